@@ -6,7 +6,7 @@
     python benchmarks/optimisation.py --quick                            # 2 boxes and a table, 100 evaluations
 
 Methods are names, or ``name=expression``: any policy of this package. What is chosen in the package is chosen on seeds 0 to 4;
-the page reports seeds 5 to 14. Others' packages come with ``pip install 'sparse-bo[benchmarks]'``.
+the page reports seeds 5 to 14. Others' packages come with ``pip install '.[benchmarks]'``.
 """
 
 from __future__ import annotations

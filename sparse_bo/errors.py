@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra; from a checkout, for the package is on no index yet."""
+    return f"pip install '.[{extra}]' in a checkout of sparse_bo"
+
+
 class NumericalWarning(UserWarning):
     """A kernel matrix had to be changed noticeably (large jitter or indefinite) before it could be factorised."""
 
@@ -64,25 +69,21 @@ class PendingBatchError(RuntimeError):
         self.needed = needed
         self.pending = pending
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between processes whole."""
-        return _pending_batch, (str(self), self.needed, self.pending)
-
 
 class ContradictionError(RuntimeError):
     """The results contradict an assumption of the policy; the message says which.
 
     Attributes:
-        state: The policy's state (:class:`sparse_bo.policies.EliminationState`) with every result told so far.
+        state: The policy's state (:class:`sparse_bo.policies.EliminationState`) with every result told so far; ``None`` in
+            another process.
     """
 
-    def __init__(self, message: str, *, state: Any) -> None:
+    def __init__(self, message: str, *, state: Any = None) -> None:
         super().__init__(message)
         self.state = state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between processes without the state."""
-        return _without_state, (str(self),)
+        return type(self), self.args
 
 
 class ScheduleComplete(RuntimeError):
@@ -90,7 +91,7 @@ class ScheduleComplete(RuntimeError):
 
 
 class ObjectiveError(RuntimeError):
-    """The objective raised; earlier results are kept.
+    """The objective raised; earlier results are kept. Loop and result stay in the process of the run.
 
     Attributes:
         loop: The :class:`sparse_bo.AskTell`, with every observation told so far. What has no result is still out:
@@ -99,42 +100,28 @@ class ObjectiveError(RuntimeError):
         reason: What failed, without advice for who holds the loop.
     """
 
-    def __init__(self, message: str, *, loop: Any, result: Any, reason: str = "") -> None:
+    def __init__(self, message: str, *, loop: Any = None, result: Any = None, reason: str = "") -> None:
         super().__init__(message)
         self.loop = loop
         self.result = result
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between processes without loop and result: these stay where the run is."""
-        return _without_run, (type(self), str(self))
+        return type(self), self.args, {"reason": self.reason}
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """The run was interrupted (Ctrl-C); earlier results are kept.
+    """The run was interrupted (Ctrl-C); earlier results are kept. Loop and result stay in the process of the run.
 
     Attributes:
         loop: The :class:`sparse_bo.AskTell`, with every observation told so far.
         result: The :class:`sparse_bo.Result` of the run up to the interruption.
     """
 
-    def __init__(self, message: str, *, loop: Any, result: Any) -> None:
+    def __init__(self, message: str, *, loop: Any = None, result: Any = None) -> None:
         super().__init__(message)
         self.loop = loop
         self.result = result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between processes without loop and result: these stay where the run is."""
-        return _without_run, (type(self), str(self))
-
-
-def _without_run(kind: type[ObjectiveError] | type[RunInterrupted], message: str) -> BaseException:
-    return kind(message, loop=None, result=None)
-
-
-def _without_state(message: str) -> ContradictionError:
-    return ContradictionError(message, state=None)
-
-
-def _pending_batch(message: str, needed: int, pending: int) -> PendingBatchError:
-    return PendingBatchError(message, needed=needed, pending=pending)
+        return type(self), self.args

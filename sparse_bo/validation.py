@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ def check_positive(name: str, value: float) -> float:
     """
     number = check_number(name, value)
     if number <= 0.0:
-        raise ValueError(f"expected {name} > 0, got {value!r}")
+        raise ValueError(f"expected {name} > 0, got {value!r}; pass a positive number")
     return number
 
 
@@ -33,13 +35,13 @@ def check_number(name: str, value: float) -> float:
         ValueError: If it is NaN, infinite or too large for float64.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"expected {name} to be a number, got {type(value).__name__} {value!r}")
+        raise TypeError(f"expected {name} to be a number, got {type(value).__name__} {value!r}; pass an int or a float")
     try:
         number = float(value)
     except OverflowError as error:
-        raise ValueError(f"expected {name} below 1.8e308, got a number that float64 cannot hold") from error
+        raise ValueError(f"expected {name} below 1.8e308, got a number that float64 cannot hold; scale it") from error
     if not math.isfinite(number):
-        raise ValueError(f"expected a finite {name}, got {value!r}")
+        raise ValueError(f"expected a finite {name}, got {value!r}; pass a number")
     return number
 
 
@@ -50,7 +52,7 @@ def check_flag(name: str, value: object) -> bool:
         TypeError: If it is neither true nor false.
     """
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"expected {name} to be True or False, got {type(value).__name__} {value!r}")
+        raise TypeError(f"expected {name} to be True or False, got {type(value).__name__} {value!r}; pass one of them")
     return bool(value)
 
 
@@ -63,7 +65,7 @@ def check_probability(name: str, value: float, *, closed: bool = False) -> float
     """
     number = check_number(name, value)
     if not (0.0 <= number <= 1.0) or (not closed and number in (0.0, 1.0)):
-        raise ValueError(f"expected {name} in {'[0, 1]' if closed else '(0, 1)'}, got {value!r}")
+        raise ValueError(f"expected {name} in {'[0, 1]' if closed else '(0, 1)'}, got {value!r}; pass a share")
     return number
 
 
@@ -77,9 +79,9 @@ def check_count(name: str, value: int, *, minimum: int = 1) -> int:
     if type(value) is int and value >= minimum:  # the usual case, and one of the most frequent calls
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"expected {name} to be an integer, got {type(value).__name__} {value!r}")
+        raise TypeError(f"expected {name} to be an integer, got {type(value).__name__} {value!r}; pass an int")
     if value < minimum:
-        raise ValueError(f"expected {name} >= {minimum}, got {value}")
+        raise ValueError(f"expected {name} >= {minimum}, got {value}; pass {minimum} or more")
     return int(value)
 
 
@@ -90,8 +92,40 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
         ValueError: If it is not.
     """
     if value not in choices:
-        raise ValueError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}")
+        fix = nearest(value, choices) or "; pass one of these"
+        raise ValueError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}{fix}")
     return value
+
+
+def nearest(name: object, choices: Iterable[str]) -> str:
+    """Return a question about a name that may be mistyped; empty if no choice is near."""
+    found = difflib.get_close_matches(name, list(choices), 1) if isinstance(name, str) else []
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def check_device(name: str, value: str | torch.device) -> torch.device:
+    """Return a device of this machine that computes in float64.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    wrong = f"expected {name} cpu, cuda or cuda:N, got {str(value)!r}"
+    try:
+        device = torch.device(value)
+        if device.type == "cuda" and (count := torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            wrong += f", and torch sees CUDA devices 0 to {count - 1} only"
+            usable = (device.index or 0) < count
+        elif device.type == "cuda":
+            wrong += ", and torch sees no CUDA device"
+            usable = False
+        else:
+            usable = device.type != "meta" and not (device.type == "cpu" and device.index)
+            torch.zeros(1, dtype=torch.float64, device=device)  # Apple's devices have no float64
+    except (RuntimeError, TypeError, AssertionError, ImportError, AttributeError) as error:
+        raise ValueError(f"{wrong}; use cpu") from error
+    if not usable:
+        raise ValueError(f"{wrong}; use cpu")
+    return device
 
 
 def check_callable(name: str, value: object) -> None:
@@ -101,7 +135,7 @@ def check_callable(name: str, value: object) -> None:
         TypeError: If it cannot.
     """
     if not callable(value):
-        raise TypeError(f"expected {name} to be callable, got {type(value).__name__}")
+        raise TypeError(f"expected {name} to be callable, got {type(value).__name__}; pass a function")
 
 
 def check_points(name: str, X: Tensor, *, like: Tensor | None = None) -> Tensor:
@@ -116,13 +150,15 @@ def check_points(name: str, X: Tensor, *, like: Tensor | None = None) -> Tensor:
     if X.dim() != 2:
         raise ValueError(f"expected {name} of shape n x d (two dimensions), got shape {tuple(X.shape)}; one input is 1 x d")
     if X.shape[0] == 0 or X.shape[1] == 0:
-        raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(X.shape)}")
+        raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(X.shape)}; pass points")
     if X.dtype not in FLOATING:
         raise TypeError(f"expected {name} of dtype torch.float64 (or float32), got {X.dtype}; use {name}.double()")
     if like is not None:
         check_like(name, X, like)
         if X.shape[-1] != like.shape[-1]:
-            raise ValueError(f"expected {name} with {like.shape[-1]} columns, got shape {tuple(X.shape)}")
+            raise ValueError(
+                f"expected {name} with {like.shape[-1]} columns, got shape {tuple(X.shape)}; pass one column per input"
+            )
     check_finite(name, X)
     return X
 
@@ -154,7 +190,9 @@ def check_finite(name: str, X: Tensor) -> None:
     bad = int((~good).sum())
     if bad:
         row = int((~good).nonzero()[0, 0])
-        raise ValueError(f"expected finite {name}, got NaN or infinite entries in {bad} row(s), the first at row {row}")
+        raise ValueError(
+            f"expected finite {name}, got NaN or infinite entries in {bad} row(s), the first at row {row}; drop them"
+        )
 
 
 def check_indices(name: str, indices: Tensor, *, size: int) -> Tensor:
@@ -166,9 +204,10 @@ def check_indices(name: str, indices: Tensor, *, size: int) -> Tensor:
     """
     if not isinstance(indices, Tensor) or indices.dtype not in (torch.int64, torch.int32):
         got = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-        raise TypeError(f"expected {name} to be an integer tensor, got {got}")
+        raise TypeError(f"expected {name} to be an integer tensor, got {got}; use torch.tensor([...])")
     if indices.dim() != 1:
-        raise ValueError(f"expected {name} with one dimension, got shape {tuple(indices.shape)}")
+        raise ValueError(f"expected {name} with one dimension, got shape {tuple(indices.shape)}; use .flatten()")
     if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= size):
-        raise ValueError(f"expected {name} in [0, {size}), got values from {int(indices.min())} to {int(indices.max())}")
+        ends = f"{int(indices.min())} to {int(indices.max())}"
+        raise ValueError(f"expected {name} in [0, {size}), got values from {ends}; they are positions, from 0 on")
     return indices.long()

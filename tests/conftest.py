@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_unsampled(items)
     name = config.getoption("--device") or ("cuda" if torch.cuda.is_available() else "")
     for item in items:  # so that -m gpu selects whatever runs on a card
         given = item.callspec.params.get("device") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
@@ -66,6 +71,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if ON_DEVICES.intersection(_fixtures(item))]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+def mark_unsampled(items: list[pytest.Item]) -> None:
+    """Mark cases of tests with ``@pytest.mark.sampled`` as slow, except a sample, which depends on the test's name alone.
+
+    Without an argument the sample has every value of every argument at least once; ``sampled(n)`` has ``n`` cases, and as many
+    of the values as these can have.
+    """
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for name, cases in tests.items():
+        count = next(iter(cases[0].get_closest_marker("sampled").args), None)
+        random.Random(name).shuffle(cases)
+        values = {item: set(item.callspec.indices.items()) for item in cases}
+        missing = set().union(*values.values())
+        while cases and (missing if count is None else count > 0):
+            chosen = max(cases, key=lambda item: len(missing & values[item]))
+            cases.remove(chosen)
+            missing -= values[chosen]
+            count = count and count - 1
+        for item in cases:
+            item.add_marker(pytest.mark.slow)
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
@@ -103,6 +132,23 @@ def second(request: pytest.FixtureRequest) -> second_device.Second:
     if SECOND not in request.config.stash:
         pytest.skip("shown on the second device: pytest --device second")
     return request.config.stash[SECOND]
+
+
+@pytest.fixture
+def undrawn_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save PNG files without drawing them, which takes longer than the short runs of tests."""
+    from matplotlib.figure import Figure
+
+    draw = Figure.savefig
+
+    def save(figure: Figure, path: Any, **settings: Any) -> None:
+        if settings.get("format", Path(path).suffix.lstrip(".") if isinstance(path, (str, Path)) else None) == "png":
+            data = b"\x89PNG\r\n\x1a\n"
+            path.write(data) if hasattr(path, "write") else Path(path).write_bytes(data)
+        else:
+            draw(figure, path, **settings)
+
+    monkeypatch.setattr(Figure, "savefig", save)
 
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])

@@ -41,13 +41,20 @@ def test_an_unknown_method_of_bbob_is_refused_before_any_run(monkeypatch: pytest
 NIGHTLY = {
     "acquisitions",
     "attacks",
+    "batches",
+    "bbkb_figures",
+    "dictionaries",
     "gssbo_figures",
+    "gssbo_rules",
+    "optimisation",
     "peers",
     "plan_check",
     "policies",
     "sbpe_figures",
     "sharding",
+    "speed",
     "surrogates",
+    "theory",
 }
 """Benchmarks whose smallest form takes the longest; the others run every part of the harness."""
 

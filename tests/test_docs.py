@@ -63,7 +63,7 @@ def test_code_of_the_site_runs_as_written(page, tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # Ax and what it stands on warn about themselves
 @pytest.mark.parametrize("page", [page for page in PAGES if any(ax for _, ax in code(page))], ids=lambda page: page.stem)
 def test_code_for_ax_runs_as_written(page, tmp_path, monkeypatch):
-    pytest.importorskip("ax", reason="Ax is not installed: pip install 'sparse-bo[ax]'")
+    pytest.importorskip("ax", reason="Ax is not installed: pip install '.[ax]'")
     monkeypatch.chdir(tmp_path)
     run([block for block, ax in code(page) if ax], tmp_path)
 

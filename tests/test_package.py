@@ -2,11 +2,13 @@
 
 import ast
 import importlib
+import os
 import pickle
 import pkgutil
 import runpy
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -101,7 +103,23 @@ def test_ax_is_asked_for_where_it_is_missing():
         "import sys; sys.modules['ax'] = None\nimport sparse_bo\n"
         "try:\n    sparse_bo.register_with_ax()\nexcept ImportError as error:\n    print(error)"
     )
-    assert python(code) == "register_with_ax needs Ax; install it with: pip install 'sparse-bo[ax]'"
+    assert python(code) == ("register_with_ax needs Ax; install it with: pip install '.[ax]' in a checkout of sparse_bo")
+
+
+def test_an_editable_install_is_a_plain_path_entry(tmp_path):
+    """Type checkers and completion follow one; and a clone's parent folder, with a folder of that name, does not hide it."""
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed: pip install hatchling")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "parent" / "sparse_bo" / "docs").mkdir(parents=True)
+    (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["editable"])
+    with zipfile.ZipFile(built) as file:
+        file.extractall(tmp_path / "site")
+    assert (tmp_path / "site" / "_sparse_bo.pth").read_text(encoding="utf-8").split() == [str(ROOT)]
+    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); import sparse_bo; print(sparse_bo.maximize.__module__)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=tmp_path / "parent", env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "sparse_bo.runs.maximize\n", done.stderr
 
 
 def as_numbers(lines):

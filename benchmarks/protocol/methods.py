@@ -93,4 +93,4 @@ def check_packages(methods: Iterable[Method], problems: Iterable[str]) -> None:
         needs["sklearn"] = "problem tuning-8"
     missing = [f"{user} needs {module}" for module, user in needs.items() if find_spec(module) is None]
     if missing:
-        raise ImportError(f"{', '.join(missing)}: pip install 'sparse-bo[benchmarks]', or leave it out")
+        raise ImportError(f"{', '.join(missing)}: pip install '.[benchmarks]', or leave it out")

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_bo.errors import install_hint
+
 try:
     from ax.adapter.registry import Generators
     from ax.exceptions.core import UserInputError
@@ -27,7 +29,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] != "ax":
         raise
-    raise ImportError("sparse_bo.adapters.ax needs Ax; install it with: pip install 'sparse-bo[ax]'") from error
+    raise ImportError(f"sparse_bo.adapters.ax needs Ax; install it with: {install_hint('ax')}") from error
 
 from sparse_bo.models.sparse_gp.classes import SparseGP, register_with_ax
 from sparse_bo.validation import check_count, check_number

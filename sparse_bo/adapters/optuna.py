@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_bo.errors import install_hint
+
 try:
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -26,7 +28,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] != "optuna":
         raise
-    raise ImportError("SparseBOSampler needs Optuna; install it with: pip install 'sparse-bo[optuna]'") from error
+    raise ImportError(f"SparseBOSampler needs Optuna; install it with: {install_hint('optuna')}") from error
 
 from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
 from sparse_bo.policies import Mechanism, Policy, State, Wait

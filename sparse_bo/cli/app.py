@@ -14,6 +14,7 @@ import sys
 import threading
 import unicodedata
 from argparse import Namespace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ from typer.core import TyperGroup
 
 from sparse_bo._version import __version__
 from sparse_bo.cli import options
-from sparse_bo.cli.options import OUT, POLICIES, PRESETS, PROBLEMS, listed
+from sparse_bo.cli.options import OUT, POLICIES, PRESETS, PROBLEMS, SAMPLERS, count, listed, option, real
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of Click, or of the copy of Click in newer versions of Typer
 HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
@@ -74,6 +75,7 @@ COMPARE_HELP = """Run the default policy beside ε-greedy and random choice on o
   sparse-bo compare --problem abalone --budget 2000
   sparse-bo compare --problem hartmann6 --noise-sd 0.05
 """
+OWN = "Your own problem"
 SPELLED: dict[str, str] = {
     **{"λ": "lambda", "δ": "delta", "ε": "epsilon", "μ": "mu", "µ": "u", "ξ": "xi", "σ": "sigma", "τ": "tau", "α": "alpha"},
     **{"Γ": "Gamma", "Σ": "sum", "Π": "prod", "√": "sqrt", "\u0304": "bar", "\u0303": "~", "§": "section "},
@@ -87,17 +89,21 @@ class Commands(TyperGroup):
     """The commands. Wrong usage is one line on stderr that begins with ``error:``, like every other error."""
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
-        """Run a command; exit with 2 after wrong usage, with 1 where a question is not answered."""
+        """Run a command; exit with 2 after wrong usage, with 1 where a question is not answered or the output is lost."""
         exits = settings.get("standalone_mode", True)
         settings["standalone_mode"] = False
         try:
-            status = super().main(*arguments, **settings)
+            status = super().main(*arguments, **settings) or 0
         except UsageError as error:
             importlib.import_module("sparse_bo.cli.console").complain("error", wrong_usage(error))
             status = 2
         except typer.Abort:
             typer.echo("stopped: the question was not answered", err=True)
             status = 1
+        if (console := sys.modules.get("sparse_bo.cli.console")) and (lost := console.lost_output()):
+            if not isinstance(lost, BrokenPipeError):  # who closes a pipe has read enough
+                console.complain("error", f"could not print everything ({lost.strerror})")
+            status = status or 1
         if exits:
             sys.exit(status)
         return status
@@ -116,11 +122,7 @@ app = typer.Typer(help=HELP, cls=Commands, add_completion=False, pretty_exceptio
 
 
 def loaded(module: str) -> Any:
-    """Import a module of the command line that loads torch: it takes seconds.
-
-    Raises:
-        typer.Exit: With 2 if matplotlib refuses the environment variable MPLBACKEND.
-    """
+    """Import a module of the command line that loads torch: it takes seconds."""
     main_thread = threading.current_thread() is threading.main_thread()
     plain = main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if plain:  # extensions turn an interrupt inside an import into errors of their own; nothing is lost by ending at once
@@ -162,35 +164,38 @@ def run(
     seed: options.Seed = 0,
     out: options.Out = OUT,
     device: options.Device = "cpu",
-    certify_every: options.CertifyEvery = None,
+    certify_every: Annotated[int | None, count("Run", "Batches between two certificates of the variances.")] = None,
     quiet: options.Quiet = False,
-    storage: options.NewJournal = None,
-    executor: options.Executor = None,
+    traceback: options.Traceback = False,
+    storage: Annotated[Path | None, option("Run", "Journal to create, for `resume`, `report` and `audit`.")] = None,
+    executor: Annotated[str | None, option("Run", "Evaluate in threads, processes or loky (default: here).")] = None,
     workers: options.NumWorkers = None,
-    asynchronous: options.Asynchronous = False,
+    asynchronous: Annotated[bool, option("Run", "Evaluate whenever a worker is free.", "--asynchronous")] = False,
     problem: options.ProblemName = None,
     scaling: options.Scaling = None,
     standardize: options.Standardize = False,
     noise_sd: options.NoiseSD = None,
     arms: options.NumArms = None,
     dims: options.NumDims = None,
-    objective: options.Objective = None,
-    arms_file: options.ArmsFile = None,
-    grid: options.Grid = None,
-    space: options.SpaceFile = None,
-    one_by_one: options.OneByOne = False,
-    memory: options.Memory = None,
-    seconds: options.Seconds = None,
-    policy: options.PolicyName = None,
-    preset: options.Preset = PRESETS[0],
-    goal: options.Goal = "best",
-    batch_size: options.BatchSize = None,
+    objective: Annotated[str | None, option(OWN, "package.module:function of q x d arms that returns q values.")] = None,
+    arms_file: Annotated[Path | None, option(OWN, "A .npy file of arms (a x d), read as needed.")] = None,
+    grid: Annotated[str | None, option(OWN, options.GRID_HELP)] = None,
+    space: Annotated[
+        Path | None, option(OWN, "A .toml or .json file of named parameters; the function takes a dictionary.")
+    ] = None,
+    one_by_one: Annotated[bool, option(OWN, "--objective takes one arm (d), returns a number.", "--one-by-one")] = False,
+    memory: Annotated[int | None, options.memory("Plan", "GiB: plan, and take settings that fit (bbkb, bkb).")] = None,
+    seconds: Annotated[float | None, real("Plan", "Seconds of the run: plan, and take settings that fit.")] = None,
+    policy: Annotated[str | None, option("Policy", f"One of {listed(POLICIES)} (default: by problem).")] = None,
+    preset: Annotated[str, option("Policy", "On cadata, abalone: learned, or published, as in the paper.")] = PRESETS[0],
+    goal: Annotated[str, option("Policy", "best: the point at the end counts; cumulative: every evaluation.")] = "best",
+    batch_size: Annotated[int | None, count("Policy", "Evaluations of a batch.")] = None,
     initial_design: options.InitialDesign = None,
     width: options.Width = None,
     rkhs_norm: options.RKHSNorm = None,
     failure_probability: options.FailureProbability = None,
-    dictionary: options.Dictionary = None,
-    dictionary_size: options.DictionarySize = None,
+    dictionary: Annotated[str | None, option("Policy", f"Sampler of the dictionary: {listed(SAMPLERS)}.")] = None,
+    dictionary_size: Annotated[int | None, count("Policy", "Points of the dictionary; leverage finds its own number.")] = None,
     set_: options.Set = None,
     kernel: options.Kernel = None,
     lengthscale: options.Lengthscale = None,
@@ -219,27 +224,27 @@ def compare(
     dims: options.NumDims = None,
 ) -> None:
     """Check everything, run each policy, report."""
-    loaded("run").compare(Namespace(**locals()))
+    loaded("comparison").compare(Namespace(**locals()))
 
 
 @app.command(help=PLAN_HELP)
 def plan(
     *,
-    budget: options.PlannedBudget = 10_000,
+    budget: Annotated[int, count("Run", "Evaluations, as in 100000 or 1e5.")] = 10_000,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
-    arms: options.Arms = None,
-    dims: options.Dims = None,
-    arms_file: options.PlannedArmsFile = None,
-    grid: options.PlannedGrid = None,
-    memory: options.FreeMemory = None,
-    seconds: options.AnySeconds = None,
-    pilot_seconds: options.PilotSeconds = 20.0,
-    ranks: options.Ranks = 1,
+    arms: Annotated[int | None, count("Arms", "Number of arms, as in 1000000 or 1e6.")] = None,
+    dims: Annotated[int | None, count("Arms", "Inputs of an arm.")] = None,
+    arms_file: Annotated[Path | None, option("Arms", "A .npy file of arms (a x d).")] = None,
+    grid: Annotated[str | None, option("Arms", options.GRID_HELP)] = None,
+    memory: Annotated[int | None, options.memory("Plan", "GiB of memory (default: all that is free).")] = None,
+    seconds: Annotated[float | None, real("Plan", "Seconds of the run (default: any number).")] = None,
+    pilot_seconds: Annotated[float, real("Plan", "Seconds of the pilot runs.")] = 20.0,
+    ranks: Annotated[int, count("Plan", "Processes that share the arms.")] = 1,
+    initial_design: options.InitialDesign = None,
     width: options.Width = None,
     rkhs_norm: options.RKHSNorm = None,
     failure_probability: options.FailureProbability = None,
-    initial_design: options.InitialDesign = None,
     set_: options.Set = None,
     kernel: options.Kernel = None,
     lengthscale: options.Lengthscale = None,
@@ -256,25 +261,35 @@ def plan(
 def resume(
     storage: options.Journal,
     *,
-    budget: options.TotalBudget = None,
-    out: options.SameOut = None,
-    executor: options.OtherExecutor = None,
+    budget: Annotated[int | None, count("Run", "Evaluations in all (default: as planned).")] = None,
+    out: Annotated[Path | None, option("Run", "Folder for the figure and the history (default: as before).")] = None,
+    executor: Annotated[str | None, option("Run", "threads, processes, loky, or here (default: as before).")] = None,
     workers: options.NumWorkers = None,
-    yes: options.Yes = False,
+    yes: Annotated[bool, option("Run", "Import and write everything that the journal names, unasked.", "--yes")] = False,
     quiet: options.Quiet = False,
+    traceback: options.Traceback = False,
 ) -> None:
     """Go on with an interrupted run from its journal: its picks are those of an uninterrupted run."""
     loaded("run").resume(Namespace(**locals()))
 
 
 @app.command()
-def report(storage: options.Journal, *, html: options.Html = None, out: options.Out = OUT) -> None:
+def report(
+    storage: options.Journal,
+    *,
+    html: Annotated[Path | None, option("Run", "Write one page of HTML there, not figure and history.")] = None,
+    out: options.Out = OUT,
+) -> None:
     """Summarise a journal, draw its figure and write its history, also while the run goes on."""
     loaded("commands").report(storage, html=html, out=out)
 
 
 @app.command()
-def audit(storage: options.Journal, *, arms_file: options.StoredArms = None) -> None:
+def audit(
+    storage: options.Journal,
+    *,
+    arms_file: Annotated[Path | None, option("Run", "Arms (.npy), where the journal does not have them.")] = None,
+) -> None:
     """Audit a journal: certificate, calibration, failures, drift. Imports no objective."""
     loaded("commands").audit(storage, arms_file=arms_file)
 
@@ -301,15 +316,15 @@ def main() -> None:
 
 def accept_any_encoding() -> None:
     """Let stdout and stderr write characters that their encoding lacks by their names: ``λ`` as ``lambda``."""
-    codecs.register_error("sparse_bo.spelled", _spelled)
+
+    def spelled(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return "".join(map(_spelling, error.object[error.start : error.end])), error.end
+
+    codecs.register_error("sparse_bo.spelled", spelled)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="sparse_bo.spelled")
-
-
-def _spelled(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(map(_spelling, error.object[error.start : error.end])), error.end
 
 
 def _spelling(character: str) -> str:

@@ -14,13 +14,12 @@ from typing import Any
 
 import typer
 
-from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli.console import complain, console, refused, say
-from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, bytes_of, device_of, make_problem, planned_arms
-from sparse_bo.cli.launch import save
-from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_kernel, read_settings, settings_of
+from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, make_problem
+from sparse_bo.cli.launch import reason, save
+from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
 from sparse_bo.cli.run import check_there, noted_problem
-from sparse_bo.cli.tables import audit_table, plan_table, recorded_summary
+from sparse_bo.cli.tables import audit_table, recorded_summary, table
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB
@@ -30,31 +29,27 @@ from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page
 from sparse_bo.runs.view import view_of_journal
-from sparse_bo.validation import check_choice
+from sparse_bo.validation import check_choice, check_device
 
 
 def plan(options: Namespace) -> None:
-    """``plan``: check everything, forecast, print the plan.
-
-    Raises:
-        typer.Exit: With 2 if an option does not fit, with 3 if the run does not.
-    """
+    """``plan``: check everything, forecast, print the plan."""
     try:
-        given, texts = given_settings(vars(options))
-        given |= read_settings(texts, BBKB)
-        kernel, scales = given.pop("kernel", None), {name: given.pop(name, None) for name in ("lengthscale", "outputscale")}
-        if kernel is None and any(value is not None for value in scales.values()):
-            raise ValueError("--lengthscale and --outputscale need a --kernel")
-        precision = check_choice("precision", given.pop("precision", "float64"), tuple(PRECISIONS))
-        covar_module = None if kernel is None else make_kernel(kernel, **scales)
-        given = {"regularization": 0.01, **given}  # the default that the help names
+        given = {"regularization": 0.01, **given_settings(vars(options))}  # the default that the help names
+        policy = make_policy("bbkb", given, problem="own", budget=options.budget, preset="learned")
+        number, file, grid = options.arms, options.arms_file, options.grid
+        if (sources := sum(one is not None for one in (number, file, grid))) != 1:
+            raise ValueError(f"expected one of --arms, --arms-file and --grid, got {sources} of them")
+        arms = own_arms(file, grid) if number is None else number
+        assert arms is not None
+        assert isinstance(policy, BBKB)
         made = plan_of(
-            planned_arms(options.arms, options.dims, options.arms_file, options.grid),
+            arms,
             options.dims,
             budget=options.budget,
-            policy=BBKB(covar_module=covar_module, sweep_dtype=PRECISIONS[precision], **given),
-            device=device_of(options.device),
-            memory=bytes_of(options.memory),
+            policy=policy,
+            device=check_device("--device", options.device),
+            memory=options.memory,
             seconds=options.seconds,
             pilot_seconds=options.pilot_seconds,
             ranks=options.ranks,
@@ -62,7 +57,7 @@ def plan(options: Namespace) -> None:
         )
     except INPUT_ERRORS as error:
         raise refused(error) from error
-    console.print(plan_table(made))
+    console.print(table(f"plan: {made.policy.name}", made.lines()))
     for note in made.notes:
         say(f"- {note}")
     if not made.fits:
@@ -70,11 +65,7 @@ def plan(options: Namespace) -> None:
 
 
 def report(storage: Path, *, html: Path | None, out: Path) -> None:
-    """``report``: summarise a journal, draw its figure and write its history, without locking anybody out.
-
-    Raises:
-        typer.Exit: With 2 if the journal cannot be read, with 1 if figure or history cannot be written.
-    """
+    """``report``: summarise a journal, draw its figure and write its history, without locking anybody out."""
     try:
         check_there(storage)
         recorded = read_run(storage)
@@ -85,18 +76,12 @@ def report(storage: Path, *, html: Path | None, out: Path) -> None:
     console.print(recorded_summary(storage, recorded, problem))
     if html is not None:
         _write_html(html, storage, problem, recorded)
-    elif recorded.history.rows:
-        regret = None if problem is None else problem.regret_of(recorded.history).tolist()
-        if not save(recorded.history, regret, out=out, name=storage.stem, storage=storage):
-            raise typer.Exit(1)
+    elif recorded.history.rows and not save(recorded.history, problem, out=out, name=storage.stem, storage=storage).shown():
+        raise typer.Exit(1)
 
 
 def _write_html(path: Path, storage: Path, problem: AnyProblem | None, recorded: Recorded) -> None:
-    """Write the page of a run.
-
-    Raises:
-        typer.Exit: With 2 if the journal cannot be read, with 1 if the page cannot be written.
-    """
+    """Write the page of a run."""
     made = noted_problem(recorded.about["notes"])
     try:
         if path.resolve() == storage.resolve():
@@ -109,17 +94,13 @@ def _write_html(path: Path, storage: Path, problem: AnyProblem | None, recorded:
     try:
         write_page(path, page)
     except OSError as error:
-        complain("error", f"could not write {path}: {error.strerror or error}; choose another --html")
+        complain("error", f"could not write {path}: {reason(error)}; choose another --html")
         raise typer.Exit(1) from error
     say(f"page     {path}")
 
 
 def audit(storage: Path, *, arms_file: Path | None) -> None:
-    """``audit``: certificate, calibration, failures and drift of a journal; imports no objective and writes nothing.
-
-    Raises:
-        typer.Exit: With 2 if the journal cannot be read, or its state cannot be computed again.
-    """
+    """``audit``: certificate, calibration, failures and drift of a journal; imports no objective and writes nothing."""
     try:
         check_there(storage)
         found = audit_run(storage, arms=_arms_of(noted_problem(about_of(storage)["notes"]), arms_file))
@@ -139,19 +120,15 @@ def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None
 
 
 def settings(policy: str) -> None:
-    """``settings``: print the settings of a policy with types, defaults and documentation.
-
-    Raises:
-        typer.Exit: With 2 if there is no such policy.
-    """
+    """``settings``: print the settings of a policy with types, defaults and documentation."""
     try:
         kind = POLICIES[check_choice("policy", policy, tuple(POLICIES))]
     except ValueError as error:
         raise refused(error) from error
     own = [flag(option) for field in fields(kind) for option in OPTIONS_OF.get(field.name, ())]
     say(f"Settings of {policy}, as in --set name=value" + (f", beside {', '.join(own)}:" if own else ":"))
-    for name, (admitted, default) in settings_of(kind).items():
-        say(f"  {name:24} {admitted}" + ("" if default in (None, MISSING) else f" (default {default})"))
+    for name, one in settings_of(kind).items():
+        say(f"  {name:24} {one.admitted}" + ("" if one.default in (None, MISSING) else f" (default {one.default})"))
     for base in kind.__mro__:
         if is_dataclass(base) and inspect.get_annotations(base):
             say(f"\n{base.__name__}: {inspect.getdoc(base)}")

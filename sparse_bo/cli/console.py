@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+import traceback as tracebacks
+from contextlib import suppress
+from typing import IO, cast
+
 import typer
 from rich.console import Console
 from rich.text import Text
 
-console = Console(markup=False, emoji=False, highlight=False)
-errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+class Stream(io.TextIOBase):
+    """The present ``sys.stdout`` or ``sys.stderr``. Once it cannot be written (a full disk, a closed pipe), text is dropped.
+
+    Args:
+        name: ``"stdout"`` or ``"stderr"``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lost: OSError | None = None
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # read-only here
+        """Encoding of the stream."""
+        return getattr(sys, self.name).encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return bool(getattr(sys, self.name).isatty())
+
+    def write(self, text: str) -> int:
+        """Write the text and flush it."""
+        stream = getattr(sys, self.name)
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError as error:
+            self.lost = error
+            with suppress(OSError, ValueError):  # what Python still holds of it must not fail again when it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return len(text)
+
+
+stdout = Stream("stdout")
+console = Console(file=cast("IO[str]", stdout), markup=False, emoji=False, highlight=False)
+errors = Console(file=cast("IO[str]", Stream("stderr")), stderr=True, markup=False, emoji=False, highlight=False)
 
 
 def plain(text: object, *, style: str = "") -> Text:
@@ -43,7 +85,20 @@ def complain(word: str, text: object, *, style: str = "red") -> None:
     errors.print(plain(f"{word}:", style=style).append(" ").append(plain(text)), soft_wrap=True)
 
 
-def refused(error: object) -> typer.Exit:
-    """Print an error of the input; return the exception that ends the program with code 2."""
+def refused(error: object, *, traceback: bool = False) -> typer.Exit:
+    """Print an error of the input, with its traceback if asked for; return the exception that ends the program with code 2."""
+    if traceback and isinstance(error, BaseException):
+        show_traceback(error)
     complain("error", error)
     return typer.Exit(2)
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print the traceback of an error to stderr."""
+    errors.print(plain("".join(tracebacks.format_exception(error)).rstrip()), soft_wrap=True)
+
+
+def lost_output() -> OSError | None:
+    """Return the error that ended the output since the last call; ``None``: all was printed."""
+    lost, stdout.lost = stdout.lost, None
+    return lost

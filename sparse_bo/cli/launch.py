@@ -10,11 +10,10 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,12 +23,12 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
-from sparse_bo.cli.console import complain, console, errors, plain, say
+from sparse_bo.cli.console import complain, console, errors, plain, say, show_traceback
 from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.cli.tables import summary
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
-from sparse_bo.evaluations.pools import Workers, workers_of
+from sparse_bo.evaluations.pools import Workers
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.runs.ask_tell import AskTell
@@ -41,11 +40,7 @@ from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
 
 @contextmanager
 def ranks_of_job() -> Iterator[Group]:
-    """Join the job that the environment names, if it has more than one rank; all but rank 0 are silent within the block.
-
-    Raises:
-        RuntimeError: If the other ranks cannot be reached.
-    """
+    """Join the job that the environment names, if it has more than one rank; all but rank 0 are silent within the block."""
     if any(name not in os.environ for name in NAMES_OF_A_JOB) or int(os.environ["WORLD_SIZE"]) < 2:
         yield Alone()
         return
@@ -69,11 +64,7 @@ def device_on_rank(device: torch.device, group: Group) -> torch.device:
 
 
 def spread_over(domain: dict[str, Any], group: Group) -> dict[str, Any]:
-    """Return the domain, with arms in shards if there are several ranks.
-
-    Raises:
-        ValueError: If there are several, and the domain is a box.
-    """
+    """Return the domain, with arms in shards if there are several ranks."""
     if group.size == 1:
         return domain
     if "arms" not in domain:
@@ -81,8 +72,7 @@ def spread_over(domain: dict[str, Any], group: Group) -> dict[str, Any]:
     return {**domain, "arms": ShardedArms.split(domain["arms"], group=group)}
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """End of a run."""
 
     code: int
@@ -90,6 +80,8 @@ class Outcome:
     seconds: float
     result: Result
     """At the end, or at the interrupt or error."""
+    before: int
+    """Evaluations in the history before this start."""
 
 
 class StatusColumn(ProgressColumn):
@@ -111,15 +103,7 @@ class RunProgress(Progress):
         console: The console of the bar.
     """
 
-    def __init__(
-        self,
-        loop: AskTell,
-        total: int,
-        problem: AnyProblem,
-        *,
-        quiet: bool,
-        console: Console = console,
-    ) -> None:
+    def __init__(self, loop: AskTell, total: int, problem: AnyProblem, *, quiet: bool, console: Console = console) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(10),
@@ -136,154 +120,145 @@ class RunProgress(Progress):
     def show(self, loop: AskTell, row: HistoryRow) -> None:
         """Show a new row of the history; a callback of :meth:`sparse_bo.AskTell.run`."""
         self.asked += row.batch_size
-        regrets = self.problem.regret_of(row)
-        best = "" if row.best_mean is None else f"best {row.best_mean:.3f} "
-        model = "" if row.dictionary_size is None else f"m {row.dictionary_size} "
-        regret = ""
-        if regrets is not None:
+        status = "" if row.best_mean is None else f"best {row.best_mean:.4g} "
+        if (regrets := self.problem.regret_of(row)) is not None:
             self.regret += float(regrets.sum())
-            regret = f"regret {self.regret / self.asked:.3f} "
-        self.update(self.line, completed=self.asked, status=f"{best}{regret}{model}q {row.batch_size:,}")
-
-
-def spread(executor: str | None, workers: int | None, asynchronous: bool) -> Workers | None:
-    """Return the workers of evaluations; ``None``: this process.
-
-    Raises:
-        ValueError: If workers or asynchrony are asked for without an executor, there is no such executor, or there are more
-            workers than any machine has.
-    """
-    if executor is None and workers is not None:
-        raise ValueError(f"--workers {workers} needs --executor (for example processes)")
-    if workers is not None and workers > 10_000:
-        raise ValueError(f"expected --workers of at most 10,000, got {workers}")
-    chosen = workers_of(executor, workers)
-    if asynchronous and chosen is None:
-        raise ValueError("--asynchronous needs --executor (for example processes)")
-    return None if chosen is None else replace(chosen, asynchronous=asynchronous)
+            status += f"regret {self.regret / self.asked:.4g} "
+        status += "" if row.dictionary_size is None else f"m {row.dictionary_size} "
+        self.update(self.line, completed=self.asked, status=f"{status}q {row.batch_size:,}")
 
 
 def launch(
-    loop: AskTell, problem: AnyProblem, budget: int, workers: Workers | None, *, storage: Path | None, quiet: bool
+    loop: AskTell,
+    problem: AnyProblem,
+    budget: int,
+    workers: Workers | None,
+    *,
+    storage: Path | None,
+    quiet: bool,
+    traceback: bool = False,
 ) -> Outcome:
     """Make ``budget`` more evaluations. A run that is interrupted or fails keeps its results and prints the reason.
 
     With a journal or workers, the noise of a built-in problem depends on an evaluation's ticket alone.
-
-    Raises:
-        TypeError: If the objective cannot be sent to the workers.
     """
-    how: dict[str, Any] = {"call_with": problem.call_with, "executor": workers}
     seed = loop.about["seed"] + 1
+    how: dict[str, Any] = {"call_with": problem.call_with, "executor": workers}
     objective: Any
     if isinstance(problem, OwnProblem):
-        objective, how = problem.function, {**how, "vectorized": problem.vectorized}
+        objective = problem.function
+        how["vectorized"] = problem.vectorized
     elif storage is not None or workers is not None:
-        objective, how = repeatable(problem, seed=seed), {**how, "call_with": "batch"}
+        objective = repeatable(problem, seed=seed)
+        how["call_with"] = "batch"
     else:
         objective = problem.objective(seed=seed)
-    start = time.perf_counter()
-    stopped: object = None
-    code = 0
+    start, before, code, stopped = time.perf_counter(), loop.history.observations, 0, ""
     with RunProgress(loop, loop.asked + budget, problem, quiet=quiet) as progress:
         try:
             result = loop.run(objective, budget, callback=progress.show, **how)
         except RunInterrupted as error:
-            result = error.result
-            stopped, code = f"interrupted after {loop.asked - len(loop.pending)} evaluations", 130
-        except ObjectiveError as error:
-            result = error.result
-            stopped, code = error.reason, 1
-        except (RuntimeError, ValueError, OSError, MemoryError) as error:  # of the policy, the journal, or the results
-            result = vars(error)["result"]  # every error of a run carries it
-            stopped, code = str(error) or type(error).__name__, 1
+            result, code, stopped = error.result, 130, f"interrupted after {loop.asked - len(loop.pending)} evaluations"
+        except Exception as error:  # of the objective, the policy, the journal, or the results
+            found: Result | None = vars(error).get("result")
+            if found is None:  # before the first evaluation
+                raise
+            result, code = found, 1
+            stopped = error.reason if isinstance(error, ObjectiveError) else str(error) or type(error).__name__
+            if traceback:
+                show_traceback(error.__cause__ or error)
     if code:
         go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}"
         complain("stopped", f"{stopped}{go_on}", style="yellow")
-    return Outcome(code, time.perf_counter() - start, result)
+    return Outcome(code, time.perf_counter() - start, result, before)
 
 
 def finish(
     outcome: Outcome, loop: AskTell, problem: AnyProblem, out: Path, *, storage: Path | None, quiet: bool, writes: bool = True
 ) -> None:
-    """Print the summary, release the journal, save figure and history; nothing of it on a rank that does not write.
-
-    Raises:
-        typer.Exit: With the code of the outcome unless it is 0; with 1 if something could not be written.
-    """
+    """Save history and figure, release the journal, print the summary; nothing of it on a rank that does not write."""
     code, history = outcome.code, outcome.result.history
-    if not writes:
-        if code:
-            raise typer.Exit(code)
-        return
-    if history.rows and not quiet:
-        console.print(summary(outcome.result, loop, problem, outcome.seconds))
-    try:
-        loop.close()
-    except StorageError as error:
-        complain("error", error)
-        code = code or 1
-    if history.rows:
-        regret = problem.regret_of(history)
-        name = f"{problem.name}-{loop.policy.name}-seed{history.info['seed']}"
-        drawn = None if regret is None else regret.tolist()
-        if not save(history, drawn, out=out, name=name, storage=storage, quiet=quiet):
+    if writes:
+        saved = Saved([], None)
+        if history.rows:  # before anything is printed: nobody may read it
+            name = f"{problem.name}-{loop.policy.name}-seed{history.info['seed']}"
+            saved = save(history, problem, out=out, name=name, storage=storage)
+            if not quiet:
+                console.print(summary(outcome.result, loop, problem, outcome.seconds, before=outcome.before))
+        try:
+            loop.close()
+        except StorageError as error:
+            complain("error", error)
+            code = code or 1
+        if not saved.shown(quiet=quiet):
             code = code or 1
     if code:
         raise typer.Exit(code)
 
 
-def save(
-    history: History, regret: list[float] | None, *, out: Path, name: str, storage: Path | None, quiet: bool = False
-) -> bool:
-    """Write ``name.png`` and ``name.jsonl`` into a folder and print their names; return whether both were written.
+class Saved(NamedTuple):
+    """Files of a run."""
 
-    An error names the files that could not be written, and how to get them: from the journal, or without one from a temporary
-    folder, into which the history is written.
+    written: list[str]
+    """A line for each."""
+    lost: str | None
+    """Which could not be written, why, and where their contents are; ``None``: all were."""
+
+    def shown(self, *, quiet: bool = False) -> bool:
+        """Print the names of the files; return whether all were written."""
+        for line in () if quiet else self.written:
+            say(line)
+        if self.lost is not None:
+            complain("error", self.lost)
+        return self.lost is None
+
+
+def save(history: History, problem: AnyProblem | None, *, out: Path, name: str, storage: Path | None) -> Saved:
+    """Write ``name.jsonl`` into a folder, then ``name.png``, whose errors cannot undo the first.
 
     Args:
         history: At least one row.
-        regret: Of every evaluation, where it is known.
+        problem: The problem, if it is known, for the regret.
         out: The folder.
         name: Of the files, without their ends.
-        storage: The journal of the run, if there is one.
-        quiet: Print errors alone.
+        storage: The journal of the run, if there is one. Without, a history that cannot be written there goes into a temporary
+            folder.
     """
 
     def draw(path: Path) -> None:
+        regret = None if problem is None else problem.regret_of(history)
+        figure = history.plot(regret=None if regret is None else regret.tolist())
         with written_whole(path) as partial:
-            history.plot(regret=regret).savefig(partial, dpi=150, format="png")
+            figure.savefig(partial, dpi=150, format="png")
 
-    writers: dict[str, tuple[Path, Callable[[Path], None]]] = {
-        "figure": (out / f"{name}.png", draw),
-        "history": (out / f"{name}.jsonl", history.save),
-    }
-    failed: dict[str, str] = {}
-    for what, (path, write) in writers.items():
+    writers: dict[str, tuple[str, Callable[[Path], None]]] = {"history": ("jsonl", history.save), "figure": ("png", draw)}
+    written, failed = [], {}
+    for part, (end, write) in writers.items():
+        path = out / f"{name}.{end}"
         try:
             out.mkdir(parents=True, exist_ok=True)
             write(path)
-        except OSError as error:
-            failed[what] = error.strerror or str(error)
-            continue
-        if not quiet:
-            say(f"{what:8} {path}")
-    if failed:
-        reasons, elsewhere = "; ".join(dict.fromkeys(failed.values())), _elsewhere(history, name, storage, failed)
-        complain("error", f"could not write the {' and the '.join(failed)} into {out} ({reasons}); {elsewhere}")
-    return not failed
-
-
-def _elsewhere(history: History, name: str, storage: Path | None, failed: Collection[str]) -> str:
-    """Return how to get the lost files; without a journal, write the history into a temporary folder."""
-    if storage is not None:
-        return f"the journal has it all: python -m sparse_bo report {shlex.quote(str(storage))} --out FOLDER"
+            written.append(f"{part:8} {path}")
+        except Exception as error:
+            failed[part] = reason(error)
+    if not failed:
+        return Saved(written, None)
     again = "run again with another --out, or with --storage RUN.journal, whose journal keeps everything"
-    if "history" not in failed:
-        return again
-    try:
-        path = Path(tempfile.mkdtemp(prefix="sparse_bo_")) / f"{name}.jsonl"
-        history.save(path)
-    except OSError as error:
-        return f"nor the history into a temporary folder ({error.strerror or error}); {again}"
-    return f"the history is in {path} instead; {again}"
+    if storage is not None:
+        again = f"the journal has it all: python -m sparse_bo report {shlex.quote(str(storage))} --out FOLDER"
+    elif "history" in failed:
+        try:
+            path = Path(tempfile.mkdtemp(prefix="sparse_bo_")) / f"{name}.jsonl"
+            history.save(path)
+            again = f"the history is in {path} instead; {again}"
+        except OSError as error:
+            again = f"nor the history into a temporary folder ({reason(error)}); {again}"
+    reasons = "; ".join(dict.fromkeys(failed.values()))
+    return Saved(written, f"could not write the {' and the '.join(failed)} into {out} ({reasons}); {again}")
+
+
+def reason(error: Exception) -> str:
+    """Return an error in a few words."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Options of the command line: their names, types, sections of ``--help`` and help texts.
+"""Names and options of the command line that several commands share.
 
 Names are literals, so that ``--help`` loads no torch; ``tests/cli/test_presets.py`` compares them with the classes.
 """
@@ -6,7 +6,7 @@ Names are literals, so that ``--help`` loads no torch; ``tests/cli/test_presets.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,17 +64,13 @@ PRESETS = ("learned", "published")
 OUT = Path("sparse_bo_run")
 
 
-def listed(names: Any) -> str:
+def listed(names: Iterable[str]) -> str:
     """Return names separated by commas."""
     return ", ".join(names)
 
 
 def whole_number(text: str | int) -> int:
-    """Return a whole number from 0 to 2⁶², also written as 1e6.
-
-    Raises:
-        typer.BadParameter: If it is none; the message completes "expected --option to be".
-    """
+    """Return a whole number from 0 to 2⁶², also written as 1e6."""
     written = str(text)  # of a default: a number
     value: float = -1
     if re.fullmatch(r"[0-9]{1,19}", written):
@@ -87,98 +83,61 @@ def whole_number(text: str | int) -> int:
 
 
 def real_number(text: str | float) -> float:
-    """Return a number.
-
-    Raises:
-        typer.BadParameter: If it is none; the message completes "expected --option to be".
-    """
+    """Return a number."""
     try:
         return float(text)
     except ValueError as error:
         raise typer.BadParameter(f"a number, such as 0.1 or 1e-3, got {text!r}") from error
 
 
-def _in(panel: str, text: str, *flags: str, **settings: Any) -> Any:
+def gibibytes(text: str) -> int:
+    """Return a number of GiB in bytes."""
+    try:
+        if 0.0 < float(text) < 2**32:
+            return int(float(text) * 2**30)
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"a number of GiB above 0 and below 2^32, such as 16 or 0.5, got {text!r}")
+
+
+def option(panel: str, text: str, *flags: str, **settings: Any) -> Any:
+    """Return an option for a panel of ``--help``."""
     return typer.Option(*flags, help=text, rich_help_panel=panel, **settings)
 
 
-_count = partial(_in, parser=whole_number, metavar="<int>")
-_float = partial(_in, parser=real_number, metavar="<float>")
-_run, _policy, _model = partial(_in, "Run"), partial(_in, "Policy"), partial(_in, "Model")
-_problem, _own = partial(_in, "Built-in problem"), partial(_in, "Your own problem")
+count = partial(option, parser=whole_number, metavar="<int>")
+real = partial(option, parser=real_number, metavar="<float>")
+memory = partial(option, parser=gibibytes, metavar="<float>")
 
-# Run
-Budget = Annotated[int | None, _count("Run", "Evaluations (default 10,000; on a box or with --objective 200).")]
-Seed = Annotated[int, _count("Run", "Decides everything random.")]
-Out = Annotated[Path, _run("Folder for figures and histories.")]
-Device = Annotated[str, _run("Device of the computation: cpu, cuda, cuda:1, …")]
-Quiet = Annotated[bool, _run("No progress bar and no summary.", "--quiet")]
-NewJournal = Annotated[Path | None, _run("Journal to create, as run.journal; `resume`, `report` and `audit` read it.")]
-Executor = Annotated[str | None, _run("threads, processes or loky: evaluate there instead of in this process.")]
-NumWorkers = Annotated[int | None, _count("Run", "Concurrent evaluations, with --executor.", "--workers")]
-Asynchronous = Annotated[bool, _run("Start an evaluation whenever one ends, with --executor.", "--asynchronous")]
-CertifyEvery = Annotated[int | None, _count("Run", "Batches between two certificates of the variances.")]
-
-# Resume, report, audit
+Budget = Annotated[int | None, count("Run", "Evaluations (default 10,000; on a box or with --objective 200).")]
+Seed = Annotated[int, count("Run", "Decides everything random.")]
+Out = Annotated[Path, option("Run", "Folder for figures and histories.")]
+Device = Annotated[str, option("Run", "Device of the computation: cpu, cuda, cuda:1, …")]
+Quiet = Annotated[bool, option("Run", "No progress bar and no summary.", "--quiet")]
+Traceback = Annotated[bool, option("Run", "Print the traceback of an error in the objective.", "--traceback")]
+NumWorkers = Annotated[int | None, count("Run", "Concurrent evaluations, with --executor.", "--workers")]
 Journal = Annotated[Path, typer.Argument(help="Journal of `run --storage` or AskTell(storage=...).")]
-TotalBudget = Annotated[int | None, _count("Run", "Evaluations in all (default: as planned).")]
-SameOut = Annotated[Path | None, _run("Folder for the figure and the history (default: as before).")]
-OtherExecutor = Annotated[str | None, _run("threads, processes, loky, or here (default: as before).")]
-Yes = Annotated[bool, _run("Import and write everything that the journal names, unasked.", "--yes")]
-Html = Annotated[Path | None, _run("Write the run as one page of HTML there, in place of figure and history.")]
-StoredArms = Annotated[Path | None, _run("Arms (.npy) that are too large for the journal of an AskTell.", "--arms-file")]
 
-# Problem
-ProblemName = Annotated[str | None, _problem(f"One of {listed(PROBLEMS)} (default cadata).")]
-Scaling = Annotated[str | None, _problem(f"Scaling of the inputs: {listed(SCALINGS)} (default unit).")]
-Standardize = Annotated[bool, _problem("Short for --scaling standardize.", "--standardize")]
-NoiseSD = Annotated[float | None, _float("Built-in problem", "Standard deviation of the noise (default 0.1).")]
-NumArms = Annotated[int | None, _count("Built-in problem", "gp-draw: number of arms (default 10,000).", "--arms")]
-NumDims = Annotated[int | None, _count("Built-in problem", "gp-draw: inputs of an arm (default 4).", "--dims")]
-Objective = Annotated[str | None, _own("package.module:function of q x d arms that returns q values.")]
-ArmsFile = Annotated[Path | None, _own("A .npy file of arms (a x d), read as needed.")]
-Grid = Annotated[str | None, _own(f"A product grid, as in {GRID_EXAMPLE}.")]
-SpaceFile = Annotated[Path | None, _own("A .toml or .json file of named parameters: --objective takes one dictionary.")]
-OneByOne = Annotated[bool, _own("--objective takes one arm (d) and returns a number.", "--one-by-one")]
+ProblemName = Annotated[str | None, option("Built-in problem", f"One of {listed(PROBLEMS)} (default cadata).")]
+Scaling = Annotated[str | None, option("Built-in problem", f"Scaling of the inputs: {listed(SCALINGS)} (default unit).")]
+Standardize = Annotated[bool, option("Built-in problem", "Short for --scaling standardize.", "--standardize")]
+NoiseSD = Annotated[float | None, real("Built-in problem", "Standard deviation of the noise (default 0.1).")]
+NumArms = Annotated[int | None, count("Built-in problem", "gp-draw: number of arms (default 10,000).", "--arms")]
+NumDims = Annotated[int | None, count("Built-in problem", "gp-draw: inputs of an arm (default 4).", "--dims")]
+GRID_HELP = f"A product grid, as in {GRID_EXAMPLE}."
 
-# Plan
-Arms = Annotated[int | None, _count("Arms", "Number of arms, as in 1000000 or 1e6.")]
-Dims = Annotated[int | None, _count("Arms", "Inputs of an arm.")]
-PlannedArmsFile = Annotated[Path | None, _in("Arms", "A .npy file of arms (a x d).", "--arms-file")]
-PlannedGrid = Annotated[str | None, _in("Arms", f"A product grid, as in {GRID_EXAMPLE}.", "--grid")]
-PlannedBudget = Annotated[int, _count("Run", "Evaluations, as in 100000 or 1e5.", "--budget")]
-Memory = Annotated[float | None, _float("Plan", "GiB of memory: plan, and take settings that fit (bbkb, bkb over arms).")]
-Seconds = Annotated[float | None, _float("Plan", "Seconds of the run: plan, and take settings that fit.")]
-FreeMemory = Annotated[float | None, _float("Plan", "GiB of memory (default: all that is free).", "--memory")]
-AnySeconds = Annotated[float | None, _float("Plan", "Seconds of the run (default: any number).", "--seconds")]
-PilotSeconds = Annotated[float, _float("Plan", "Seconds of the pilot runs.")]
-Ranks = Annotated[int, _count("Plan", "Processes that share the arms.")]
-
-# Policy
-PolicyName = Annotated[str | None, _policy(f"One of {listed(POLICIES)} (default: by --goal, problem and budget).", "--policy")]
-Preset = Annotated[str, _policy(f"On cadata and abalone: {PRESETS[0]}, or {PRESETS[1]}, the settings of the paper.")]
-Goal = Annotated[str, _policy("best: the best point at the end counts; cumulative: every evaluation counts.")]
-BatchSize = Annotated[int | None, _count("Policy", "Evaluations of a batch.")]
-InitialDesign = Annotated[int | None, _count("Policy", "Evaluations before the first model.")]
-Width = Annotated[str | None, _policy("Posterior standard deviations of the bounds, or the name of a width such as theory.")]
-RKHSNorm = Annotated[str | None, _policy("F > 0, bound on the RKHS norm of objective minus prior mean; or estimate.")]
-FailureProbability = Annotated[float | None, _float("Policy", "δ in (0, 1) of the width.")]
-Dictionary = Annotated[str | None, _policy(f"Sampler of the dictionary: {listed(SAMPLERS)}.")]
-DictionarySize = Annotated[int | None, _count("Policy", "Points of the dictionary; leverage finds its own number.")]
-Set = Annotated[
-    list[str] | None,
-    _in(
-        "Policy",
-        "A setting of the policy, as stop_rule=local; repeatable. `settings POLICY` lists them.",
-        "--set",
-        metavar="<name=value>",
-    ),
+InitialDesign = Annotated[int | None, count("Policy", "Evaluations before the first model.")]
+Width = Annotated[
+    str | None, option("Policy", "Posterior standard deviations of the bounds, or the name of a width such as theory.")
 ]
+RKHSNorm = Annotated[str | None, option("Policy", "F > 0, bound on the RKHS norm of objective minus prior mean; or estimate.")]
+FailureProbability = Annotated[float | None, real("Policy", "δ in (0, 1) of the width.")]
+SET_HELP = "A setting of the policy, as stop_rule=local; repeatable. `settings POLICY` lists them."
+Set = Annotated[list[str] | None, option("Policy", SET_HELP, "--set", metavar="<name=value>")]
 
-# Model
-Kernel = Annotated[str | None, _model(f"One of {listed(KERNELS)} (default: by --preset).")]
-Lengthscale = Annotated[float | None, _float("Model", "Length scale of --kernel, in units of the scaled inputs (default 1).")]
-Outputscale = Annotated[float | None, _float("Model", "Variance of --kernel (default 1).")]
-Precision = Annotated[str | None, _model(f"Precision of a sweep: {listed(PRECISIONS)}; picks are exact with both.")]
-Regularization = Annotated[float | None, _float("Model", "λ > 0 (y²); default: the noise variance, learned.")]
-NoiseVariance = Annotated[float | None, _float("Model", "ξ² > 0 (y²), noise of an evaluation in the width; default: λ.")]
+Kernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: by --preset).")]
+Lengthscale = Annotated[float | None, real("Model", "Length scale of --kernel, in units of the scaled inputs (default 1).")]
+Outputscale = Annotated[float | None, real("Model", "Variance of --kernel (default 1).")]
+Precision = Annotated[str | None, option("Model", f"Precision of a sweep: {listed(PRECISIONS)}; picks are exact with both.")]
+Regularization = Annotated[float | None, real("Model", "λ > 0 (y²); default: the noise variance, learned.")]
+NoiseVariance = Annotated[float | None, real("Model", "ξ² > 0 (y²), noise of an evaluation in the width; default: λ.")]

@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
@@ -18,7 +18,7 @@ from sparse_bo.cli.options import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
 from sparse_bo.policies import Policy
 from sparse_bo.problems.names import TABLES
-from sparse_bo.validation import check_choice, check_positive
+from sparse_bo.validation import check_choice, check_positive, nearest
 
 POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}
 SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
@@ -26,7 +26,6 @@ SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
 }
 
 PUBLISHED = {
-    "kernel": "rbf",
     "lengthscale": 5.0**0.5,
     "regularization": 0.2,
     "noise_variance": 0.01,
@@ -38,10 +37,11 @@ PUBLISHED = {
 ELIMINATION = {**PUBLISHED, "regularization": 0.01, "width": "tight", "failure_probability": 0.05}
 """S-BPE and BPE on tables: kernel, F and ξ² of BBKB §4, but λ = ξ² (free in S-BPE) and the tight constant of F: with λ = 0.2
 and the paper's constant no arm is ever eliminated within 10⁴ evaluations."""
-DRAWN = {"kernel": "rbf", "lengthscale": 0.3, "regularization": 0.01, "width": "gaussian", "failure_probability": 0.05}
+DRAWN = {"lengthscale": 0.3, "regularization": 0.01, "width": "gaussian", "failure_probability": 0.05}
 """S-BPE and BPE on gp-draw: the prior that the objective is drawn from, so that the assumptions of the bounds hold."""
+SCALES = ("lengthscale", "outputscale")
 OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
-    "covar_module": ("kernel", "lengthscale", "outputscale"),
+    "covar_module": ("kernel", *SCALES),
     "dictionary": ("dictionary", "dictionary_size"),
     "sweep_dtype": ("precision",),
     "goal": ("goal",),
@@ -49,30 +49,32 @@ OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
 """Fields of policies -> the options that stand for them, where ``--set`` does not."""
 SETTINGS = ("batch_size", "initial_design", "width", "rkhs_norm", "failure_probability", "regularization", "noise_variance")
 """Settings of policies with an option of the same name, which is short for ``--set``."""
-FLAGS = {*SETTINGS, *(option for options in OPTIONS_OF.values() for option in options)}
+FLAGS = (*SETTINGS, *(option for options in OPTIONS_OF.values() for option in options))
 """Settings of policies with an option of their own; all others are set by ``--set``."""
 
 
-def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | None) -> Kernel | None:
-    """Return a GPyTorch kernel by name; ``None`` for ``"learned"``.
+class Setting(NamedTuple):
+    """A setting of a policy that can be written as text."""
 
-    Raises:
-        ValueError: If the name is unknown, a number is not positive, or is given for a learned kernel.
-    """
+    hint: Any
+    """Type of its field."""
+    admitted: str
+    """Its values in words."""
+    default: Any
+
+
+def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | None) -> Kernel | None:
+    """Return a GPyTorch kernel by name; ``None`` for ``"learned"``."""
     check_choice("kernel", name, KERNELS)
     if name == "learned":
         if lengthscale is not None or outputscale is not None:
-            raise ValueError(
-                "a learned kernel takes no --lengthscale and no --outputscale; drop them or choose another --kernel"
-            )
+            raise ValueError("a learned kernel takes no --lengthscale and no --outputscale; drop them or name a --kernel")
         return None
-    kernel = RBFKernel() if name == "rbf" else MaternKernel(nu=MATERN[name])
-    kernel = kernel.double()
+    kernel = (RBFKernel() if name == "rbf" else MaternKernel(nu=MATERN[name])).double()
     kernel.lengthscale = check_positive("lengthscale", 1.0 if lengthscale is None else lengthscale)
-    if outputscale is None:
-        return kernel
-    kernel = ScaleKernel(kernel).double()
-    kernel.outputscale = check_positive("outputscale", outputscale)
+    if outputscale is not None:
+        kernel = ScaleKernel(kernel).double()
+        kernel.outputscale = check_positive("outputscale", outputscale)
     return kernel
 
 
@@ -80,14 +82,6 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     """Return a dictionary sampler by name; ``None`` for ``"leverage"``, which every policy builds from its own options.
 
     ``"recursive-rls"`` without a size is the variant with confidence (S-BPE Lemma 3.8, δ = 0.01), which finds its own.
-
-    Args:
-        name: One of :data:`sparse_bo.cli.options.SAMPLERS`.
-        size: Number of points.
-
-    Raises:
-        ValueError: If the name is unknown, or the size is missing, not positive or not used.
-        TypeError: If the size is not an integer.
     """
     check_choice("dictionary", name, SAMPLERS)
     if name == "leverage":
@@ -101,8 +95,8 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     return SIZED_SAMPLERS[name](size=size)
 
 
-def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int, preset: str = "published") -> Policy:
-    """Return a policy by name; settings that ``options`` lack are those of the problem's preset.
+def make_policy(name: str, given: Mapping[str, Any], *, problem: str, budget: int, preset: str = "published") -> Policy:
+    """Return a policy by name; settings that ``given`` lacks are those of the problem's preset.
 
     On Cadata and Abalone the published preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it
     off. Policies that eliminate have :data:`ELIMINATION`, on gp-draw :data:`DRAWN`, elsewhere bounds of three standard
@@ -110,7 +104,8 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
 
     Args:
         name: A key of :data:`POLICIES`.
-        options: Settings by field name, and ``kernel``, ``lengthscale``, ``outputscale``, ``precision``.
+        given: Settings by field name, also as text; ``kernel``, ``lengthscale``, ``outputscale``, ``precision``,
+            ``dictionary`` and ``dictionary_size`` as on the command line.
         problem: Name of the problem, for its preset.
         budget: Evaluations; δ = 1/budget in the published preset.
         preset: One of :data:`sparse_bo.cli.options.PRESETS`, for the two data sets.
@@ -119,118 +114,72 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
         ValueError: If the policy has no such setting, or a value does not fit.
         TypeError: If a value has the wrong kind.
     """
-    check_choice("policy", name, tuple(POLICIES))
+    kind = POLICIES[check_choice("policy", name, tuple(POLICIES))]
     check_choice("preset", preset, PRESETS)
-    policy = POLICIES[name]
-    given = dict(options)
-    accepted = {field.name for field in fields(policy)}
-    modelled = "covar_module" in accepted
-    known = accepted.union(*(options for field, options in OPTIONS_OF.items() if field in accepted))
-    for foreign in sorted(set(given) - known):
-        raise _unknown(foreign, policy)
-    if {"dictionary", "dictionary_size"} & set(given):
+    given = read_settings(given, kind)
+    accepted = {field.name for field in fields(kind)}
+    if "dictionary_size" in given or isinstance(given.get("dictionary"), str):
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
-    if modelled:
-        completion = {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)} if preset == "published" else {}
-        default = "rbf" if problem in TABLES and preset == "published" else "learned"
+    if "covar_module" in accepted:
+        chosen: dict[str, Any] = {}
         if name in ("sbpe", "bpe"):
-            given = {"horizon": budget, **given}
-            completion = DRAWN if problem == "gp-draw" else ELIMINATION
-            if problem not in (*TABLES, "gp-draw"):
-                given = {"width": 3.0, **given}  # no bound is proven for a learned prior
-            else:
-                default = "rbf"
-        of_the_policy = accepted | {"kernel", "lengthscale"}
-        completion = {key: value for key, value in completion.items() if key in of_the_policy}
-        given = _with_kernel(given, preset=completion, default=default)
-    chosen: Policy = policy(**given)
-    return chosen
+            chosen = DRAWN if problem == "gp-draw" else ELIMINATION
+            # no bound is proven for a learned prior
+            given = {"horizon": budget, **({} if problem in (*TABLES, "gp-draw") else {"width": 3.0}), **given}
+        elif preset == "published":
+            chosen = {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)}
+        fixed = chosen and (problem in TABLES or chosen is DRAWN)
+        kernel = given.get("kernel", "rbf" if fixed else "learned")
+        own_kernel = not {"kernel", *SCALES}.isdisjoint(given)
+        taken = accepted if own_kernel else accepted | {"lengthscale"}
+        completion = {} if kernel == "learned" else {key: value for key, value in chosen.items() if key in taken}
+        given = {**completion, **given, "kernel": kernel}
+        given["covar_module"] = make_kernel(given.pop("kernel"), **{scale: given.pop(scale, None) for scale in SCALES})
+        precision = check_choice("precision", given.pop("precision", "float64"), tuple(PRECISIONS))
+        given["sweep_dtype"] = PRECISIONS[precision]
+    policy: Policy = kind(**given)
+    return policy
 
 
-def _with_kernel(given: dict[str, Any], *, preset: Mapping[str, Any], default: str) -> dict[str, Any]:
-    """Return options with a preset, which a learned kernel switches off, and the ``default`` kernel."""
-    learned = given.get("kernel", default) == "learned"
-    preset = {} if learned else dict(preset)
-    if {"kernel", "lengthscale", "outputscale"} & set(given):
-        preset.pop("lengthscale", None)
-    merged: dict[str, Any] = {"kernel": "learned", **preset, **given} if learned else {**preset, **given}
-    merged["covar_module"] = make_kernel(
-        merged.pop("kernel"), lengthscale=merged.pop("lengthscale", None), outputscale=merged.pop("outputscale", None)
-    )
-    precision = check_choice("precision", merged.pop("precision", "float64"), tuple(PRECISIONS))
-    return {**merged, "sweep_dtype": PRECISIONS[precision]}
-
-
-def given_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings of a policy among the options of a command: model and dictionary, and all others as text.
-
-    Raises:
-        ValueError: As :func:`split_texts` does.
-    """
-    translated = [option for field in ("covar_module", "sweep_dtype", "dictionary") for option in OPTIONS_OF[field]]
-    texts = [f"{name}={options[name]}" for name in SETTINGS if options.get(name) is not None]
-    return (
-        {name: options[name] for name in translated if options.get(name) is not None},
-        split_texts([*texts, *(options["set_"] or [])]),
-    )
-
-
-def split_texts(texts: Sequence[str]) -> dict[str, str]:
-    """Return the settings in the texts of ``--set``: name -> value.
-
-    Raises:
-        ValueError: If a text has another form, or a name is set twice.
-    """
-    values: dict[str, str] = {}
-    for text in texts:
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a policy among the options of a command, those of ``--set`` as text."""
+    given = {name: options[name] for name in FLAGS if name != "goal" and options.get(name) is not None}
+    for text in options["set_"] or []:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
             raise ValueError(f"expected --set name=value, as in --set stop_rule=local, got {text!r}")
-        if name in values:
+        if name in given:
             raise ValueError(f"{flag(name)} is set twice; drop one")
-        values[name] = value.strip()
-    return values
+        if own := next((taken for field, taken in OPTIONS_OF.items() if name in (field, *taken)), None):
+            raise ValueError(f"{name} is set by {', '.join(map(flag, own))}; use that in place of --set")
+        given[name] = value.strip()
+    return given
 
 
-def read_settings(texts: Mapping[str, str], *kinds: type) -> dict[str, Any]:
-    """Return settings of a policy from text.
-
-    Args:
-        texts: Name -> value as text.
-        kinds: The class of the policy, and classes whose settings it takes too.
-
-    Raises:
-        ValueError: If no class has such a setting, an option of its own sets it, or its type does not admit the value.
-    """
-    read: dict[str, Any] = {}
-    for name, text in texts.items():
-        if options := [option for field, options in OPTIONS_OF.items() if name in (field, *options) for option in options]:
-            raise ValueError(f"{name} is set by {', '.join(map(flag, options))}; use that in place of --set")
-        types_of = [typing.get_type_hints(kind)[name] for kind in kinds if _is_setting(name, kind)]
-        if not types_of:
-            raise _unknown(name, kinds[0])
-        read[name] = _value(name, text, types_of[0])
+def read_settings(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Return settings with the values that their texts stand for."""
+    settings = settings_of(kind)
+    accepted = {field.name for field in fields(kind)}
+    accepted.update(*(options for field, options in OPTIONS_OF.items() if field in accepted))
+    read = {}
+    for name, value in given.items():
+        if name not in accepted or (isinstance(value, str) and name not in settings and name not in FLAGS):
+            raise _unknown(name, kind)
+        read[name] = _value(name, value, settings[name]) if isinstance(value, str) and name in settings else value
     return read
 
 
-def settings_of(kind: type) -> dict[str, tuple[str, Any]]:
-    """Return the settings of a policy that ``--set`` takes: name -> (admitted values in words, default)."""
+def settings_of(kind: type) -> dict[str, Setting]:
+    """Return the settings of a policy that can be written as text, by name."""
     hints = typing.get_type_hints(kind)
-    return {
-        field.name: (_admitted(hints[field.name]), field.default) for field in fields(kind) if _is_setting(field.name, kind)
-    }
+    every = {f.name: Setting(hints[f.name], _admitted(hints[f.name]), f.default) for f in fields(kind) if f.init}
+    return {name: one for name, one in every.items() if name not in OPTIONS_OF and one.admitted not in ("", "none")}
 
 
 def flag(name: str) -> str:
     """Return how a setting is written on the command line."""
     return "--" + name.replace("_", "-") if name in FLAGS else f"--set {name}"
-
-
-def _is_setting(name: str, kind: type) -> bool:
-    """Return whether a class has a field that can be written as text."""
-    has = name not in OPTIONS_OF and name in {field.name for field in fields(kind) if field.init}
-    return has and _admitted(typing.get_type_hints(kind)[name]) not in ("", "none")
 
 
 def _unknown(name: str, kind: type) -> ValueError:
@@ -243,7 +192,7 @@ def _unknown(name: str, kind: type) -> ValueError:
     found = f"is of {', '.join(having)}" if having else "no policy has"
     return ValueError(
         f"policy {policy!r} has no {flag(name)}, which {found}; "
-        f"it takes {', '.join(options)}" + (f"; with --set {', '.join(others)}" if others else "")
+        f"it takes {', '.join(options)}" + (f"; with --set {', '.join(others)}" if others else "") + nearest(name, takes)
     )
 
 
@@ -263,16 +212,12 @@ def _admitted(hint: Any) -> str:
     return " or ".join([*parts, *(["a name"] if str in kinds else []), *(["none"] if type(None) in kinds else [])])
 
 
-def _value(name: str, text: str, hint: Any) -> Any:
-    """Return the value that a text stands for.
-
-    Raises:
-        ValueError: If the type does not admit it.
-    """
-    kinds = _alternatives(hint)
+def _value(name: str, text: str, setting: Setting) -> Any:
+    """Return the value that a text stands for."""
+    kinds = _alternatives(setting.hint)
     if text == "none" and type(None) in kinds:
         return None
-    if text in _choices(hint):
+    if text in _choices(setting.hint):
         return text
     if text in ("yes", "no") and bool in kinds:
         return text == "yes"
@@ -288,4 +233,4 @@ def _value(name: str, text: str, hint: Any) -> Any:
             return int(text) if re.fullmatch("[+-]?[0-9]+", text) else int(number)
         if float in kinds:
             return number
-    raise ValueError(f"expected {flag(name)} to be {_admitted(hint)}, got {text!r}")
+    raise ValueError(f"expected {flag(name)} to be {setting.admitted}, got {text!r}")

@@ -14,6 +14,8 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from typing import Any
 
+from sparse_bo.errors import install_hint
+
 
 def optional(name: str) -> Any:
     """Return an optional package, which is also the name of its extra.
@@ -24,7 +26,7 @@ def optional(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{name} is not installed; pip install 'sparse-bo[{name}]'") from error
+        raise ImportError(f"{name} is not installed; install it with: {install_hint(name)}") from error
 
 
 class Threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import psutil
 import torch
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch, prior_variances
+from sparse_bo.arms.batch import BLOCK
+from sparse_bo.arms.picks import greedy_picks
 from sparse_bo.arms.resparsification import CONTENDER_BYTES, TILE_ROWS, capacity
 from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
 from sparse_bo.dictionary import Dictionary
@@ -38,32 +41,28 @@ class Costs:
     """Of one kernel column evaluated for the first time."""
 
 
+def seconds_of(operation: Callable[[], object], *, device: torch.device, repeats: int = 3) -> float:
+    """Return the seconds of an operation on a device: the median of ``repeats`` after a first call."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        operation()
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
 def seconds_per_pick() -> float:
     """Return the seconds of one pick inside a block, measured."""
-    from sparse_bo.arms.batch import BLOCK
-    from sparse_bo.arms.picks import greedy_picks
+    root = torch.randn(BLOCK, BLOCK, generator=torch.Generator().manual_seed(0), device="cpu", dtype=torch.float64)
+    covariance, zeros, picks = (root @ root.T / BLOCK).numpy(), np.zeros(BLOCK), 500
 
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(BLOCK, BLOCK, generator=generator, device="cpu", dtype=torch.float64)
-    covariance = (root @ root.T / BLOCK).numpy()
-    zeros = np.zeros(BLOCK)
+    def pick() -> None:
+        bounds = {"width": 1.0, "spent": 0.0, "allowance": 1.0, "floor": -1.0, "unit": 1e-12, "low": 1e-12}
+        greedy_picks(zeros, covariance, zeros, costs=zeros, max_picks=picks, **bounds)
 
-    def picks() -> None:
-        greedy_picks(
-            zeros,
-            covariance,
-            zeros,
-            width=1.0,
-            costs=zeros,
-            spent=0.0,
-            allowance=1.0,
-            floor=-1.0,
-            unit=1e-12,
-            low=1e-12,
-            max_picks=500,
-        )
-
-    return seconds_of(picks, device=torch.device("cpu"), repeats=2) / 500
+    return seconds_of(pick, device=torch.device("cpu"), repeats=2) / picks
 
 
 def timed_rows(a: int, *, m: int, memory_bytes: int, device: torch.device) -> int:
@@ -84,17 +83,13 @@ def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator
         generator: CPU generator.
     """
     most = timed_rows(arms.shape[0], m=m, memory_bytes=policy.sweep_budget(arms.device), device=arms.device)
-    few, many = (_operations(arms, policy, rows, m, distinct, generator) for rows in (max(most // 8, 1), most))
-    span = max(most - max(most // 8, 1), 1)
-
-    def slope(name: str) -> float:
-        return max(many[name] - few[name], 0.0) / span if most > 8 else 0.0
-
-    per_arm = slope("warm")
+    fewer = max(most // 8, 1)
+    few, many = (_operations(arms, policy, rows, m, distinct, generator) for rows in (fewer, most))
+    slopes = {name: max(many[name] - few[name], 0.0) / (most - fewer) if most > 8 else 0.0 for name in ("warm", "pick")}
     return Costs(
-        sweep_fixed=max(many["warm"] - per_arm * most, 0.0),
-        sweep_per_arm=per_arm,
-        pick_per_arm=slope("pick"),
+        sweep_fixed=max(many["warm"] - slopes["warm"] * most, 0.0),
+        sweep_per_arm=slopes["warm"],
+        pick_per_arm=slopes["pick"],
         column_per_arm=max(many["cold"] - many["warm"], 0.0) / (many["m"] * most),
     )
 
@@ -102,60 +97,41 @@ def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator
 def _operations(
     arms: ArmSet, policy: UCBPolicy, rows: int, m: int, distinct: int, generator: torch.Generator
 ) -> dict[str, float]:
-    prior = _prior(PartOfArms(arms, 0, rows) if isinstance(arms, LazyArms) else arms[:rows], policy)
+    """Return the seconds of a sweep without (``cold``) and with cached columns, and of a pick, over the first rows."""
+    assert policy.covar_module is not None
+    assert policy.regularization is not None
+    some = PartOfArms(arms, 0, rows) if isinstance(arms, LazyArms) else arms[:rows]
+    covariance = covariance_function(policy.covar_module, like=some[:2])
+    memory_bytes, stop_rule = policy.sweep_budget(arms.device), policy.parts.stop_rule
+    prior = ArmPrior(
+        arms=some,
+        covariance=covariance,
+        prior_variance=prior_variances(covariance, some),
+        prior_mean=policy.prior_mean or 0.0,
+        regularization=policy.regularization,
+        sweep_dtype=policy.sweep_dtype,
+        memory_bytes=memory_bytes,
+    )
     n = min(max(distinct, m), rows)
     indices = torch.randperm(rows, generator=generator, device="cpu")[:n].sort().values.to(arms.device)
     y = torch.randn(n, generator=generator, device="cpu", dtype=torch.float64).to(arms.device)
-    observations = add_observations(no_observations(prior.arms), prior.arms, indices, y)
+    observations = add_observations(no_observations(some), some, indices, y)
     chosen = indices[: min(m, n)]
-    points = prior.arms[chosen]
+    points = some[chosen]
     dictionary = Dictionary(points, torch.ones_like(points[:, 0]), chosen)
-    stop_rule = policy.parts.stop_rule
 
     def resparsified(columns: KernelColumns) -> tuple[ArmPosterior, KernelColumns]:
         fitted, grown = fit_arms(prior, observations, dictionary, columns)
         return arm_posterior(fitted, width=2.0, stop_rule=stop_rule), grown
 
-    cold = KernelColumns(policy.sweep_budget(arms.device))
+    cold = KernelColumns(memory_bytes)
     posterior, warm = resparsified(cold)
-
-    def pick() -> None:
-        pick_batch(posterior, width=2.0, stop_rule=stop_rule, in_batch=policy.parts.in_batch, max_q=1)
-
-    return {
-        "m": float(len(chosen)),
-        "cold": seconds_of(lambda: resparsified(cold), device=arms.device),
-        "warm": seconds_of(lambda: resparsified(warm), device=arms.device),
-        "pick": seconds_of(pick, device=arms.device),
+    timed = {
+        "cold": lambda: resparsified(cold),
+        "warm": lambda: resparsified(warm),
+        "pick": lambda: pick_batch(posterior, width=2.0, stop_rule=stop_rule, in_batch=policy.parts.in_batch, max_q=1),
     }
-
-
-def _prior(arms: ArmSet, policy: UCBPolicy) -> ArmPrior:
-    assert policy.covar_module is not None
-    assert policy.regularization is not None
-    covariance = covariance_function(policy.covar_module, like=arms[:2])
-    return ArmPrior(
-        arms=arms,
-        covariance=covariance,
-        prior_variance=prior_variances(covariance, arms),
-        prior_mean=policy.prior_mean or 0.0,
-        regularization=policy.regularization,
-        sweep_dtype=policy.sweep_dtype,
-        memory_bytes=policy.sweep_budget(arms.device),
-    )
-
-
-def seconds_of(operation: Callable[[], object], *, device: torch.device, repeats: int = 3) -> float:
-    """Return the seconds of an operation on a device: the median of ``repeats`` after a first call."""
-    times = []
-    for attempt in range(repeats + 1):
-        start = time.perf_counter()
-        operation()
-        if device.type != "cpu":
-            torch.get_device_module(device).synchronize(device)
-        if attempt:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return {"m": float(len(chosen)), **{name: seconds_of(one, device=arms.device) for name, one in timed.items()}}
 
 
 def memory(
@@ -189,17 +165,16 @@ def memory(
         loaded: Whether the arms are in memory already; then they do not count.
         blocks: Number of kernel-sized blocks of a sweep (:func:`sparse_bo.arms.sweep.block_count`).
     """
-    block = blocks * 8 * m
-    least = 2**22 * blocks if device.type == "cpu" else DEVICE_TILE_BYTES * blocks
-    tile = min(memory_bytes, max(least, block * (1024 if device.type == "cpu" else DEVICE_TILE_ROWS)))
+    on_cpu = device.type == "cpu"
+    least, rows = (2**22, 1024) if on_cpu else (DEVICE_TILE_BYTES, DEVICE_TILE_ROWS)
+    tile = min(memory_bytes, max(least * blocks, 8 * m * blocks * rows))
     rest = {"model": 8 * (4 * n * m + 12 * m * m)}
-    if device.type == "cpu":
+    if on_cpu:
         # Bytes of an evaluation and of a batch, measured on runs of BBKB and random search.
         rest["history"] = 115 * budget + 1100 * batches
     if streamed:
-        rows = min(a, TILE_ROWS)
-        contenders = min(capacity(memory_bytes), a)
-        return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": CONTENDER_BYTES * contenders, **rest}
+        contenders = CONTENDER_BYTES * min(capacity(memory_bytes), a)
+        return {"tiles": tile + 4 * 8 * min(a, TILE_ROWS) * (d + 4), "contenders": contenders, **rest}
     # Ten numbers per arm: prior variance, moments of the old and the new posterior, scores, temporaries.
     items = {"arms": 0 if loaded else 8 * a * d, "vectors": 8 * 10 * a, "tiles": tile, **rest}
     if columns and 8 * m * a <= memory_bytes:
@@ -224,3 +199,26 @@ def available_bytes(device: torch.device, *, control_group: str | Path = "/sys/f
         cached = dict(line.split() for line in kinds.read_text().splitlines()).get("inactive_file", 0) if kinds.exists() else 0
         free.append(int(limit.read_text()) - int(used.read_text()) + int(cached))
     return min(free)
+
+
+def check_room(needed: int, name: str) -> None:
+    """Check that so many bytes are free in the machine's memory.
+
+    Args:
+        needed: Bytes.
+        name: Name of their use, for the message.
+
+    Raises:
+        MemoryError: If they are not.
+    """
+    free = available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise MemoryError(f"{name} needs {bytes_text(needed)}, and {bytes_text(free)} are free; choose fewer")
+
+
+def bytes_text(size: float) -> str:
+    """Return a number of bytes in the largest unit that fits."""
+    unit = min(int(math.log2(max(size, 1.0)) // 10), 3)
+    amount = size / 1024**unit
+    digits = 1 if unit and amount < 100 else 0
+    return f"{amount:,.{digits}f} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, RBFKernel
@@ -19,12 +18,12 @@ from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.kernels.structure import structure_of
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE
 from sparse_bo.planning import costs
-from sparse_bo.planning.costs import Costs
+from sparse_bo.planning.costs import bytes_text
 from sparse_bo.planning.pilot import PilotForecast, run_pilots
-from sparse_bo.planning.plans import Plan, bytes_text, messages_per_batch
+from sparse_bo.planning.plans import Plan, messages_per_batch
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
-from sparse_bo.validation import check_count, check_positive
+from sparse_bo.validation import check_count, check_device, check_positive
 
 LEAST_BYTES = 2**20
 """Smallest memory budget of a sweep."""
@@ -73,106 +72,49 @@ def plan(
         TypeError: If an argument has the wrong type.
         ValueError: If a number is not positive, ``dims`` is missing or contradicts the arms, the device does not exist, or
             the policy is neither BBKB nor BKB.
+        MemoryError: If the pilots do not fit into memory.
     """
-    request = _request(arms, dims, budget, kernel, policy, device, memory, seconds)
-    whole = request.count
-    if check_count("ranks", ranks) > 1:
-        request = replace(request, count=math.ceil(whole / ranks), loaded=False)
-    generator = torch.Generator().manual_seed(check_count("seed", seed, minimum=0))
-    fitted, notes = _with_sweep_budget(request)
-    piloted, per_pick = _piloted(request, fitted, check_positive("pilot_seconds", pilot_seconds), generator)
-    made = _fit_time(request, *_fit_memory(request, fitted, piloted, notes), piloted, per_pick, generator)
-    return made if ranks == 1 else _on_ranks(made, ranks, whole)
-
-
-def _on_ranks(made: Plan, ranks: int, arms: int) -> Plan:
-    """Return the plan of a run over all ranks from the plan of one."""
-    messages = messages_per_batch(ranks, dims=made.dims, batch=math.ceil(made.budget / made.batches))
-    return replace(made, arms=arms, ranks=ranks, messages=messages, seconds=made.seconds + made.batches * messages.seconds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """Checked arguments."""
-
-    arms: ArmSet
-    """The set, or a grid of as many arms."""
-    count: int
-    loaded: bool
-    """Whether ``arms`` is the set itself, which is in memory or lazy."""
-    budget: int
-    policy: UCBPolicy
-    """The policy with assumed kernel and noise if it learns them."""
-    original: UCBPolicy
-    """The policy of the run."""
-    device: torch.device
-    available: int
-    seconds: float | None
-
-    @property
-    def dims(self) -> int:
-        return self.arms.shape[1]
-
-
-def _request(
-    arms: int | ArmSet,
-    dims: int | None,
-    budget: int,
-    kernel: Kernel | None,
-    policy: UCBPolicy | None,
-    device: str | torch.device | None,
-    memory: int | None,
-    seconds: float | None,
-) -> _Request:
     check_count("budget", budget)
     if not isinstance(arms, Integral | Tensor | LazyArms):
         raise TypeError(
             f"expected arms to be their number (an integer), a torch.Tensor or lazy arms, got {type(arms).__name__}"
         )
-    own: str | torch.device = arms.device if isinstance(arms, Tensor | LazyArms) else "cpu"
-    where = _device(own if device is None else device)
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {str(where)!r} was asked for, but torch sees no CUDA device; use device='cpu'")
+    own = arms.device if isinstance(arms, Tensor | LazyArms) else "cpu"
+    where = check_device("device", own if device is None else device)
     if isinstance(arms, Tensor | LazyArms):
-        stand_in: ArmSet = Arms(arms).points.to(where).double()
-        count, loaded = len(arms), True
+        points: ArmSet = Arms(arms).points.to(where).double()
+        count = len(arms)
         if dims is not None and dims != arms.shape[1]:
-            raise ValueError(f"expected dims={arms.shape[1]}, the width of the arms, got {dims}")
+            raise ValueError(f"expected dims={arms.shape[1]}, the width of the arms, got {dims}; drop dims=")
     else:
         if dims is None:
-            raise ValueError("expected dims= (inputs per arm) where arms= is a number, got None")
-        count, loaded = check_count("arms", arms), False
-        stand_in = _unit_grid(count, check_count("dims", dims), where)
+            raise ValueError("expected dims= (inputs per arm) where arms= is a number, got None; pass dims=")
+        count, d = check_count("arms", arms), check_count("dims", dims)
+        axis, pilots = 40 * math.ceil(count ** (1.0 / d)), 2 * 8 * 2048  # bytes of an input in the grid and in the pilots
+        costs.check_room(d * (axis + pilots), f"trying out {arms} arms of {dims} inputs")
+        points = _unit_grid(count, d, where)
     chosen = BBKB() if policy is None else policy
     if not isinstance(chosen, (BBKB, BKB)):
         raise ValueError(f"expected policy to be a BBKB or a BKB, got {type(policy).__name__}; other policies have no plan")
     if kernel is not None:
-        chosen = replace(chosen, covar_module=kernel)
-    if policy is None and kernel is not None:
-        chosen = replace(chosen, regularization=0.01)
-    original = chosen
+        noise = 0.01 if policy is None else chosen.regularization
+        chosen = replace(chosen, covar_module=kernel, regularization=noise)
+    complete = chosen
     if chosen.covar_module is None:
-        chosen = replace(chosen, covar_module=default_kernel(stand_in))
+        complete = replace(complete, covar_module=default_kernel(points))
     if chosen.regularization is None:
-        chosen = replace(chosen, regularization=0.01)
-    return _Request(
-        arms=stand_in,
-        count=count,
-        loaded=loaded,
-        budget=budget,
-        policy=chosen,
-        original=original,
-        device=where,
-        available=check_count("memory", memory) if memory is not None else int(0.8 * costs.available_bytes(where)),
-        seconds=None if seconds is None else check_positive("seconds", seconds),
-    )
-
-
-def _device(name: str | torch.device) -> torch.device:
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"expected device cpu, cuda or cuda:N, got {name!r}") from error
+        complete = replace(complete, regularization=0.01)
+    available = check_count("memory", memory) if memory is not None else int(0.8 * costs.available_bytes(where))
+    limit = math.inf if seconds is None else check_positive("seconds", seconds)
+    share = -(-count // check_count("ranks", ranks))
+    run = _Run(points, share, isinstance(arms, Integral), ranks > 1, budget, available)
+    generator = torch.Generator().manual_seed(check_count("seed", seed, minimum=0))
+    made = _planned(run, complete, limit, check_positive("pilot_seconds", pilot_seconds), generator)
+    made = replace(made, arms=count, policy=replace(chosen, **made.settings))
+    if ranks == 1:
+        return made
+    messages = messages_per_batch(ranks, dims=made.dims, batch=math.ceil(budget / made.batches))
+    return replace(made, ranks=ranks, messages=messages, seconds=made.seconds + made.batches * messages.seconds)
 
 
 def _unit_grid(arms: int, dims: int, device: torch.device) -> ProductGrid:
@@ -191,183 +133,151 @@ def default_kernel(arms: ArmSet) -> Kernel:
     return kernel
 
 
-def _with_sweep_budget(request: _Request) -> tuple[UCBPolicy, list[str]]:
-    policy = request.policy
-    if policy.memory_bytes is not None:
-        return policy, []
-    if request.device.type == "cpu":
-        return replace(policy, memory_bytes=DEFAULT_MEMORY_BYTES), []
-    budget = max(int(DEVICE_SHARE * request.available), LEAST_BYTES)
-    return replace(policy, memory_bytes=budget), [f"a share of the GPU's memory: memory_bytes set to {bytes_text(budget)}"]
+@dataclass(frozen=True)
+class _Run:
+    """The arms of one rank, and its limits."""
+
+    arms: ArmSet
+    """The set, or a grid of at least as many arms."""
+    count: int
+    uniform: bool
+    """Whether ``arms`` stands for uniform arms; else it is the set itself, in memory or lazy."""
+    sharded: bool
+    """Whether each rank loads its share of the arms."""
+    budget: int
+    available: int
+
+    @property
+    def lazy(self) -> bool:
+        return isinstance(self.arms, LazyArms) and not self.uniform and not self.sharded
+
+    def sample(self, size: int, generator: torch.Generator) -> Tensor:
+        """Return ``size`` random arms, fewer if one of a very large set is drawn twice."""
+        a, d = self.arms.shape
+        if self.uniform:
+            return torch.rand(size, d, generator=generator, device="cpu", dtype=torch.float64).to(self.arms.device)
+        if size == a:
+            return self.arms[:]
+        if a > 2**24:
+            drawn = torch.randint(a, (size,), generator=generator, device="cpu")
+        else:
+            drawn = torch.randperm(a, generator=generator, device="cpu")[:size]
+        return self.arms[torch.unique(drawn).to(self.arms.device)]
+
+    def streams(self, policy: BBKB | BKB) -> bool:
+        """Return whether the arms are swept tile by tile."""
+        memory_bytes = policy.sweep_budget(self.arms.device)
+        return self.lazy and isinstance(in_memory(self.arms, memory_bytes=memory_bytes), LazyArms)
+
+    def memory(self, policy: BBKB | BKB, piloted: PilotForecast) -> dict[str, int]:
+        """Return the peak memory by purpose (bytes)."""
+        m = min(piloted.dictionary_size, policy.max_dictionary or math.inf)
+        assert policy.covar_module is not None
+        covariance = CovarianceFunction(policy.covar_module, structure_of(policy.covar_module))
+        return costs.memory(
+            a=self.count,
+            d=self.arms.shape[1],
+            m=math.ceil(m),
+            n=math.ceil(piloted.distinct),
+            budget=self.budget,
+            batches=math.ceil(piloted.batches),
+            columns=0 if covariance.cheap(self.arms[:2].double()) else math.ceil(1.5 * m),
+            memory_bytes=policy.sweep_budget(self.arms.device),
+            streamed=self.streams(policy),
+            device=self.arms.device,
+            loaded=not (self.uniform or self.sharded or self.lazy),
+            blocks=block_count(covariance),
+        )
 
 
-def _piloted(request: _Request, policy: UCBPolicy, seconds: float, generator: torch.Generator) -> tuple[PilotForecast, float]:
+def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float, generator: torch.Generator) -> Plan:
+    """Return the plan of a policy with a complete prior on one rank: the pilots, then settings that fit."""
+    device, notes = run.arms.device, list[str]()
+    if policy.memory_bytes is None and device.type == "cpu":
+        policy = replace(policy, memory_bytes=DEFAULT_MEMORY_BYTES)
+    elif policy.memory_bytes is None:
+        policy = replace(policy, memory_bytes=max(int(DEVICE_SHARE * run.available), LEAST_BYTES))
+        notes.append(f"a share of the GPU's memory: memory_bytes set to {bytes_text(policy.sweep_budget(device))}")
     per_pick = costs.seconds_per_pick()
-
     piloted = run_pilots(
-        lambda size: _sample(request, size, generator),
+        lambda size: run.sample(size, generator),
         policy,
-        arms=request.count,
-        budget=request.budget,
-        seconds=seconds,
+        arms=run.count,
+        budget=run.budget,
+        seconds=pilot_seconds,
         seconds_per_pick=per_pick,
         generator=generator,
     )
-    return piloted, per_pick
+    size, start = math.ceil(piloted.dictionary_size), policy.sweep_budget(device)
 
+    def least_tiles(m: int) -> int:
+        return max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * m)
 
-def _sample(request: _Request, size: int, generator: torch.Generator) -> Tensor:
-    a = request.arms.shape[0]
-    if not request.loaded:  # uniform arms in the cube
-        return torch.rand(size, request.dims, generator=generator, device="cpu", dtype=torch.float64).to(request.device)
-    if size == a:
-        return request.arms[:]
-    # among very many arms repeated draws are rare, and dropped
-    if a > 2**24:
-        drawn = torch.randint(a, (size,), generator=generator, device="cpu")
-    else:
-        drawn = torch.randperm(a, generator=generator, device="cpu")[:size]
-    indices = torch.unique(drawn)
-    return request.arms[indices.to(request.device)]
+    def too_large() -> bool:
+        return sum(run.memory(policy, piloted).values()) > run.available
 
-
-def _memory(request: _Request, policy: UCBPolicy, piloted: PilotForecast) -> tuple[dict[str, int], bool]:
-    cap = getattr(policy, "max_dictionary", None)
-    m = min(piloted.dictionary_size, cap or math.inf)
-    lazy = isinstance(request.arms, LazyArms) and request.loaded
-    memory_bytes = policy.sweep_budget(request.device)
-    streamed = lazy and isinstance(in_memory(request.arms, memory_bytes=memory_bytes), LazyArms)
-    kernel = policy.covar_module
-    assert kernel is not None
-    covariance = CovarianceFunction(kernel, structure_of(kernel))
-    columns = 0 if covariance.cheap(request.arms[:2].double()) else math.ceil(1.5 * m)
-    items = costs.memory(
-        a=request.count,
-        d=request.dims,
-        m=math.ceil(m),
-        n=math.ceil(piloted.distinct),
-        budget=request.budget,
-        batches=math.ceil(piloted.batches),
-        columns=columns,
-        memory_bytes=memory_bytes,
-        streamed=streamed,
-        device=request.device,
-        loaded=request.loaded and not lazy,
-        blocks=block_count(covariance),
-    )
-    return items, streamed
-
-
-def _fit_memory(
-    request: _Request, policy: UCBPolicy, piloted: PilotForecast, notes: list[str]
-) -> tuple[UCBPolicy, list[str], bool]:
-    """Shrink tiles, then cap the dictionary, until the run fits into memory."""
-    start, m = policy.sweep_budget(request.device), math.ceil(piloted.dictionary_size)
-
-    def too_much() -> bool:
-        return sum(_memory(request, policy, piloted)[0].values()) > request.available
-
-    budget = start
-    while too_much() and budget // 2 >= max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * m):
-        budget //= 2
-        policy = replace(policy, memory_bytes=budget)
-    if budget != start:
-        notes = [*notes, f"smaller tiles: memory_bytes lowered from {bytes_text(start)} to {bytes_text(budget)}"]
-    cap = m
-    while too_much() and cap > 64:
+    tiles = start
+    while too_large() and tiles // 2 >= least_tiles(size):
+        tiles //= 2
+        policy = replace(policy, memory_bytes=tiles)
+    if tiles != start:
+        notes.append(f"smaller tiles: memory_bytes lowered from {bytes_text(start)} to {bytes_text(tiles)}")
+    cap = size
+    while too_large() and cap > 64:
         cap = max(cap // 2, 64)
-        policy = _capped(policy, cap)
-        policy = replace(policy, memory_bytes=min(budget, max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * cap)))
-    if cap != m:
-        notes = [*notes, _cap_note(cap, m)]
-    fits = not too_much()
+        policy = replace(policy, max_dictionary=cap, memory_bytes=min(tiles, least_tiles(cap)))
+    fits = not too_large()
     if not fits:
-        lazy = isinstance(request.arms, LazyArms) and request.loaded
-        advice = "free memory" if lazy else "pass a lazy arm set (MemmapArms, ProductGrid)"
-        notes = [*notes, f"does NOT fit: {bytes_text(request.available)} may be used; {advice}"]
-    return policy, notes, fits
+        advice = "free memory" if run.lazy else "pass a lazy arm set (MemmapArms, ProductGrid)"
+        notes.append(f"does NOT fit: {bytes_text(run.available)} may be used; {advice}")
+    timed, mean_size = run.arms, round(piloted.mean_size)
+    if not run.streams(policy):
+        rows = costs.timed_rows(run.count, m=mean_size, memory_bytes=policy.sweep_budget(device), device=device)
+        timed = run.sample(rows, generator)
+
+    def measured(policy: BBKB | BKB) -> Plan:
+        m = max(min(mean_size, policy.max_dictionary or mean_size), 1)
+        found = costs.measure(timed, policy, m=m, distinct=math.ceil(piloted.distinct), generator=generator)
+        return _plan(run, policy, piloted, found, per_pick)
+
+    made = measured(policy)
+    while made.seconds > seconds and (policy.max_dictionary or size) > 64:
+        cap = max((policy.max_dictionary or size) // 2, 64)
+        policy = replace(policy, max_dictionary=cap)
+        made = measured(policy)
+    if made.seconds > seconds:
+        fits = False
+        notes.append(f"does NOT fit: {seconds:g} s are too short for {run.count:,} arms")
+    if cap != size:
+        notes.append(f"smaller dictionary: capped at {cap} of about {size} points, so variances are less accurate")
+    return replace(made, notes=tuple(notes), fits=fits)
 
 
-def _fit_time(
-    request: _Request,
-    policy: UCBPolicy,
-    notes: list[str],
-    fits: bool,
-    piloted: PilotForecast,
-    per_pick: float,
-    generator: torch.Generator,
-) -> Plan:
-    """Time the operations, and cap the dictionary until the run fits into the time limit."""
-    arms: ArmSet = request.arms
-    if not _memory(request, policy, piloted)[1]:
-        memory_bytes = policy.sweep_budget(request.device)
-        rows = costs.timed_rows(request.count, m=round(piloted.mean_size), memory_bytes=memory_bytes, device=request.device)
-        arms = _sample(request, rows, generator)
-    size = math.ceil(piloted.dictionary_size)
-
-    def forecast(policy: UCBPolicy) -> Plan:
-        m = max(min(round(piloted.mean_size), getattr(policy, "max_dictionary", None) or 2**31), 1)
-        measured = costs.measure(arms, policy, m=m, distinct=math.ceil(piloted.distinct), generator=generator)
-        return _plan(request, policy, piloted, measured, per_pick, notes, fits)
-
-    made = forecast(policy)
-    while request.seconds is not None and made.seconds > request.seconds:
-        cap = policy.max_dictionary or size if isinstance(policy, (BBKB, BKB)) else 0
-        if cap > 64:
-            policy = _capped(policy, max(cap // 2, 64))
-            notes = [*(note for note in notes if "capped" not in note), _cap_note(max(cap // 2, 64), size)]
-        else:
-            notes = [*notes, f"does NOT fit: {request.seconds:g} s are too short for {request.count:,} arms"]
-            fits = False
-            made = forecast(policy)
-            break
-        made = forecast(policy)
-    return made
-
-
-def _cap_note(cap: int, size: int) -> str:
-    return f"smaller dictionary: capped at {cap} of about {size} points, so variances are less accurate"
-
-
-def _capped(policy: UCBPolicy, cap: int) -> UCBPolicy:
-    assert isinstance(policy, (BBKB, BKB))
-    return replace(policy, max_dictionary=cap)
-
-
-def _plan(
-    request: _Request, policy: UCBPolicy, piloted: PilotForecast, measured: Costs, per_pick: float, notes: list[str], fits: bool
-) -> Plan:
-    assert isinstance(policy, (BBKB, BKB))
-    a, cap = request.count, policy.max_dictionary or math.inf
-    size, batches = min(piloted.dictionary_size, cap), max(piloted.batches, 1.0)
-    items, streamed = _memory(request, policy, piloted)
-    sweep = measured.sweep_fixed + measured.sweep_per_arm * a
-    columns = 0.0 if "columns" not in items else 1.5 * size * measured.column_per_arm * a
-    if not streamed and "columns" not in items:  # every sweep evaluates its kernel block again
-        sweep += size * measured.column_per_arm * a
-    picking = per_pick * request.budget + batches * measured.pick_per_arm * a
-    grown = max(sweep - measured.sweep_fixed, 0.0)
-    settings: dict[str, Any] = {
-        "memory_bytes": policy.memory_bytes,
-        "sweep_dtype": policy.sweep_dtype,
-        "max_dictionary": policy.max_dictionary,
-    }
+def _plan(run: _Run, policy: BBKB | BKB, piloted: PilotForecast, measured: costs.Costs, per_pick: float) -> Plan:
+    """Return the plan with these settings."""
+    a, size, batches = run.count, min(piloted.dictionary_size, policy.max_dictionary or math.inf), max(piloted.batches, 1.0)
+    items, streamed = run.memory(policy, piloted), run.streams(policy)
+    column = size * measured.column_per_arm * a
+    cached = "columns" in items
+    # without cached columns, every sweep in memory evaluates its kernel block again
+    growing = measured.sweep_per_arm * a + (0.0 if cached or streamed else column)
+    picking = per_pick * run.budget + batches * measured.pick_per_arm * a
+    low, high = piloted.batches_range
     return Plan(
         arms=a,
-        dims=request.dims,
-        budget=request.budget,
-        device=str(request.device),
+        dims=run.arms.shape[1],
+        budget=run.budget,
+        device=str(run.arms.device),
         dictionary_size=round(size),
         batches=round(batches),
-        batches_range=(round(piloted.batches_range[0]), round(piloted.batches_range[1])),
+        batches_range=(round(low), round(high)),
         memory=items,
-        available_bytes=request.available,
-        seconds_per_sweep=sweep,
-        microseconds_per_pick=1e6 * picking / request.budget,
-        seconds=batches * (piloted.overhead + grown) + columns + picking,
+        available_bytes=run.available,
+        seconds_per_sweep=measured.sweep_fixed + growing,
+        microseconds_per_pick=1e6 * picking / run.budget,
+        seconds=batches * (piloted.overhead + growing) + (1.5 * column if cached else 0.0) + picking,
         streamed=streamed,
-        settings=settings,
-        notes=tuple(notes),
-        fits=fits,
-        policy=replace(request.original, **settings),
+        notes=(),
+        fits=True,
+        policy=policy,
     )

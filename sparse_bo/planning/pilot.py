@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
@@ -21,8 +20,7 @@ DRAWS = 8
 """Number of objectives, draws of a Gaussian process."""
 
 
-@dataclass(frozen=True)
-class PilotForecast:
+class PilotForecast(NamedTuple):
     """Forecast of a run of ``budget`` evaluations on ``arms`` arms."""
 
     dictionary_size: float
@@ -31,7 +29,7 @@ class PilotForecast:
     """Root mean square over the batches."""
     batches: float
     batches_range: tuple[float, float]
-    """Batches of the draw with the fewest and of the one with the most."""
+    """Of the draws with the fewest and the most."""
     distinct: float
     """Distinct arms pulled."""
     overhead: float
@@ -47,8 +45,7 @@ class Step(NamedTuple):
     distinct: float
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """One pilot."""
 
     rows: Sequence[Step]
@@ -122,14 +119,7 @@ def saturating(growth: float, *, quarter: int, most: int, arms: int, d: int) -> 
 
     The arm nearest to the maximum of a smooth score is at a distance ``h ~ a^{-1/d}`` and loses ``h²``. So
     ``v(a) = v(∞) − c a^{-2/d}``, and two sizes give both constants (Richardson). The factor is at most ``(arms/most)^0.1``,
-    which bounds the effect of noise in many dimensions.
-
-    Args:
-        growth: ``v(most)/v(quarter)``.
-        quarter: The smaller number of arms.
-        most: The larger.
-        arms: Number of arms of the run.
-        d: Number of inputs.
+    which bounds the effect of noise in many dimensions. ``growth`` is ``v(most)/v(quarter)``.
     """
     per_step = (most / quarter) ** (2.0 / d) - 1.0
     missing = (1.0 - (most / arms) ** (2.0 / d)) / per_step
@@ -138,15 +128,7 @@ def saturating(growth: float, *, quarter: int, most: int, arms: int, d: int) -> 
 
 
 def powered(growth: float, *, quarter: int, most: int, arms: int, d: int) -> float:
-    """Return the growth factor of distinct pulled arms, a power law: arms near the best ones do not run out.
-
-    Args:
-        growth: ``v(most)/v(quarter)``.
-        quarter: The smaller number of arms.
-        most: The larger.
-        arms: Number of arms of the run.
-        d: Number of inputs; not used.
-    """
+    """Return the growth factor of distinct pulled arms, a power law: arms near the best ones do not run out."""
     exponent = min(max(math.log(growth) / math.log(most / quarter), 0.0), 0.5)
     return (arms / most) ** exponent
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparse_bo.arms.contenders import GATHERED
 from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.policies.bandits.policy import UCBPolicy
+from sparse_bo.planning.costs import bytes_text
+from sparse_bo.policies import BBKB, BKB
 from sparse_bo.sharding.group import HEADER_BYTES
 from sparse_bo.validation import check_count
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """Speed of a network. Defaults: gloo over TCP on the loopback of one machine (``benchmarks/sharding.py``)."""
 
     latency: float = 1e-4
@@ -24,16 +24,12 @@ class Network:
     """Bandwidth of a receiving rank."""
 
 
-@dataclass(frozen=True)
-class Messages:
-    """Messages of one rank in one batch."""
+class Messages(NamedTuple):
+    """Messages of one rank in one batch, on average."""
 
     collectives: int
-    """Number of collective calls, a constant."""
     bytes_sent: int
-    """Bytes that a rank sends, on average."""
     bytes_received: int
-    """Bytes that a rank receives from all others."""
     seconds: float
     """Their duration on an idle network."""
 
@@ -63,8 +59,6 @@ class Plan:
     """Seconds of the whole run, without the objective."""
     streamed: bool
     """Whether the arms are swept tile by tile, without stored vectors of their length."""
-    settings: Mapping[str, Any]
-    """Fields of the policy that the plan decides: ``memory_bytes``, ``sweep_dtype``, ``max_dictionary``."""
     notes: tuple[str, ...]
     """Changes that make the run fit, and limits that it exceeds."""
     fits: bool
@@ -73,8 +67,13 @@ class Plan:
     """Number of ranks; memory and sweeps are those of one."""
     messages: Messages | None = None
     """Upper bound on the messages of a batch, with several ranks."""
-    policy: UCBPolicy
+    policy: BBKB | BKB
     """The policy to run: the argument with these settings. Hyper-parameters that it learns are still learned."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Fields of the policy that the plan decides: ``memory_bytes``, ``sweep_dtype``, ``max_dictionary``."""
+        return {name: getattr(self.policy, name) for name in ("memory_bytes", "sweep_dtype", "max_dictionary")}
 
     @property
     def memory_bytes(self) -> int:
@@ -84,30 +83,27 @@ class Plan:
     def lines(self) -> dict[str, str]:
         """Return the plan as rows of a table: quantity and text."""
         low, high = self.batches_range
-        precision = next(name for name, value in PRECISIONS.items() if value == self.settings["sweep_dtype"])
+        precision = next(name for name, value in PRECISIONS.items() if value == self.policy.sweep_dtype)
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in self.memory.items() if size >= 2**20)
-        return {
+        lines = {
             "arms": f"{self.arms:,} x {self.dims}" + (", streamed" if self.streamed else ", in memory"),
             "evaluations": f"{self.budget:,} in about {self.batches:,} batches ({low:,} to {high:,} in the pilots)",
             "dictionary": f"about {self.dictionary_size:,} points",
             "memory": f"{bytes_text(self.memory_bytes)} of {bytes_text(self.available_bytes)} free"
             + (f" ({parts})" if parts else ""),
-            **self._of_ranks(),
+        }
+        if (messages := self.messages) is not None:
+            lines |= {
+                "ranks": f"{self.ranks:,}; memory and sweeps are those of one, with {-(-self.arms // self.ranks):,} arms",
+                "messages": f"{messages.collectives} collectives a batch; a rank sends at most "
+                f"{bytes_text(messages.bytes_sent)} and receives {bytes_text(messages.bytes_received)}",
+            }
+        return lines | {
             "per sweep": seconds_text(self.seconds_per_sweep),
             "per pick": f"{self.microseconds_per_pick:.0f} µs",
             "in all": seconds_text(self.seconds) + ", without the objective",
-            "settings": f"memory_bytes {self.settings['memory_bytes']:,}, sweep in {precision}, "
-            f"max_dictionary {self.settings['max_dictionary'] or 'none'}, on {self.device}",
-        }
-
-    def _of_ranks(self) -> dict[str, str]:
-        messages = self.messages
-        if messages is None:
-            return {}
-        return {
-            "ranks": f"{self.ranks:,}; memory and sweeps are those of one, with {-(-self.arms // self.ranks):,} arms",
-            "messages": f"{messages.collectives} collectives a batch; a rank sends at most {bytes_text(messages.bytes_sent)} "
-            f"and receives {bytes_text(messages.bytes_received)}",
+            "settings": f"memory_bytes {self.policy.memory_bytes:,}, sweep in {precision}, "
+            f"max_dictionary {self.policy.max_dictionary or 'none'}, on {self.device}",
         }
 
 
@@ -140,15 +136,6 @@ def messages_per_batch(
     # a ring passes W − 1 blocks on, one after the other
     seconds = collectives * (ranks - 1) * link.latency + received / link.bytes_per_second
     return Messages(collectives, sent, received, seconds)
-
-
-def bytes_text(size: float) -> str:
-    """Return a number of bytes in the largest unit that fits."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:,.0f} {unit}" if size >= 100 or unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 def seconds_text(seconds: float) -> str:

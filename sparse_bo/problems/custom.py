@@ -16,8 +16,7 @@ import torch
 from sparse_bo.domains.lazy import LazyArms, ProductGrid
 from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.space import Space
-from sparse_bo.planning.costs import available_bytes
-from sparse_bo.planning.plans import bytes_text
+from sparse_bo.planning.costs import available_bytes, bytes_text
 from sparse_bo.problems.names import GRID_EXAMPLE
 from sparse_bo.runs.history import History, HistoryRow
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-pytest.importorskip("ax", reason="Ax is not installed: pip install 'sparse-bo[ax]'")
+pytest.importorskip("ax", reason="Ax is not installed: pip install '.[ax]'")
 
 import numpy as np
 import pandas as pd

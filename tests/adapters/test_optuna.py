@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'sparse-bo[optuna]'")
+pytest.importorskip("optuna", reason="Optuna is not installed: pip install '.[optuna]'")
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution

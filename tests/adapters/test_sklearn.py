@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'sparse-bo[benchmarks]'")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install '.[benchmarks]'")
 
 from sklearn.datasets import make_moons
 from sklearn.model_selection import cross_val_score

@@ -62,6 +62,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", POLICIES)
 def test_arms_that_keep_failing_are_left_alone(name):
     with warnings.catch_warnings():
@@ -94,6 +95,7 @@ def test_random_arms_of_a_design_keep_away_from_failing_neighbours(policy):
     assert sum(bad[40:]) < 0.45 * 60  # before: 60 % of it fails, as of all arms
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("policy", "budget", "share"), [(BBKB(), 80, 0.5), (BoTorchUCB(num_restarts=2, raw_samples=64), 60, 0.65)]
 )
@@ -107,6 +109,7 @@ def test_regions_of_a_box_that_keep_failing_are_left_alone(policy, budget, share
     assert float(smooth(result.best_x[None])) > 1.4  # the best feasible value is 1.43
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["bbkb", "bbkb learned", "gp-ucb", "epsilon-greedy"])
 def test_random_failures_do_not_starve_a_run(name):
     result = maximize(at_random(), arms=ARMS, policy=POLICIES[name], budget=150, seed=1)
@@ -160,12 +163,12 @@ def test_a_streamed_arm_set_backs_off_too():
     grid = ProductGrid.linspace(BOUNDS, [200, 150])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FailureWarning)
-        result = maximize(beyond_the_edge, arms=grid, policy=BBKB(**given(), memory_bytes=2**20), budget=120, seed=1)
+        result = maximize(beyond_the_edge, arms=grid, policy=BBKB(**given(), memory_bytes=2**20), budget=60, seed=1)
     assert isinstance(result.state.posterior, ContenderPosterior)
     bad = outcomes(result)
     tries = Counter(i for i, failed in zip(result.history.indices, bad, strict=True) if failed)
     assert max(tries.values()) <= 3
-    assert sum(bad) < 60
+    assert sum(bad) < 40
     assert result.best_x[0] <= EDGE
 
 
@@ -189,6 +192,7 @@ def test_elimination_recommends_an_arm_with_a_success():
     assert loop.result().best_index in tried
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("journal", [True, False])
 @pytest.mark.parametrize("where", ["arms", "learned", "box", "botorch"])
 def test_a_resumed_run_remembers_failures(where, journal, tmp_path):
@@ -269,6 +273,7 @@ def test_failed_evaluations_leave_the_states_of_other_mechanisms_alone():
     assert Mechanism.fail(None, state, torch.tensor([1])) is state
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", [BBKB(**given()), GPUCB(**given()), BBKB()], ids=["bbkb", "gp-ucb", "learned"])
 def test_many_evaluations_out_at_a_time_go_on_when_all_of_them_fail(policy):
     """Workers are never left idle for good, and nothing is asked twice at a time that has never succeeded."""

@@ -10,14 +10,14 @@ from tests.attacks.builders import OUTCOMES
 from tests.attacks.every import ATTACKS
 
 SHORT = {
-    "kills": 12,
-    "interrupts": 12,
-    "damaged journals": 40,
+    "kills": 5,
+    "interrupts": 6,
+    "damaged journals": 20,
     "full, read-only and slow disks": 4,
     "full journals, other writers": 4,
-    "wrong inputs": 60,
-    "wrong options": 25,
-    "numeric horrors": 12,
+    "wrong inputs": 25,
+    "wrong options": 10,
+    "numeric horrors": 4,
 }
 
 

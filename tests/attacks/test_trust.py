@@ -15,6 +15,7 @@ from sparse_bo.runs import AskTell, audit_run
 from tests.cli.builders import QUICK, at_a_terminal, invoke
 from tests.journal.runs import arms, finished, policy
 
+pytestmark = pytest.mark.usefixtures("undrawn_figures")
 HOSTILE = "raise RuntimeError('imported')\n"
 HARMLESS = "def measure(X):\n    return -(X - 0.3).square().sum(-1)\n"
 
@@ -33,6 +34,8 @@ def own(tmp_path, monkeypatch):
         f"{name}:measure",
         "--grid",
         "9x9",
+        "--policy",
+        "random",
         "--budget",
         "20",
         "--storage",
@@ -65,7 +68,7 @@ def test_resume_says_what_a_journal_names_and_does_nothing_unless_it_may(own, tm
 def test_resume_asks_at_a_terminal(own, answer, code, tmp_path):
     (tmp_path / f"{own}.py").write_text(f"open('imported', 'w').close()\n{HARMLESS}")
     done = at_a_terminal("resume", "run.journal", "--budget", "25", "--quiet", typed=answer)
-    assert done.returncode == code, done.stderr
+    assert done.exit_code == code, done.stderr
     assert "Do that? [y/N]: " in done.stdout
     assert (tmp_path / "imported").exists() == (answer == "y")
     assert ("not resumed; nothing was imported or written" in done.stderr) == (answer == "n")
@@ -84,6 +87,7 @@ def test_a_folder_that_a_journal_names_is_not_made_unasked(tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["report", "audit"])
 def test_report_and_audit_import_nothing(own, command):
     done = invoke(command, "run.journal")
@@ -138,6 +142,7 @@ def test_an_audit_finds_an_objective_that_changes_with_time(slope, tmp_path):
     assert drift.slope == pytest.approx(slope, abs=0.001)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", ["arms", "box"])
 def test_an_audit_finds_a_model_that_is_too_sure(where, tmp_path):
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)

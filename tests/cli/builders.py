@@ -1,8 +1,10 @@
 """A short run, and the call of a command in this process."""
 
+import io
 import os
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+from unittest import mock
 
 from typer.testing import CliRunner
 
@@ -19,12 +21,11 @@ def invoke(*arguments, columns=300):
 
 
 def at_a_terminal(*arguments, typed):
-    """Run a command in a process of its own whose input is a terminal with the line ``typed``."""
+    """Run a command in this process, with a terminal for its input, on which ``typed`` is entered."""
     ours, theirs = os.openpty()
-    try:
-        os.write(ours, f"{typed}\n".encode())
-        command = [sys.executable, "-m", "sparse_bo", *map(str, arguments)]
-        return subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=120, check=False)
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    out, err = io.StringIO(), io.StringIO()
+    with os.fdopen(ours, "wb", buffering=0) as keyboard, os.fdopen(theirs) as terminal:
+        keyboard.write(f"{typed}\n".encode())
+        with mock.patch("sys.stdin", terminal), redirect_stdout(out), redirect_stderr(err):
+            status = app(list(map(str, arguments)), standalone_mode=False)
+    return SimpleNamespace(exit_code=status or 0, stdout=out.getvalue(), stderr=err.getvalue())

@@ -45,7 +45,7 @@ def test_names_of_folders_and_journals_are_shown_as_they_are(folder):
     out, journal = "[bold]a[", "b[italic] :bug:.journal"
     done = invoke(*RUN, "hostile:works", "--out", out, "--storage", journal)
     assert done.exit_code == 0, done.output
-    assert f"figure   {out}/works-random-seed0.png\nhistory  {out}/works-random-seed0.jsonl\n" in done.stdout
+    assert f"history  {out}/works-random-seed0.jsonl\nfigure   {out}/works-random-seed0.png\n" in done.stdout
     done = invoke("report", journal, "--out", out)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith(f"random, seed 0, in {journal}")

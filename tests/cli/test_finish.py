@@ -46,7 +46,7 @@ def test_a_folder_that_became_a_file_costs_no_results(tmp_path, temporary, monke
     assert out.read_text() == "mine"
     (saved,) = temporary.rglob("*.jsonl")
     assert done.stderr == (
-        f"error: could not write the figure and the history into {out} (File exists); the history is in {saved} instead; "
+        f"error: could not write the history and the figure into {out} (File exists); the history is in {saved} instead; "
         "run again with another --out, or with --storage RUN.journal, whose journal keeps everything\n"
     )
     assert len(History.load(saved).indices) == 30
@@ -76,7 +76,7 @@ def test_a_full_disk_is_said_after_the_summary(tmp_path, temporary, monkeypatch)
     assert done.exit_code == 1
     assert "30 on 30 distinct arms" in done.stdout
     assert done.stderr == (
-        f"error: could not write the figure and the history into {tmp_path / 'out'} (No space left on device); nor the history "
+        f"error: could not write the history and the figure into {tmp_path / 'out'} (No space left on device); nor the history "
         "into a temporary folder (No space left on device); run again with another --out, or with --storage RUN.journal, whose "
         "journal keeps everything\n"
     )
@@ -115,7 +115,7 @@ def test_quiet_runs_say_what_is_lost(tmp_path, temporary, monkeypatch):
     replaced_meanwhile(monkeypatch, tmp_path / "out")
     done = invoke(*RUN, "--out", tmp_path / "out", "--quiet")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: could not write the figure and the history")
+    assert done.stderr.startswith("error: could not write the history and the figure")
 
 
 def test_a_journal_that_cannot_be_closed_is_said_and_files_are_written(tmp_path, monkeypatch):
@@ -138,4 +138,4 @@ def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path):
     done = invoke("report", journal, "--out", out)
     assert done.exit_code == 1
     assert "30 asked, 30 told" in done.stdout
-    assert done.stderr.startswith(f"error: could not write the figure and the history into {out} (File exists)")
+    assert done.stderr.startswith(f"error: could not write the history and the figure into {out} (File exists)")

@@ -35,6 +35,7 @@ def test_a_learned_kernel_switches_the_preset_off():
     assert isinstance(make_policy("random", {}, problem="cadata", budget=10), RandomSearch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "nu"), [("matern12", 0.5), ("matern32", 1.5), ("matern52", 2.5)])
 def test_kernels_by_name(name, nu):
     kernel = make_kernel(name, lengthscale=0.7, outputscale=2.0)

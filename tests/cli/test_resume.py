@@ -62,6 +62,7 @@ def test_a_budget_that_no_run_comes_to_is_named(tmp_path):
     assert "error: expected --budget" in done.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("problem", ["reactor 3", {"reactor": 3}, {"objective": "yield"}, ["a"], None], ids=str)
 def test_what_users_note_of_their_problem_is_theirs(problem, tmp_path):
     """`run` notes its problem under that name too, and reads it back: of other journals it made neither head nor tail."""
@@ -86,7 +87,7 @@ def test_a_journal_that_was_not_made_here_is_reported_but_not_resumed(tmp_path):
     assert "4 told" in invoke("report", str(path), "--out", str(tmp_path)).output
 
 
-def test_a_report_writes_figure_and_history(tmp_path):
+def test_a_report_writes_figure_and_history(tmp_path, drawn):
     path = tmp_path / "run.journal"
     assert invoke(*QUICK, "--policy", "random", "--storage", path, "--out", tmp_path / "a", "--quiet").exit_code == 0
     done = invoke("report", path, "--out", tmp_path / "b")

@@ -16,6 +16,7 @@ from tests.cli.builders import BOX_ONLY, QUICK, invoke
 ON_A_BOX = ["run", "--problem", "eggholder2", "--budget", "7", "--seed", "1"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", ["random", *sorted(BOX_ONLY)])
 def test_policies_on_a_box_run_and_write_a_figure_and_a_history(policy, tmp_path):
     design = [] if policy == "random" else ["--initial-design", "6"]
@@ -30,6 +31,7 @@ def test_policies_on_a_box_run_and_write_a_figure_and_a_history(policy, tmp_path
     assert "best point" in done.output
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in BOX_ONLY])
 def test_every_policy_runs_and_writes_a_figure_and_a_history(policy, tmp_path):
     done = invoke(*QUICK, "--policy", policy, "--out", str(tmp_path))
@@ -56,6 +58,7 @@ def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
     assert "goal to be one of" in invoke(*ON_A_BOX, "--goal", "worst").output
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "asked",
     [["--width", "1.5"], ["--kernel", "rbf"], ["--preset", "published"], ["--certify-every", "5"], ["--seconds", "60"]],
@@ -76,11 +79,11 @@ def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_
 def test_without_a_name_long_runs_over_arms_begin_with_expected_improvement(tmp_path):
     domain = {"arms": torch.rand(60, 2, dtype=torch.float64)}
     build = {"domain": domain, "name": "gp-draw", "goal": "best", "budget": 5_000, "preset": "learned"}
-    policy, why = policy_of(None, {"initial_design": 7}, {"after": "20"}, **build)
+    policy, why = policy_of(None, {"initial_design": 7, "after": "20"}, **build)
     assert isinstance(policy, TwoStage)
     assert (policy.first, policy.after) == (ExpectedImprovement(initial_design=7), 20)
     assert why.startswith("the best of some arms counts, in 5,000 evaluations, BBKB from ")
-    policy, why = policy_of(None, {}, {"width": "2"}, **build)
+    policy, why = policy_of(None, {"width": "2"}, **build)
     assert isinstance(policy, BBKB)
     assert (policy.width, why) == (2.0, "it has what is asked for")
 
@@ -110,8 +113,9 @@ def test_the_published_preset_is_of_the_two_data_sets(tmp_path):
     assert "expected preset to be one of 'learned', 'published'" in invoke(*QUICK, "--preset", "secret").stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", [["--problem", "abalone"], ["--problem", "eggholder2"]], ids=["arms", "box"])
-def test_compare_runs_the_default_beside_simple_policies(where, tmp_path):
+def test_compare_runs_the_default_beside_simple_policies(where, tmp_path, drawn):
     done = invoke("compare", *where, "--budget", "40", "--seed", "2", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     arms = where[1] == "abalone"
@@ -129,6 +133,7 @@ def test_quiet_prints_nothing(tmp_path):
     assert invoke(*QUICK, "--out", str(tmp_path), "--quiet").output == ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["recursive-rls", "ipa", "k-dpp"])
 def test_dictionaries_run_by_name(name, tmp_path):
     done = invoke(
@@ -140,7 +145,7 @@ def test_dictionaries_run_by_name(name, tmp_path):
 
 
 def test_no_argument_compares_on_cadata(monkeypatch, capsys):
-    monkeypatch.setattr("sparse_bo.cli.run.compare", print)
+    monkeypatch.setattr("sparse_bo.cli.comparison.compare", print)
     monkeypatch.setattr("sys.argv", ["sparse-bo"])
     with pytest.raises(SystemExit) as end:
         main()

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from sparse_bo.cli.app import app
-from sparse_bo.cli.presets import FLAGS, OPTIONS_OF, POLICIES, flag, read_settings, settings_of, split_texts
+from sparse_bo.cli.presets import FLAGS, OPTIONS_OF, POLICIES, flag, given_settings, read_settings, settings_of
 from tests.cli.builders import invoke
 
 WITHOUT_TEXT = {"acquisition", "first", "fitter", "inner", "surrogate", "then"}
@@ -43,7 +43,7 @@ def parameters(command: str) -> dict:
     ],
 )
 def test_the_type_of_the_field_decides_the_value(policy, text, value):
-    (read,) = read_settings(split_texts([text]), POLICIES[policy]).values()
+    (read,) = read_settings(given_settings({"set_": [text]}), POLICIES[policy]).values()
     assert read == value
     assert type(read) is type(value)
 
@@ -83,6 +83,7 @@ def test_every_option_has_help_in_80_columns(command):
     assert command in invoke("--help").output
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["run", "--seed", "x"]])
 def test_help_and_mistyped_options_load_no_torch(arguments):
     code = f"import sys\nfrom sparse_bo.cli.app import app\ntry:\n    app({arguments})\nexcept SystemExit:\n    pass\n"

@@ -76,7 +76,8 @@ def test_an_interrupted_comparison_shows_the_policies_that_had_finished(tmp_path
     assert "bbkb: nothing had finished before it\n" in done.stderr
 
 
-@pytest.mark.parametrize("executor", ["threads", "processes"])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("executor", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
 def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path, monkeypatch):
     """The signal reaches the whole process group, workers too, as a terminal sends it."""
     (tmp_path / "slow_one.py").write_text(SLOW)
@@ -132,6 +133,7 @@ def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
     assert len(History.load("out/f-random-seed0.jsonl").indices) == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("error", [ValueError("no such matrix"), StorageError("the disk is full"), MemoryError()])
 def test_a_policy_or_a_journal_that_fails_keeps_what_was_told(error, tmp_path, monkeypatch):
     original = ArmSearch.tell

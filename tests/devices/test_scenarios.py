@@ -21,7 +21,6 @@ from tests.builders import arms, matern_kernel, rbf_kernel, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 from tests.evaluations import flaky
 from tests.journal import every_policy as every
-from tests.sampling import sampled
 from tests.second_device import Second
 
 CPU = torch.device("cpu")
@@ -53,7 +52,8 @@ def same_picks(got: Tensor, expected: Tensor) -> None:
         assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize(("domain", "name"), sampled(every.RUNS, every=2, ids=IDS))
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize(("domain", "name"), every.RUNS, ids=IDS)
 def test_every_policy_picks_as_on_the_cpu(domain, name, accelerator):
     loop = started(domain, name, accelerator)
     loop.run(waves, every.BUDGET[domain])
@@ -61,7 +61,8 @@ def test_every_policy_picks_as_on_the_cpu(domain, name, accelerator):
     same_picks(picks_of(loop), _on_the_cpu(domain, name))
 
 
-@pytest.mark.parametrize(("domain", "name"), sampled(every.RUNS, every=4, ids=IDS))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("domain", "name"), every.RUNS, ids=IDS)
 def test_every_policy_goes_on_after_a_resume(domain, name, accelerator, tmp_path):
     storage = Storage(tmp_path / "run.journal", replay_seconds=0.0)
     reference, half = started(domain, name, accelerator), every.BUDGET[domain] // 2
@@ -100,8 +101,9 @@ POLICIES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
-@pytest.mark.parametrize("journaled", sampled([True, False], every=2, ids=["journaled", ""]))
+@pytest.mark.parametrize("journaled", [True, False], ids=["journaled", ""])
 def test_tensors_of_a_policy_may_be_on_the_device(make, journaled, accelerator, tmp_path):
     """A journal describes them, and what is rebuilt from it is on the CPU."""
     reference = AskTell(arms(), make(CPU), seed=2)
@@ -143,8 +145,9 @@ def test_in_another_process_it_gets_them_on_the_cpu(executor, second):
     same_picks(*(torch.tensor(result.history.points) for result in results))
 
 
-@pytest.mark.parametrize("where", sampled(["second", "cpu"], every=2))
-@pytest.mark.parametrize(("domain", "name"), sampled(every.RUNS, every=5, ids=IDS))
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("where", ["second", "cpu"])
+@pytest.mark.parametrize(("domain", "name"), every.RUNS, ids=IDS)
 def test_the_default_device_changes_nothing(domain, name, where, second: Second, tmp_path):
     """``torch.set_default_device`` says where a user's tensors go; the package's own go where the arms are."""
     keyword, make = DOMAINS[domain]
@@ -174,6 +177,7 @@ def _picks(domain: str, name: str, device: torch.device) -> Tensor:
 OVER_ARMS = [name for domain, name in every.RUNS if domain == "arms"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", OVER_ARMS)
 def test_other_round_off_moves_no_pick_over_arms(name, second: Second):
     device = torch.device("second", 0)

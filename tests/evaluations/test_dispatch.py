@@ -63,6 +63,7 @@ def run(objective, **settings):
     return maximize(objective, **chosen)
 
 
+@pytest.mark.sampled(2)
 def test_the_same_seed_gives_the_same_picks_on_every_executor(executor):
     reference = run(flaky.smooth).history
     history = run(flaky.smooth, executor=Workers(executor=executor, count=3)).history
@@ -71,6 +72,7 @@ def test_the_same_seed_gives_the_same_picks_on_every_executor(executor):
     assert history.column("batch_size") == reference.column("batch_size")
 
 
+@pytest.mark.sampled(2)
 def test_asynchronous_runs_make_every_evaluation_once(executor, tmp_path):
     workers = Workers(executor=executor, count=3, asynchronous=True)
     result = run(flaky.slow, executor=workers, storage=tmp_path / "run.journal")
@@ -86,6 +88,7 @@ EXITS = {"threads": "thread", "processes": "process", "loky": "process", "dask":
 """Dask's worker is a thread of this process here: its end would be ours."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "count"),
     [

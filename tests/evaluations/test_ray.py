@@ -13,7 +13,7 @@ from sparse_bo.runs.records import read_run
 from tests.builders import arms, bbkb
 from tests.evaluations import flaky, light
 
-ray = pytest.importorskip("ray", reason="Ray is not in the tested environment; pip install 'sparse-bo[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not in the tested environment; pip install '.[ray]'")
 
 pytestmark = [
     # Ray opens sockets, pipes and log files that it leaves to the end of the process.

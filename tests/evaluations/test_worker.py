@@ -89,6 +89,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMS)
 @given(y=st.lists(st.floats(allow_infinity=False), min_size=1, max_size=5))
 def test_answers_are_the_values_whatever_holds_them(form, y):

@@ -71,21 +71,10 @@ def test_every_policy_is_here():
 
 
 CASES = [("snapshots", *run) for run in RUNS] + [("replay", *run) for run in REPLAYED]
-SAMPLED = [
-    *(
-        ("snapshots", "arms", name)
-        for name in ("bbkb", "sbpe", "mini-meta", "s-gp-ts-arms", "expected-improvement", "two-stage")
-    ),
-    *(("snapshots", "box", name) for name in ("bbkb", "sbpe", "gssbo", "qff-ts", "trust-region", "rembo")),
-    *(("replay", *run) for run in (("arms", "bbkb"), ("arms", "sbpe"), ("box", "gssbo"), ("box", "trust-region"))),
-]
-"""One of each family of states per change; all of them nightly."""
 
 
-@pytest.mark.parametrize(
-    ("way", "domain", "name"),
-    [pytest.param(*case, id="-".join(case), marks=[] if case in SAMPLED else pytest.mark.slow) for case in CASES],
-)
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(("way", "domain", "name"), CASES, ids=map("-".join, CASES))
 def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(way, domain, name, tmp_path, monkeypatch):
     often = way == "snapshots"
     storage = Storage(tmp_path / "run.journal", replay_seconds=0.0 if often else math.inf)

@@ -1,6 +1,6 @@
 """Ax with sparse models, unmodified: fits, candidates, leave-one-out in closed form, and experiments that load again.
 
-The slow tests have 10,000 observations: ``pytest -m slow tests/models/test_ax.py``.
+Slow tests have 10,000 observations, or search over choices: ``pytest -m slow tests/models/test_ax.py``.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("ax", reason="Ax is not installed: pip install 'sparse-bo[ax]'")
+pytest.importorskip("ax", reason="Ax is not installed: pip install '.[ax]'")
 
 import pandas as pd
 from ax.adapter import cross_validation
@@ -78,6 +78,7 @@ def only_efficient(monkeypatch):
     monkeypatch.setattr(cross_validation, "_fold_cross_validate", lambda *_, **__: pytest.fail("fell back to refits"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_ax_fits_a_sparse_model_and_generates_candidates(objectives):
     fitted = adapter(experiment(120, objectives=objectives), max_dictionary=40)
@@ -89,6 +90,7 @@ def test_ax_fits_a_sparse_model_and_generates_candidates(objectives):
     assert model_of(fitted).dictionary.m <= 40
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_cross_validation_is_closed_form_and_agrees_with_the_exact_model(objectives, only_efficient):
     made = experiment(60, objectives=objectives)
@@ -108,6 +110,7 @@ def test_leave_one_out_of_a_sparse_posterior_predicts():
     assert float(errors.square().mean().sqrt()) < 0.15  # the noise is 0.05
 
 
+@pytest.mark.slow
 def test_choice_parameters_reach_the_mixed_model():
     fitted = adapter(experiment(90, choices=3), SparseMixedGP, generator=Generators.BO_MIXED, max_dictionary=40)
     assert isinstance(model_of(fitted), SparseMixedGP)
@@ -123,6 +126,7 @@ SAVED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_experiment_loads_with_its_model_and_sampler(name, tmp_path):
     register_with_ax()

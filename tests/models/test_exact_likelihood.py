@@ -66,6 +66,7 @@ def test_value_and_gradient_are_botorchs(make):
         np.testing.assert_allclose(gradient, slopes, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_fit_ends_at_botorchs_optimum(make):
     ended = []

@@ -88,6 +88,7 @@ def agree(one, two):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", [(1,), (3,), (4, 1), (2, 3, 2)], ids=str)
 def test_with_every_input_in_the_dictionary_it_is_the_sibling(case, shape):
@@ -104,6 +105,7 @@ def test_all_tasks_at_once_are_the_siblings(case):
     agree(sparse.posterior(points(4)[:, :2], output_indices=[1]), exact.posterior(points(4)[:, :2], output_indices=[1]))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_conditioning_and_fantasies_are_the_siblings(case):
     exact, sparse = pair(case)
@@ -144,6 +146,7 @@ def test_over_a_dictionary_it_is_the_dense_dtc_posterior(case, scale):
     torch.testing.assert_close(posterior.covariance_matrix, covariance, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("fit", ["exact", "subset", "vfe", "dtc"])
 def test_every_way_to_learn_is_the_siblings_likelihood_or_its_dense_approximation(case, fit, scale):

@@ -174,6 +174,7 @@ def large(request, scale):
     scale(joint={"dense": request.param})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_the_exact_model(name, large):
     configuration, make, q = CASES[name]
@@ -184,6 +185,7 @@ def test_values_and_gradients_are_those_of_the_exact_model(name, large):
         torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", [{"dictionary": ROWS}, {}], ids=["sparse", "exact"])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_finite_differences(name, options, large):
@@ -200,6 +202,7 @@ def test_gradients_are_those_of_finite_differences(name, options, large):
     torch.testing.assert_close((gradient * direction).sum(dim=(-2, -1)), difference, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")  # weighted sums of a list's outputs
 @pytest.mark.parametrize("name", TWO_OUTPUTS)
 def test_a_list_of_sparse_models_serves_several_objectives(name, scale):
@@ -215,6 +218,7 @@ def test_a_list_of_sparse_models_serves_several_objectives(name, scale):
         torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["LogEI", "qLogEI", "qUCB", "qKG"])
 @pytest.mark.parametrize("sequential", [False, True])
 def test_optimize_acqf_finds_what_a_grid_finds(name, sequential):

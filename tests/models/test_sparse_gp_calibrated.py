@@ -34,6 +34,7 @@ def squared_z(model, X, Y):
         return ((Y - posterior.mean).square() / posterior.variance).mean(dim=-2)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("configuration", list(CONFIGURATIONS))
 @pytest.mark.parametrize("rows", [ROWS, None], ids=["sparse", "exact"])
 def test_covariances_are_scaled_and_means_stay(configuration, rows):

@@ -122,6 +122,7 @@ def test_subset_of_outputs_is_the_exact_one(configuration):
     agree(sparse.subset_output([1]).posterior(X), exact.subset_output([1]).posterior(X))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "batch"])
 def test_learning_small_data_is_the_exact_one(configuration):
     models = pair(configuration)

@@ -56,6 +56,7 @@ def small(scale):
     scale(learning={"subset": 60})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("fit", ["exact", "subset"])
 def test_the_optimum_is_that_of_botorchs_search(fit, outputs):

@@ -137,6 +137,7 @@ def test_sums_over_blocks_are_the_sums_over_all_rows():
 
 
 # Five steps are not enough to converge; the test is about what runs, not about what it finds.
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:.*terminated with status:botorch.exceptions.OptimizationWarning")
 @pytest.mark.parametrize("fit", ["exact", "subset", "vfe", "dtc"])
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "batch", "two outputs", "warped inputs"])

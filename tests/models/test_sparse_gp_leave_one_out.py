@@ -36,6 +36,7 @@ def refits(model, points_of_dictionary):
     return torch.stack(means).detach(), torch.stack(variances).detach()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "configuration", ["plain", "known noise", "normalized inputs", "warped inputs", "raw outcomes", "Matern"]
 )

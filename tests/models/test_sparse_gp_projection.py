@@ -56,6 +56,7 @@ def test_products_are_those_of_whole_matrices(batch, q, dtype, large):
     torch.testing.assert_close(times_root_transpose(h, R, 11), expected[1], **tolerance)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_can_be_differentiated_twice_and_mapped(batch, large):
     R, K = by_columns(upper(*batch)), covariances(*batch, rows=2)

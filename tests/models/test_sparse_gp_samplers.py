@@ -54,6 +54,7 @@ def shown(model_data, **options):
     return model, spy.seen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_every_sampler_gives_a_posterior(configuration, sampler):

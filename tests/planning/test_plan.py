@@ -208,7 +208,7 @@ def test_bad_input_is_named(arguments, settings, error, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_asked_for_but_absent_is_named():
-    with pytest.raises(ValueError, match="no CUDA device; use device='cpu'"):
+    with pytest.raises(ValueError, match="no CUDA device; use cpu"):
         plan(100, 2, budget=10, device="cuda")
 
 
@@ -337,9 +337,12 @@ def test_the_command_says_aloud_what_does_not_fit():
         (["--grid", "9x9", "--arms-file", "x.npy"], "got 2 of them"),
         (["--grid", "3x0"], "points >= 1"),
         (["--arms-file", "nowhere.npy"], "nowhere.npy, got no such file"),
-        (["--arms", "10", "--dims", "1", "--lengthscale", "1"], "need a --kernel"),
+        (
+            ["--arms", "10", "--dims", "1", "--lengthscale", "1"],
+            "drop them or name a --kernel",
+        ),
         (["--arms", "10", "--dims", "1", "--precision", "half"], "'float64', 'float32', got 'half'"),
-        (["--arms", "10", "--dims", "1", "--memory", "-1"], "memory > 0"),
+        (["--arms", "10", "--dims", "1", "--memory", "-1"], "--memory to be a number of GiB above 0"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -372,7 +375,7 @@ def test_a_run_that_does_not_fit_is_not_started(tmp_path):
     ("arguments", "message"),
     [
         (("--policy", "random", "--memory", "1"), "--memory and --seconds plan runs of bbkb and bkb over arms"),
-        (("--memory", "0"), "memory > 0"),
+        (("--memory", "0"), "--memory to be a number of GiB above 0"),
         (("--seconds", "-1"), "seconds > 0"),
     ],
 )

@@ -31,6 +31,7 @@ def results_needed(loop: AskTell) -> int:
 
 
 # BoTorch's optimiser tries a pending point itself as a candidate: two equal rows of a joint covariance.
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:A not p.d., added jitter:linear_operator.utils.warnings.NumericalWarning")
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_the_number_of_results_that_a_policy_waits_for_is_right(policy):

@@ -33,6 +33,7 @@ def asked(loop: AskTell, pieces: list[int]) -> list[int]:
     return [i for q in pieces for i in loop.ask(q).indices.tolist()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_picks_asked_in_pieces_are_those_asked_at_once(policy):
     whole = started(policy).ask().indices.tolist()

@@ -46,6 +46,7 @@ def test_the_errors_are_those_of_the_posterior_before_the_batch(where):
     assert result.calibration.results == 11
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "policy",
     [
@@ -78,6 +79,7 @@ def test_rows_of_earlier_histories_have_none():
     assert HistoryRow.of_plain({"round": 1, "pulls": 2, "indices": [1, 2], "values": [0.0, 1.0]}).calibration is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", ["theory", "authors"])
 @pytest.mark.parametrize("where", ["arms", "box"])
 def test_a_norm_can_be_estimated_for_widths_that_need_one(where, width):

@@ -22,6 +22,7 @@ def rows_by_every_rank(whole, ranks, wanted):
     return rehearse(ranks, script)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("kind", ["tensor", "grid", "file"])
 def test_rows_are_those_of_the_whole_set_on_every_rank(kind, ranks, tmp_path):

@@ -57,6 +57,7 @@ def test_an_objective_that_fails_stops_every_rank():
     assert others[0].result.history.rows
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("then", [1, 2, 4])
 def test_a_resume_on_another_number_of_ranks_makes_the_same_picks(then, tmp_path):
     storage = tmp_path / "run.journal"

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 import sparse_bo.dictionary as samplers
+from sparse_bo.errors import install_hint
 from sparse_bo.models.sparse_gp.dictionary_rule import DictionaryOption
 from sparse_bo.models.sparse_gp.learning import Fit
 from sparse_bo.models.sparse_gp.model import SparseModel, SparseSettings
@@ -309,4 +310,4 @@ def _ax(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "ax":
             raise
-        raise ImportError("register_with_ax needs Ax; install it with: pip install 'sparse-bo[ax]'") from error
+        raise ImportError(f"register_with_ax needs Ax; install it with: {install_hint('ax')}") from error

@@ -38,6 +38,7 @@ def run(policy, X, budget, seed=0):
     return evaluated, batches
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", [SURE, BKB(width=0.0, initial_design=10), GPUCB(width=0.0, initial_design=10)])
 def test_every_batch_looks_at_what_is_missing(policy):
     X = arms(300)

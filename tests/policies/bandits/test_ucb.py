@@ -48,6 +48,7 @@ def test_the_local_rule_takes_the_update_that_shrinks_what_it_watches():
     assert distinct[None] == distinct["process"] > 20
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_every_policy_finds_a_near_best_arm(policy):
     X = arms(200)
@@ -67,6 +68,7 @@ def test_an_arm_that_was_never_evaluated_is_not_recommended(policy):
     assert (result.best_index, result.best_mean) == (2, float(means[2]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_same_seed_gives_the_same_picks_for_any_memory_budget_and_thread_count(policy):
     X = arms(300)
@@ -165,6 +167,7 @@ def test_information_sums_the_leverages_at_the_start_of_each_batch():
     assert loop.state.fitted.information == pytest.approx(expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "sampler",
     [

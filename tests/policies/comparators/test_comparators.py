@@ -40,6 +40,7 @@ POLICIES = [
 IDS = [policy.name for policy in POLICIES]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_every_policy_finds_a_near_best_arm(policy, device):
     X = arms(200).to(device)
@@ -48,6 +49,7 @@ def test_every_policy_finds_a_near_best_arm(policy, device):
     assert len(result.history.indices) == 120
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_same_seed_same_picks_for_any_memory_budget_and_the_global_generator_is_untouched(policy):
     X = arms(300)
@@ -193,6 +195,7 @@ def test_a_batch_of_posterior_epsilon_greedy_mixes_the_best_arm_and_random_ones(
     assert 0.25 < float((picks != best).double().mean()) < 0.35
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("epsilon", "decay"), [(0.4, 0.0), (3.0, 1.0), (1.5, 0.5)])
 def test_exploration_follows_its_schedule(epsilon, decay, generator):
     state = AskTell(arms(1000), EpsilonGreedy()).state

@@ -88,6 +88,7 @@ def dense_bpe(
     return picks, survivors
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(4))
 def test_bpe_and_sbpe_with_every_pick_are_the_dense_algorithm(seed):
     X, member = arms(80, seed=seed), Member(seed)
@@ -264,8 +265,8 @@ class TestPlanning:
         """Picks and state of a run in pieces, told out of order and with failures, each call by the mechanism of ``fresh``."""
         X, member, generator, seen = arms(150), Member(), torch.Generator().manual_seed(7), []
         state, pending, failed = fresh().init(), torch.empty(0, dtype=torch.long), False
-        while len(state.findings) < 3:
-            proposal = fresh().ask(state, max_q=9, pending=pending, generator=generator)
+        while len(state.findings) < 2:
+            proposal = fresh().ask(state, max_q=25, pending=pending, generator=generator)
             if isinstance(proposal, Wait):
                 assert proposal.needed == len(pending)
                 if not failed:
@@ -336,6 +337,7 @@ def test_failed_evaluations_are_tried_again_once_and_then_left_out():
     assert loop.state.findings[0].confidence.pulls == 15 - rows[0].failed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("asked", [None, 1, 4])
 @pytest.mark.parametrize("width", ["theory", "gaussian"])
 @pytest.mark.parametrize("policy_of", [SBPE, BPE])
@@ -371,11 +373,12 @@ def test_a_batch_that_fails_whole_is_tried_again_once_and_then_the_next_begins(p
         assert loop.result().best_index == reference.result().best_index
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("domain", ["arms", "box"])
 @pytest.mark.filterwarnings("ignore:.*evaluations failed:sparse_bo.errors.FailureWarning")
 def test_an_objective_that_always_fails_ends_with_the_schedule(domain):
     given = {"arms": arms(60)} if domain == "arms" else {"bounds": unit_box(2)}
-    policy = SBPE(**settings(Member(), width="gaussian" if domain == "arms" else "theory"))
+    policy = SBPE(**settings(Member(), horizon=60, width="gaussian" if domain == "arms" else "theory"))
     loop = AskTell(policy=policy, **given)
     while loop.asked < 2 * sum(loop.state.sizes):
         loop.fail(loop.ask().tickets)

@@ -79,6 +79,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("nu", [None, 2.5], ids=["rbf", "matern"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_best_arm_is_never_eliminated_and_all_bounds_hold(name, nu, record_property):

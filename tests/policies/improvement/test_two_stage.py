@@ -100,6 +100,7 @@ def test_observations_from_before_the_run_count():
     assert not isinstance(go_on(few, X, 12).state, ImprovementState)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stop", [12, 30], ids=["in the first stage", "in the second"])
 def test_a_run_goes_on_from_its_journal_with_the_same_picks(stop, tmp_path):
     X = arms(90)

@@ -104,6 +104,7 @@ def bound_by_botorch(model, X, y):
     return UpperConfidenceBound(model, beta=4.0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("learning", ["map", "likelihood"])
 def test_the_loop_is_the_one_that_a_user_of_botorch_writes(learning):
     def f(X):
