@@ -86,14 +86,7 @@ def merge_observations(X: Tensor, y: Tensor) -> Observations:
     anchors = y[first]
     terms = torch.stack([torch.ones_like(y), y, (y - anchors[group]).square()])
     counts, sums, squares = group_sums(terms, group, groups=len(distinct))
-    return Observations(
-        distinct,
-        counts,
-        sums,
-        anchors,
-        squares,
-        first,
-    )
+    return Observations(distinct, counts, sums, anchors, squares, first)
 
 
 def _first(group: Tensor, order: Tensor, groups: int) -> Tensor:
@@ -121,15 +114,8 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
     new = torch.stack([torch.ones_like(y), y, (y - anchors[group[observations.n :]]).square()])
     counts, sums, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
     cache_rows(arms, distinct)
-    return Observations(
-        arms[distinct],
-        counts,
-        sums,
-        anchors,
-        squares,
-        _first(group, when, distinct.shape[0]),
-        distinct,
-    )
+    first = _first(group, when, distinct.shape[0])
+    return Observations(arms[distinct], counts, sums, anchors, squares, first, distinct)
 
 
 def repeated_rows(X: Tensor) -> Tensor | None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from sparse_bo.gp.nystrom import NystromFactor
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import broadcast_shapes
-from sparse_bo.models.sparse_gp.dictionary_rule import ChosenPoints
+from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
 from sparse_bo.models.sparse_gp.row_sums import sweep

@@ -35,11 +35,11 @@ from sparse_bo.dictionary import Certificate, Dictionary
 from sparse_bo.errors import SamplerError
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
-from sparse_bo.models.sparse_gp.dictionary_rule import ChosenPoints, DataView, DictionaryOption, DictionaryRule, warn_if_far
+from sparse_bo.models.sparse_gp.dictionary_rule import DataView, DictionaryOption, DictionaryRule, warn_if_far
 from sparse_bo.models.sparse_gp.growth import PreviousPosterior, conditioned, followed
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
-from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings, data_points
+from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints, DictionarySettings, data_points
 from sparse_bo.models.sparse_gp.outputs import lazy_posterior, transformed, untransformed
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.posterior import Predictor, constant_rows
