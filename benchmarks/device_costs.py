@@ -32,9 +32,8 @@ from sparse_bo.arms import (
     InMemoryPosterior,
     KernelColumns,
     StopRule,
-    in_memory_posterior,
+    fit_arms,
     pick_batch,
-    prior_variances,
 )
 from sparse_bo.arms.moments import evaluator
 from sparse_bo.arms.sweep import sweep, sweep_rows
@@ -77,7 +76,7 @@ def problem(arms: Tensor, m: int, *, fused: bool, pulled: int = PULLED) -> tuple
     """Return a prior, observations of ``pulled`` · m distinct arms and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
     covariance = covariance if fused else replace(covariance, structure=None)
-    prior = ArmPrior(arms, covariance, prior_variances(covariance, arms), 0.0, NOISE, memory_bytes=2**30)
+    prior = ArmPrior(arms, covariance, 0.0, NOISE, memory_bytes=2**30)
     generator = torch.Generator().manual_seed(1)
     indices = torch.randperm(len(arms), generator=generator)[: pulled * m].sort().values.to(arms.device)
     y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(arms.device)
@@ -93,7 +92,7 @@ def batch_parts(a: int, m: int, form: str, *, pulled: int = PULLED) -> dict[str,
     made: list[InMemoryPosterior] = []
 
     def resparsify() -> None:
-        made.append(in_memory_posterior(prior, observations, dictionary, KernelColumns(0))[0])
+        made.append(fit_arms(prior, observations, dictionary, KernelColumns(0))[0].here)
 
     both = counted(resparsify, device=device)
     fit = made[0]
@@ -107,7 +106,7 @@ def batch_parts(a: int, m: int, form: str, *, pulled: int = PULLED) -> dict[str,
 def batch(m: int, form: str) -> Record:
     """Count a batch over one and over two tiles of arms."""
     prior, _, _ = problem(rand(ARMS, DIMS), m, fused=FORMS[form])
-    step = in_memory_posterior(*problem(rand(2 * m, DIMS), m, fused=FORMS[form]), KernelColumns(0))[0].form.step
+    step = fit_arms(*problem(rand(2 * m, DIMS), m, fused=FORMS[form]), KernelColumns(0))[0].form.step
     few = sweep_rows(prior, m=m, step=step)
     many = 2 * few
     small, large = batch_parts(few, m, form), batch_parts(many, m, form)

@@ -34,14 +34,11 @@ from torch import Tensor
 import sparse_bo
 from sparse_bo.arms import (
     ArmPrior,
-    InMemoryPosterior,
     KernelColumns,
     StopRule,
-    arm_fit,
     arm_posterior,
-    in_memory_posterior,
+    fit_arms,
     pick_batch,
-    prior_variances,
 )
 from sparse_bo.arms.batch import BLOCK
 from sparse_bo.arms.moments import PRECISIONS
@@ -141,7 +138,7 @@ def fitted(bench: Bench, arms: Any, m: int, precision: torch.dtype) -> tuple[Arm
     """Return a surrogate, observations of 2 m arms, and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
     memory_bytes = default_memory_bytes(bench.device) if bench.memory_bytes is None else bench.memory_bytes
-    surrogate = ArmPrior(arms, covariance, prior_variances(covariance, arms), 0.0, NOISE, precision, memory_bytes)
+    surrogate = ArmPrior(arms, covariance, 0.0, NOISE, precision, memory_bytes)
     generator = torch.Generator().manual_seed(1)
     indices = torch.randint(len(arms), (2 * m,), generator=generator).unique().to(bench.device)
     y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(bench.device)
@@ -161,9 +158,9 @@ def flop_per_arm(form: OneProduct) -> float:
 def sweep(bench: Bench, a: int, m: int, name: str) -> Iterator[Line]:
     """Time a sweep with the kernel block evaluated anew, and its share of the product's rate."""
     surrogate, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
-    made = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(0))[0]
+    made = fit_arms(surrogate, observations, dictionary, KernelColumns(0))[0]
     done = a * flop_per_arm(made.form)
-    took = bench.seconds(partial(in_memory_posterior, surrogate, observations, dictionary, KernelColumns(0)))
+    took = bench.seconds(partial(fit_arms, surrogate, observations, dictionary, KernelColumns(0)))
     peak, share = bench.peak_gb(), done / took / bench.rate(name)
     yield {"what": f"sweep a={a:,} m={m} {name}", "value": 1e3 * took, "unit": "ms", "share": share, "peak_gb": peak}
 
@@ -173,7 +170,7 @@ def streamed(bench: Bench, sizes: Sequence[int], m: int, name: str) -> Iterator[
     bounds = torch.tensor([[0.0] * len(sizes), [1.0] * len(sizes)], dtype=torch.float64, device=bench.device)
     grid = sparse_bo.ProductGrid.linspace(bounds, sizes)
     surrogate, observations, dictionary = fitted(bench, grid, m, PRECISIONS[name])
-    fit = arm_fit(surrogate, observations, dictionary)
+    fit, _ = fit_arms(surrogate, observations, dictionary, KernelColumns(0))
     rule = StopRule("single")
     start = time.perf_counter()
     posterior = arm_posterior(fit, width=2.0, stop_rule=rule)
@@ -193,7 +190,7 @@ def streamed(bench: Bench, sizes: Sequence[int], m: int, name: str) -> Iterator[
 def picks(bench: Bench, a: int, m: int, q: int, name: str) -> Iterator[Line]:
     """Time the picks of a long batch."""
     surrogate, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
-    posterior: InMemoryPosterior = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(0))[0]
+    posterior = fit_arms(surrogate, observations, dictionary, KernelColumns(0))[0].here
     pick = partial(pick_batch, posterior, width=2.0, stop_rule=StopRule("global", math.inf), max_q=q)
     took, batch = bench.seconds(pick), pick()
     what = f"pick, {len(batch.indices):,} in a batch, a={a:,} m={m} {name}"

@@ -29,7 +29,7 @@ from harness.runner import main
 from torch import Tensor
 
 from sparse_bo import BBKB, AskTell, SparseGP
-from sparse_bo.arms import ArmPrior, KernelColumns, StopRule, arm_posterior, fit_arms, prior_variances
+from sparse_bo.arms import ArmPrior, KernelColumns, StopRule, arm_posterior, fit_arms
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import ArmSet, ShardedArms
 from sparse_bo.gp.observations import add_observations, no_observations
@@ -197,7 +197,7 @@ def timed_sweeps(group: Group, arms: int, m: int, seed: int) -> Iterator[Record]
     share = arms * (group.rank + 1) // group.size - arms * group.rank // group.size
     whole = ShardedArms(arms_of(share, 1000 * seed + group.rank), group=group)
     covariance = covariance_function(kernel(), like=whole[:2])
-    prior = ArmPrior(whole, covariance, prior_variances(covariance, whole), 0.0, 0.05)
+    prior = ArmPrior(whole, covariance, 0.0, 0.05)
     indices = torch.arange(m) * (arms // m)
     observations = add_observations(no_observations(whole), whole, indices, objective(whole[indices]))
     dictionary = Dictionary(whole[indices], torch.ones(m, dtype=torch.float64), indices)

@@ -30,7 +30,7 @@ from sparse_bo import AskTell
 from sparse_bo.cli.inputs import make_problem
 from sparse_bo.cli.presets import make_policy
 from sparse_bo.kernels import FixedInputs, covariance_function
-from sparse_bo.kernels.structure import Profile, apply_profile, leaves
+from sparse_bo.kernels.structure import Profile, apply_profile
 from sparse_bo.kernels.tiles import TILE
 
 RUNS = {
@@ -107,7 +107,7 @@ def columns(kernel: str, *, a: int, d: int, sizes: tuple[int, ...], seed: int, r
     ours = covariance_function(module, like=arms[:2])
     theirs, fixed = replace(ours, structure=None), FixedInputs(ours, arms, 2**28)
     assert ours.structure is not None
-    (leaf,) = leaves(ours.structure)
+    (leaf,) = ours.structure.leaves
     found: dict[str, list[float]] = {"seconds": [], "ratios": [], "most": []}
     for m in sizes:
         points = arms[torch.randperm(a, generator=generator)[:m]]

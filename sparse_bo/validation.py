@@ -1,4 +1,7 @@
-"""Checks of arguments at the public boundary. Messages give the expected and the actual value, and the fix."""
+"""Checks of arguments at the public boundary. Messages give the expected and the actual value, and the fix.
+
+A value of a wrong type is a ``TypeError``, any other wrong value a ``ValueError``.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,7 @@ FLOATING = (torch.float32, torch.float64)
 
 
 def check_positive(name: str, value: float) -> float:
-    """Return ``value`` as a float if it is a finite number > 0.
-
-    Raises:
-        TypeError: If it is not a number.
-        ValueError: If it is not finite and positive.
-    """
+    """Return ``value`` as a float if it is a finite number > 0."""
     number = check_number(name, value)
     if number <= 0.0:
         raise ValueError(f"expected {name} > 0, got {value!r}; pass a positive number")
@@ -28,12 +26,7 @@ def check_positive(name: str, value: float) -> float:
 
 
 def check_number(name: str, value: float) -> float:
-    """Return ``value`` as a finite float.
-
-    Raises:
-        TypeError: If it is not a number.
-        ValueError: If it is NaN, infinite or too large for float64.
-    """
+    """Return ``value`` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"expected {name} to be a number, got {type(value).__name__} {value!r}; pass an int or a float")
     try:
@@ -46,23 +39,14 @@ def check_number(name: str, value: float) -> float:
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return ``value`` (NumPy's too) as a ``bool``.
-
-    Raises:
-        TypeError: If it is neither true nor false.
-    """
+    """Return ``value`` (NumPy's too) as a ``bool``."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"expected {name} to be True or False, got {type(value).__name__} {value!r}; pass one of them")
     return bool(value)
 
 
 def check_probability(name: str, value: float, *, closed: bool = False) -> float:
-    """Return ``value`` as a float in (0, 1), or [0, 1] if ``closed``.
-
-    Raises:
-        TypeError: If it is not a number.
-        ValueError: If it is outside the interval.
-    """
+    """Return ``value`` as a float in (0, 1), or [0, 1] if ``closed``."""
     number = check_number(name, value)
     if not (0.0 <= number <= 1.0) or (not closed and number in (0.0, 1.0)):
         raise ValueError(f"expected {name} in {'[0, 1]' if closed else '(0, 1)'}, got {value!r}; pass a share")
@@ -70,12 +54,7 @@ def check_probability(name: str, value: float, *, closed: bool = False) -> float
 
 
 def check_count(name: str, value: int, *, minimum: int = 1) -> int:
-    """Return ``value`` (NumPy's integers too) as an ``int`` that is at least ``minimum``.
-
-    Raises:
-        TypeError: If it is not an integer.
-        ValueError: If it is too small.
-    """
+    """Return ``value`` (NumPy's integers too) as an ``int`` that is at least ``minimum``."""
     if type(value) is int and value >= minimum:  # the usual case, and one of the most frequent calls
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -86,11 +65,7 @@ def check_count(name: str, value: int, *, minimum: int = 1) -> int:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
-    """Return ``value`` if it is one of ``choices``.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Return ``value`` if it is one of ``choices``."""
     if value not in choices:
         fix = nearest(value, choices) or "; pass one of these"
         raise ValueError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}{fix}")
@@ -104,11 +79,7 @@ def nearest(name: object, choices: Iterable[str]) -> str:
 
 
 def check_device(name: str, value: str | torch.device) -> torch.device:
-    """Return a device of this machine that computes in float64.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Return a device of this machine that computes in float64."""
     wrong = f"expected {name} cpu, cuda or cuda:N, got {str(value)!r}"
     try:
         device = torch.device(value)
@@ -129,11 +100,7 @@ def check_device(name: str, value: str | torch.device) -> torch.device:
 
 
 def check_callable(name: str, value: object) -> None:
-    """Check that ``value`` can be called.
-
-    Raises:
-        TypeError: If it cannot.
-    """
+    """Check that ``value`` can be called."""
     if not callable(value):
         raise TypeError(f"expected {name} to be callable, got {type(value).__name__}; pass a function")
 
@@ -164,11 +131,7 @@ def check_points(name: str, X: Tensor, *, like: Tensor | None = None) -> Tensor:
 
 
 def check_like(name: str, X: Tensor, like: Tensor) -> None:
-    """Check dtype and device against ``like``.
-
-    Raises:
-        TypeError: If either differs.
-    """
+    """Check dtype and device against ``like``."""
     if X.dtype != like.dtype or X.device != like.device:
         raise TypeError(
             f"expected {name} of dtype {like.dtype} on {like.device}, got {X.dtype} on {X.device}; "
@@ -196,12 +159,7 @@ def check_finite(name: str, X: Tensor) -> None:
 
 
 def check_indices(name: str, indices: Tensor, *, size: int) -> Tensor:
-    """Return ``indices`` if it is a 1-d integer tensor with entries in ``[0, size)``.
-
-    Raises:
-        TypeError: If it is not an integer tensor.
-        ValueError: If its rank is wrong or an entry is out of range.
-    """
+    """Return ``indices`` if it is a 1-d integer tensor with entries in ``[0, size)``."""
     if not isinstance(indices, Tensor) or indices.dtype not in (torch.int64, torch.int32):
         got = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
         raise TypeError(f"expected {name} to be an integer tensor, got {got}; use torch.tensor([...])")

@@ -86,7 +86,7 @@ def mark_unsampled(items: list[pytest.Item]) -> None:
     for name, cases in tests.items():
         count = next(iter(cases[0].get_closest_marker("sampled").args), None)
         random.Random(name).shuffle(cases)
-        values = {item: set(item.callspec.indices.items()) for item in cases}
+        values = {item: {(name, _key(value)) for name, value in item.callspec.params.items()} for item in cases}
         missing = set().union(*values.values())
         while cases and (missing if count is None else count > 0):
             chosen = max(cases, key=lambda item: len(missing & values[item]))
@@ -95,6 +95,11 @@ def mark_unsampled(items: list[pytest.Item]) -> None:
             count = count and count - 1
         for item in cases:
             item.add_marker(pytest.mark.slow)
+
+
+def _key(value: Any) -> Any:
+    """Return a hashable key of an argument, the same for the same argument."""
+    return value if isinstance(value, (str, int, float)) else id(value)
 
 
 def _fixtures(item: pytest.Item) -> set[str]:

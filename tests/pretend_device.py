@@ -263,7 +263,7 @@ def pretend_device() -> Iterator[Waits]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch("torch.cuda._lazy_init", return_value=None))
         # Where Triton is installed, as it is beside every card: its programs would read memory that is not there.
-        stack.enter_context(mock.patch("sparse_bo.kernels.covariance.triton_is_there", return_value=False))
+        stack.enter_context(mock.patch("sparse_bo.kernels.tiles.triton_is_there", return_value=False))
         stack.enter_context(_Mode(waits))
         try:
             yield waits

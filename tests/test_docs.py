@@ -54,6 +54,7 @@ def run(blocks, folder):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("page", [page for page in PAGES if any(not ax for _, ax in code(page))], ids=lambda page: page.stem)
 def test_code_of_the_site_runs_as_written(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,7 @@ import pkgutil
 import runpy
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -120,6 +121,33 @@ def test_an_editable_install_is_a_plain_path_entry(tmp_path):
     line = [sys.executable, "-c", code]
     done = subprocess.run(line, cwd=tmp_path / "parent", env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "sparse_bo.runs.maximize\n", done.stderr
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares with the files of the repository")
+def test_the_source_distribution_is_the_repository(tmp_path):
+    sdist = pytest.importorskip("hatchling.builders.sdist", reason="hatchling is not installed: pip install hatchling")
+    (built,) = sdist.SdistBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with tarfile.open(built) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    line = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    tracked = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {name for name in tracked if (ROOT / name).exists()} <= names
+
+
+def test_the_wheel_has_types_data_and_templates(tmp_path):
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed: pip install hatchling")
+    (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(built) as file:
+        names = set(file.namelist())
+    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sparse_bo").rglob("*") if path.is_file()}
+    assert {name for name in names if name.startswith("sparse_bo/")} == {n for n in package if "__pycache__" not in n}
+    assert {name.partition("/")[0] for name in names} == {"sparse_bo", f"sparse_bo-{sparse_bo.__version__}.dist-info"}
+
+
+def test_extras_are_installed_from_the_checkout_until_an_index_has_the_package():
+    for folder in ("sparse_bo", "docs", "benchmarks", "tests"):
+        for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.md"), ROOT / "README.md"]:
+            assert "install 'sparse-bo" + "[" not in path.read_text(encoding="utf-8"), path
 
 
 def as_numbers(lines):

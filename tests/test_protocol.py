@@ -141,6 +141,7 @@ def test_sets_of_arms_are_points_of_boxes_others_for_each_seed() -> None:
             torch.testing.assert_close(task.truth(torch.arange(9)), problems.make("branin", 5).truth(X[:9]))
 
 
+@pytest.mark.slow
 def test_botorchs_loop_over_arms_finds_the_best_of_few_and_is_reproducible() -> None:
     problems, trace, loop = part("problems"), part("trace"), part("botorch_loop")
     task = problems.make("branin-512", 5)
@@ -163,6 +164,7 @@ def test_a_seed_decides_which_function_a_draw_is_and_nothing_else() -> None:
     assert make("branin", 0) is make("branin", 1)
 
 
+@pytest.mark.slow
 def test_the_maximum_of_a_draw_is_not_beaten_by_another_search() -> None:
     task = part("problems").make("gp-draw-4", 2)
     X = points(task.problem.bounds, 20_000, seed=1)
@@ -250,6 +252,7 @@ def test_settings_reach_from_end_to_end() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_tuning_repeats_and_is_no_better_than_the_best_known() -> None:
     pytest.importorskip("sklearn")
     task = part("problems").make("tuning-8", 0)

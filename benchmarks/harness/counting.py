@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from sparse_bo.arms import moments
 from sparse_bo.kernels import CovarianceFunction, gradients
-from sparse_bo.kernels.structure import Stationary, leaves
+from sparse_bo.kernels.structure import Stationary
 
 
 class Card(NamedTuple):
@@ -208,7 +208,7 @@ def counted(work: Callable[[], object], *, device: torch.device, card: Card = H2
     def fused_cross(self: CovarianceFunction, X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
         if self.structure is None:
             return cross(self, X, Y, out=out)
-        n, parts = len(X) * len(Y), len(leaves(self.structure))
+        n, parts = len(X) * len(Y), len(self.structure.leaves)
         moved, flop = _bytes(X) + _bytes(Y) + 8 * n, (3.0 * X.shape[-1] + 40.0) * n
         with mode.one(parts * moved, parts * flop, launches=parts):
             return cross(self, X, Y, out=out)
@@ -219,17 +219,17 @@ def counted(work: Callable[[], object], *, device: torch.device, card: Card = H2
 
     def fused_leaf(structure: Stationary, X: Tensor, Y: Tensor, out: Tensor) -> None:
         with mode.one(_bytes(X) + _bytes(Y) + _bytes(out), (3.0 * X.shape[-1] + 40.0) * out.numel()):
-            gradients.tiles.fill(structure, X, Y, out)
+            fill(structure, X, Y, out)
 
     def fused_slopes(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> Tensor:
         with mode.one(_bytes(U) + _bytes(V) + 2 * _bytes(gradient), (3.0 * U.shape[-1] + 40.0) * gradient.numel()):
             return weighed(leaf, U, V, gradient)
 
-    weighed = gradients.weighed
+    fill, weighed = gradients.fill, gradients.weighed
     with ExitStack() as stack:
         stack.enter_context(patch.object(CovarianceFunction, "cross", fused_cross))
         stack.enter_context(patch.object(moments, "add_squares", fused_squares))
-        stack.enter_context(patch.object(gradients, "write_leaf", fused_leaf))
+        stack.enter_context(patch.object(gradients, "fill", fused_leaf))
         stack.enter_context(patch.object(gradients, "weighed", fused_slopes))
         stack.enter_context(patch.object(gradients, "BLOCK", sys.maxsize))  # as where a slope is one launch
         stack.enter_context(mode)

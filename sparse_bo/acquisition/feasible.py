@@ -44,16 +44,6 @@ class Feasible:
     fixed: Mapping[int, float] | None = None
     refuse: Refusal | None = None
 
-    @property
-    def lower(self) -> Tensor:
-        """``d`` lower bounds; at fixed features their value."""
-        return self.settle(self.box.lower.unsqueeze(0)).squeeze(0)
-
-    @property
-    def upper(self) -> Tensor:
-        """``d`` upper bounds; at fixed features their value."""
-        return self.settle(self.box.upper.unsqueeze(0)).squeeze(0)
-
     def settle(self, X: Tensor) -> Tensor:
         """Return points (``b x d``) with the fixed features set."""
         if not self.fixed:
@@ -98,7 +88,10 @@ class Feasible:
     def _polytope(self, n: int, generator: torch.Generator) -> Tensor:
         # On the CPU: a chain of small steps, and the same draws for every device.
         bounds = self.box.bounds.cpu()
-        inequality, equality = ([_on_the_cpu(c) for c in kind] for kind in (self.inequality, self.equality))
+        inequality, equality = (
+            [(indices.cpu(), coefficients.cpu(), rhs) for indices, coefficients, rhs in kind]
+            for kind in (self.inequality, self.equality)
+        )
         at = torch.ones(1, dtype=bounds.dtype, device="cpu")
         fixed = [(torch.tensor([column], device="cpu"), at, value) for column, value in (self.fixed or {}).items()]
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
@@ -121,14 +114,11 @@ class Feasible:
         return self.settle(X.to(self.box.bounds))
 
     def ascend(self, score: Callable[[Tensor], Tensor], starts: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """Return the feasible ends of searches uphill from feasible starts: L-BFGS-B, or SLSQP under constraints.
+        """Return the feasible ends of searches uphill from ``b x d`` feasible starts: L-BFGS-B, or SLSQP under constraints.
 
-        The searches run in coordinates of the unit cube, so that the scales of inputs do not matter.
-
-        Args:
-            score: Returns the scores (``b``) of points (``b x d``), with gradients.
-            starts: ``b x d`` feasible points, one per search.
-            options: Of the searches, on top of :data:`BOX_SEARCH` or :data:`CONSTRAINED_SEARCH`.
+        ``score`` returns the scores (``b``) of points with gradients; ``options`` are added to :data:`BOX_SEARCH` or
+        :data:`CONSTRAINED_SEARCH`. The searches run in coordinates of the unit cube, so that the scales of inputs do not
+        matter.
         """
         if self.fixed and len(self.fixed) == self.box.dims:
             return starts  # there is one point
@@ -139,12 +129,13 @@ class Feasible:
             "equality_constraints": [self._in_unit(c) for c in self.equality] or None,
             "nonlinear_inequality_constraints": [self._of_unit(c) for c in self.nonlinear] or None,
         }
+        lower, upper = self.to_unit(self.settle(self.box.bounds))
         ends = [
             gen.gen_candidates_scipy(
                 part,
                 lambda U: score(self.box.from_unit(U.squeeze(-2))),
-                lower_bounds=self.to_unit(self.lower),
-                upper_bounds=self.to_unit(self.upper),
+                lower_bounds=lower,
+                upper_bounds=upper,
                 options=chosen,
                 **constraints,
             )[0]
@@ -171,18 +162,13 @@ class Feasible:
 def _understood(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of L-BFGS-B by the names that BoTorch's search has for them beside the SciPy that is installed.
 
-    Its batched search takes those of the Fortran routine. It is there for the versions of SciPy that BoTorch was tested with
-    (0.18: 1.13 to 1.17); beside others BoTorch goes by ``scipy.optimize.minimize``, which warns of names that it does not know.
+    Its batched search, for the versions of SciPy that BoTorch was tested with, takes those of the Fortran routine; otherwise it
+    calls ``scipy.optimize.minimize``, which warns of names that it does not know.
     """
     if hasattr(gen, "fmin_l_bfgs_b_batched"):
         return dict(options)
     kept = {name: value for name, value in options.items() if (name, value) != ("factr", None)}
     return {"gtol" if name == "pgtol" else name: value for name, value in kept.items()}
-
-
-def _on_the_cpu(constraint: LinearConstraint) -> LinearConstraint:
-    indices, coefficients, rhs = constraint
-    return indices.cpu(), coefficients.cpu(), rhs
 
 
 def check_feasible(
@@ -192,6 +178,7 @@ def check_feasible(
     equality: Sequence[LinearConstraint] | None,
     nonlinear: Sequence[NonlinearConstraint] | None,
     fixed: Mapping[int, float] | None,
+    refuse: Refusal | None = None,
 ) -> Feasible:
     """Check bounds, fixed features and the form of constraints.
 
@@ -215,6 +202,7 @@ def check_feasible(
         [_check_linear(f"equality_constraints[{i}]", c, box) for i, c in enumerate(equality or ())],
         list(nonlinear or ()),
         _check_fixed(fixed, box),
+        refuse,
     )
 
 

@@ -1,9 +1,9 @@
 """Picks by one of BoTorch's acquisition functions: the points before a pick are handed to it as ``X_pending``.
 
 Over a box, BoTorch maximises the function (:class:`AcquisitionBox`), unless a closed form can answer in place of the model
-(:class:`SampledBox`). A Monte Carlo function with the picks ``P`` in ``X_pending`` samples the posterior at ``[x; P]``. Asked
-of the model, every value evaluates it at all ``1 + q`` points: O(q m r). Here the part of ``P`` is kept from pick to pick, and
-a value costs O(m r + q r + q³), plus the function's own O(samples · q²): mean and covariance are assembled from
+(:func:`sampled_chooser`). A Monte Carlo function with the picks ``P`` in ``X_pending`` samples the posterior at ``[x; P]``.
+Asked of the model, every value evaluates it at all ``1 + q`` points: O(q m r). Here the part of ``P`` is kept from pick to
+pick, and a value costs O(m r + q r + q³), plus the function's own O(samples · q²): mean and covariance are assembled from
 
     mean [μ(x); μ(P)],   covariance [C(x, x), C(x, P); C(P, x), C(P, P)]
 
@@ -29,7 +29,6 @@ from botorch.acquisition import (
     qUpperConfidenceBound,
 )
 from botorch.exceptions.errors import UnsupportedError
-from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from botorch.posteriors import GPyTorchPosterior
@@ -38,7 +37,7 @@ from linear_operator import to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from sparse_bo.acquisition.picking import BLOCK, SWEEP, BoxSearch, Chosen, apart, around, processed
+from sparse_bo.acquisition.picking import SWEEP, BoxChooser, BoxSearch, Chooser, Chosen
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, Points
 from sparse_bo.linalg.reductions import largest
 from sparse_bo.seeding import seeded
@@ -60,10 +59,6 @@ CHUNK = 32
 
 def check_acquisition(acq_function: Any, model: Model) -> AcquisitionFunction:
     """Return an acquisition function after checking that it belongs to ``model`` and takes pending points.
-
-    Args:
-        acq_function: What the user passed as acquisition function.
-        model: The model that the batch is chosen with.
 
     Raises:
         TypeError: If it is not an instance of an acquisition function.
@@ -101,19 +96,14 @@ def unchanged(function: AcquisitionFunction) -> Iterator[None]:
     """Restore an acquisition function after the block: its own state and its sampler's, but not its models'."""
     of_models = {part for model in function.modules() if isinstance(model, Model) for part in model.modules()}
     parts = [part for part in function.modules() if part not in of_models]
-    before = [_attributes(part) for part in parts]
+    own = ("_buffers", "_modules", "_parameters")  # in which a module keeps tensors and submodules
+    before = [{name: value.copy() if name in own else value for name, value in vars(part).items()} for part in parts]
     try:
         yield
     finally:
         for part, attributes in zip(parts, before, strict=True):
             vars(part).clear()
             vars(part).update(attributes)
-
-
-def _attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Return a module's attributes, with copies of the dictionaries in which it keeps tensors and submodules."""
-    own = ("_buffers", "_modules", "_parameters")
-    return {name: value.copy() if name in own else value for name, value in vars(module).items()}
 
 
 def own_pending(function: AcquisitionFunction) -> Tensor | None:
@@ -215,14 +205,10 @@ class KnownPicks(Model):  # type: ignore[misc]  # BoTorch ships no types
         """``q x q`` of the picks (y²)."""
 
     def add(self, point: Points) -> None:
-        """Add a pick."""
-        variance = point.variance.unsqueeze(-1)
-        if self.picks is None or self.covariance is None:
-            self.picks, self.covariance = point, variance
-            return
-        column = self.closed.between(self.picks, point)  # q x 1
-        self.covariance = torch.cat([torch.cat([self.covariance, column], -1), torch.cat([column.mT, variance], -1)])
-        self.picks = self.picks.joined(point)
+        """Add a pick. O(q² (d + r))."""
+        self.picks = point if self.picks is None else self.picks.joined(point)
+        self.covariance = self.closed.between(self.picks, self.picks)
+        self.covariance.diagonal().copy_(self.picks.variance)
 
     def posterior(self, X: Tensor, posterior_transform: Any = None, **_: Any) -> GPyTorchPosterior:
         """Return the joint posterior at ``b x (1 + q) x d`` points, of which all but the first are the picks."""
@@ -238,93 +224,76 @@ class KnownPicks(Model):  # type: ignore[misc]  # BoTorch ships no types
         return posterior if posterior_transform is None else posterior_transform(posterior)
 
 
-class SampledBox:
-    """The maximiser over a box of an acquisition function that samples: searches from the best of a pool.
+class _Sampled:
+    """A pool with values that are computed anew after a pick, of which the worst leave, as the pool of :class:`BoxChooser`.
 
-    The pool starts as quasi-random points; the ends of searches and a few points around each pick join it, the worst leave.
-    What the posterior at the batch start says of its points is computed once.
+    The posterior at the batch start is evaluated once at each point. O(raw_samples m r) at the start. Draws one integer.
     """
 
     def __init__(self, pending: Pending, posterior: ClosedForm, search: BoxSearch) -> None:
-        """Prepare the pool: O(raw_samples m r). Draws one integer; then per pick one more, but for the first also normals.
-
-        Args:
-            pending: The function, and the points that were pending before the batch.
-            posterior: The posterior at the batch start.
-            search: The box, and the settings of the searches in it; its generator also seeds the function's own sampler, if it
-                has none yet.
-        """
-        feasible = search.feasible
-        if not (feasible.inequality or feasible.equality or feasible.nonlinear):  # SLSQP has other options
-            search = search._replace(options={**SEARCH, **search.options})
-        self.pending, self.search, self.known = pending, search, KnownPicks(posterior)
+        self.pending, self.most, self.known = pending, search.raw_samples, KnownPicks(posterior)
         with torch.no_grad():
             for X in pending.points:
                 for row in torch.split(X, 1):
                     self.known.add(posterior.prepare(row))
-            parts = torch.split(feasible.sample(search.raw_samples, generator=search.generator), SWEEP)
+            parts = torch.split(search.feasible.sample(search.raw_samples, generator=search.generator), SWEEP)
             first, *more = [posterior.prepare(part) for part in parts]
             self.pool = first.joined(*more)
-        self.last: Tensor | None = None
+        self.X, self.score, self.stale = self.pool.X, self.pool.mean, True
 
-    def __call__(self, posterior: BatchPosterior) -> Chosen:
-        """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
-        search = self.search
-        if self.last is not None:
-            self._join(posterior, around(search, self.last))
-        with self._standing_in(), seeded(search.generator, device=search.feasible.box.device):
-            values = self._values(self.pool)
-            order = values.argsort(descending=True, stable=True)
-            best = order[: max(BLOCK, 4 * search.num_restarts)]
-            starts = self.pool.X[best[apart(search, self.pool.X[best])]]
-            low, high = float(values.min()), float(values.max())
-            scale = (high - low) or 1.0
-            with torch.enable_grad():
-                ends = search.feasible.ascend(lambda X: (self._at(X) - high) / scale, starts, search.options)
-            self.pool = self.pool[order[: search.raw_samples]]
-            values = values[order[: search.raw_samples]]
-            if len(ends):
-                found = posterior.prepare(ends)
-                self.pool, values = self.pool.joined(found), torch.cat([values, self._values(found)])
-            row = int(values.argmax())
-            point, value = self.pool[row : row + 1], values[row]
-            if search.post_processing is not None:
-                point = posterior.prepare(processed(search.post_processing, point.X))
-                value = self._values(point).squeeze(0)
-        self.known.add(point)
-        self.pending.add(point.X)
-        self.last = point.X
-        return Chosen(point, value)
+    def add(self, posterior: BatchPosterior, X: Tensor) -> None:
+        points = posterior.prepare(X)
+        self.pool = self.pool.joined(points)
+        self.X = self.pool.X
+        if not self.stale:
+            self.score = torch.cat([self.score, self.values(posterior, points)])
 
-    def _join(self, posterior: BatchPosterior, X: Tensor) -> None:
-        if len(X):
-            self.pool = self.pool.joined(posterior.prepare(X))
+    def highest(self, posterior: BatchPosterior, k: int) -> Tensor:
+        if self.stale:
+            values = self.values(posterior, self.pool)
+            low, high = (float(bound) for bound in torch.aminmax(values))
+            self.origin, self.range, self.stale = high, (high - low) or 1.0, False
+            kept = values.argsort(descending=True, stable=True)[: max(self.most, k)]
+            self.pool, self.X, self.score = self.pool[kept], self.X[kept], values[kept]
+        return self.score.argsort(descending=True, stable=True)[:k]
 
-    def _at(self, X: Tensor) -> Tensor:
-        return self.pending.function(X.unsqueeze(-2))
+    def points(self, posterior: BatchPosterior, rows: Tensor) -> Points:
+        return self.pool[rows]
 
-    def _values(self, points: Points) -> Tensor:
-        """Return the acquisition values of prepared points (``b``)."""
+    def values(self, posterior: BatchPosterior, points: Points) -> Tensor:
         values = []
         for start in range(0, len(points), CHUNK):
             self.known.at = points[slice(start, start + CHUNK)]
             try:
-                values.append(self._at(self.known.at.X))
+                values.append(self.pending.function(self.known.at.X.unsqueeze(-2)))
             finally:
                 self.known.at = None
         return torch.cat(values)
 
-    @contextmanager
-    def _standing_in(self) -> Iterator[None]:
-        """Let the function ask the posterior that knows its picks instead of the model."""
-        function = self.pending.function
-        model, function.model = function.model, self.known
+    def scaled(self, posterior: BatchPosterior, X: Tensor) -> Tensor:
+        return (self.pending.function(X.unsqueeze(-2)) - self.origin) / self.range
+
+
+def sampled_chooser(pending: Pending, posterior: ClosedForm, search: BoxSearch) -> Chooser:
+    """Return the maximiser over a box of a function that samples. Draws one integer, then one per pick for its sampler."""
+    feasible, function = search.feasible, pending.function
+    if not (feasible.inequality or feasible.equality or feasible.nonlinear):  # SLSQP has other options
+        search = search._replace(options={**SEARCH, **search.options})
+    scores = _Sampled(pending, posterior, search)
+    choose = BoxChooser(scores, search)
+
+    def chooser(posterior: BatchPosterior) -> Chosen:
+        model, function.model = function.model, scores.known
         try:
-            with warnings.catch_warnings():
+            with seeded(search.generator, device=feasible.box.device), warnings.catch_warnings():
                 # Beside a pick the joint covariance is singular up to round-off: BoTorch adds jitter and says so every time.
                 warnings.simplefilter("ignore", NumericalWarning)
-                # A search may stop at a kink of a maximum over samples; where it stopped is a point of the pool like others.
-                warnings.simplefilter("ignore", OptimizationWarning)
-                yield
+                chosen = choose(posterior)
         finally:
             function.model = model
+        scores.known.add(chosen.point)
+        pending.add(chosen.point.X)
+        scores.stale = True
+        return chosen
+
+    return chooser

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,13 +16,13 @@ from sparse_bo.acquisition.functions import (
     AcquisitionBox,
     AcquisitionChoices,
     Pending,
-    SampledBox,
     check_acquisition,
     is_sampled,
+    sampled_chooser,
     unchanged,
 )
-from sparse_bo.acquisition.picking import BoxSearch, Chooser, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
-from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, batch_posterior
+from sparse_bo.acquisition.picking import BoxChooser, BoxSearch, Chooser, UpperConfidence, best_choice, cost, pick_until
+from sparse_bo.acquisition.posteriors import ClosedForm, batch_posterior
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
 
@@ -111,87 +110,67 @@ def optimize_batch(
         >>> X_next, values = optimize_batch(model, bounds, ratio_threshold=2.0, max_q=256)
     """
     _check_settings(model, beta=beta, max_q=max_q, num_restarts=num_restarts, raw_samples=raw_samples, in_batch=in_batch)
-    rule = _rule(stop_rule, ratio_threshold)
+    if str(stop_rule) == "local":
+        raise ValueError(
+            "the local stop rule needs the largest ratio over all points, which on a box is a search of its own at every "
+            "pick; use stop_rule='global'"
+        )
+    check_choice("stop_rule", stop_rule, ("global", "gp-bucb", "single"))
+    rule = StopRule(stop_rule, ratio_threshold)
     if refuse is not None and (choices is not None or acq_function is not None):
         raise ValueError("refuse is for upper confidence bounds on a box; leave choices= and acq_function= out, or filter them")
     feasible = None
     if choices is None:
+        if bounds is None:
+            raise ValueError("expected either bounds (2 x d corners of a box) or choices= (n x d candidates), got neither")
         feasible = check_feasible(
-            _given(bounds),
+            bounds,
             inequality=inequality_constraints,
             equality=equality_constraints,
             nonlinear=nonlinear_inequality_constraints,
             fixed=fixed_features,
+            refuse=refuse,
         )
-        feasible = replace(feasible, refuse=refuse)
         domain = feasible.box.bounds
     else:
         constraints = (inequality_constraints, equality_constraints, nonlinear_inequality_constraints, fixed_features)
         _check_choices(choices, bounds, [*constraints, post_processing_func])
         domain = choices
     _check_model(model, domain)
-    X_pending = _checked_pending(X_pending, domain)
+    if X_pending is not None and not (isinstance(X_pending, Tensor) and not len(X_pending)):
+        check_points("X_pending", X_pending, like=domain)
+    else:
+        X_pending = None
     generator = _checked_generator(generator)
     function = None if acq_function is None else check_acquisition(acq_function, model)
-    posterior = batch_posterior(model, in_batch=in_batch, like=domain)
-    with torch.no_grad():
-        posterior, spent = _with_pending(posterior, X_pending, rule, condition=function is None)
-    if spent > rule.allowance or (X_pending is not None and rule.allowance <= 0.0):
-        return domain[:0], domain.new_empty(0)
+    posterior, spent = batch_posterior(model, in_batch=in_batch, like=domain), 0.0
+    if X_pending is not None:
+        with torch.no_grad():
+            points = posterior.prepare(X_pending)
+            spent = cost(points, posterior, rule)
+            for row in range(len(points) if function is None else 0):
+                posterior = posterior.condition(points[row : row + 1])
+        if spent > rule.allowance or rule.allowance <= 0.0:
+            return domain[:0], domain.new_empty(0)
     end: dict[str, Any] = {"stop_rule": rule, "spent": spent, "max_q": max_q}
     search = None
     if feasible is not None:
         search = BoxSearch(feasible, num_restarts, raw_samples, options or {}, post_processing_func, generator)
     if function is None:
-        chooser = _upper_confidence(posterior, search, domain, math.sqrt(beta))
+        with torch.no_grad():
+            pool = domain if search is None else search.feasible.sample(raw_samples, generator=generator)
+            scores = UpperConfidence(posterior, pool, width=math.sqrt(beta))
+        chooser: Chooser = best_choice(scores) if search is None else BoxChooser(scores, search)
         return pick_until(posterior, chooser, condition=True, **end)
     with unchanged(function):
         pending = Pending(function, X_pending)
-        chooser = AcquisitionChoices(pending, domain) if search is None else _on_a_box(pending, model, posterior, search)
+        if search is None:
+            chooser = AcquisitionChoices(pending, domain)
+        elif isinstance(posterior, ClosedForm) and is_sampled(function, model, posterior):
+            chooser = sampled_chooser(pending, posterior, search)
+        else:
+            chooser = AcquisitionBox(pending, search)
         return pick_until(posterior, chooser, condition=False, **end)
-
-
-def _on_a_box(pending: Pending, model: Model, posterior: BatchPosterior, search: BoxSearch) -> Chooser:
-    if isinstance(posterior, ClosedForm) and is_sampled(pending.function, model, posterior):
-        return SampledBox(pending, posterior, search)
-    return AcquisitionBox(pending, search)
-
-
-def _upper_confidence(posterior: BatchPosterior, search: BoxSearch | None, domain: Tensor, width: float) -> Chooser:
-    if search is not None:
-        return UpperConfidenceBox(posterior, search, width=width)
-    with torch.no_grad():
-        return UpperConfidenceChoices(posterior, domain, width=width)
-
-
-def _with_pending(
-    posterior: BatchPosterior, X_pending: Tensor | None, rule: StopRule, *, condition: bool
-) -> tuple[BatchPosterior, float]:
-    """Return the posterior conditioned on pending points, and their cost."""
-    if X_pending is None:
-        return posterior, 0.0
-    points = posterior.prepare(X_pending)
-    spent = cost(points, posterior, rule)
-    for row in range(len(points) if condition else 0):
-        posterior = posterior.condition(points[row : row + 1])
-    return posterior, spent
-
-
-def _rule(stop_rule: str, ratio_threshold: float) -> StopRule:
-    if stop_rule == "local":
-        raise ValueError(
-            "the local stop rule needs the largest ratio over all points, which on a box is a search of its own at every "
-            "pick; use stop_rule='global'"
-        )
-    check_choice("stop_rule", stop_rule, ("global", "gp-bucb", "single"))
-    return StopRule(stop_rule, ratio_threshold)  # type: ignore[arg-type]  # checked one line above
-
-
-def _checked_pending(X_pending: Tensor | None, domain: Tensor) -> Tensor | None:
-    """Return pending points that fit bounds or choices, ``None`` if there are none."""
-    if X_pending is None or (isinstance(X_pending, Tensor) and not len(X_pending)):
-        return None
-    return check_points("X_pending", X_pending, like=domain)
 
 
 def _checked_generator(generator: torch.Generator | None) -> torch.Generator:
@@ -201,12 +180,6 @@ def _checked_generator(generator: torch.Generator | None) -> torch.Generator:
         got = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
         raise TypeError(f"expected generator to be a torch.Generator on the CPU, got {got}; use torch.Generator()")
     return generator
-
-
-def _given(bounds: Tensor | None) -> Tensor:
-    if bounds is None:
-        raise ValueError("expected either bounds (2 x d corners of a box) or choices= (n x d candidates), got neither")
-    return bounds
 
 
 def _check_settings(model: Model, *, beta: float, max_q: int, num_restarts: int, raw_samples: int, in_batch: str) -> None:

@@ -1,7 +1,7 @@
-"""The loop that picks one batch point by point, and the choosers that maximise upper confidence bounds in it.
+"""The loop that picks one batch point by point, and the searches of a pool of points for the next one.
 
-A *chooser* gives the next point and what it is worth; :func:`pick_until` asks it, conditions on the point, adds its leverage,
-and stops as the stop rule says.
+A *chooser* gives the next point and its value; :func:`pick_until` asks it, conditions on the point, adds its leverage, and
+stops as the stop rule says.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from torch import Tensor
 from sparse_bo.acquisition.feasible import Feasible
 from sparse_bo.acquisition.posteriors import BatchPosterior, Points
 from sparse_bo.arms import StopRule
+from sparse_bo.arms.picks import resolution
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, row_slices
 
 BLOCK = 64
 """Points rescored at a time."""
 SWEEP = 1024
 """Points evaluated at a time when a batch starts."""
-RESOLUTION = 2.0**-40
-"""Scores closer than this fraction of the largest are taken to tie; the lowest row wins."""
 TINY = 1e-20
 """Floor of a variance (relative to the largest) under a root whose gradient is asked for."""
 LOCAL_SAMPLES = 16
@@ -57,12 +56,8 @@ class Chosen(NamedTuple):
     """Scalar: the acquisition value when it was picked."""
 
 
-class Chooser(Protocol):
-    """Chooses one point after another. Lives only inside one batch."""
-
-    def __call__(self, posterior: BatchPosterior) -> Chosen:
-        """Return the next point, given a posterior conditioned on all points before it."""
-        ...
+Chooser = Callable[[BatchPosterior], Chosen]
+"""Returns the next point, given a posterior conditioned on all points before it. Lives only inside one batch."""
 
 
 @torch.no_grad()
@@ -71,13 +66,8 @@ def pick_until(
 ) -> tuple[Tensor, Tensor]:
     """Pick points until the stop rule or ``max_q`` ends the batch; return them (``q x d``) and their values (``q``).
 
-    Args:
-        posterior: The posterior at the batch start, with pending points conditioned on.
-        chooser: Gives the next point, again and again.
-        stop_rule: The rule that ends the batch; its leverages are those at the batch start.
-        spent: What pending points have cost already.
-        max_q: The batch has at most so many points.
-        condition: Whether the chooser needs the posterior to be conditioned on the picks.
+    ``posterior`` is that of the batch start with pending points conditioned on, and ``spent`` their cost. ``condition``:
+    whether the chooser needs the posterior to be conditioned on the picks.
     """
     chosen: list[Chosen] = []
     while len(chosen) < max_q:
@@ -96,42 +86,35 @@ def cost(points: Points, posterior: BatchPosterior, stop_rule: StopRule) -> floa
     return float(stop_rule.costs(points.variance / posterior.noise).sum())
 
 
-class Scores:
-    """Upper confidence bounds of a growing set of points. Lives only inside one batch.
+class UpperConfidence:
+    """``mean + width · √variance`` of a growing pool of points, ``score`` (``p``). Lives only inside one batch.
 
-    A score computed before a pick is an upper bound afterwards. The highest are refreshed until they are fresh, so what
-    :meth:`highest` returns is exact.
+    A score computed before a pick is an upper bound afterwards. The highest are refreshed until they are fresh: the exact lazy
+    argmax.
     """
 
     def __init__(self, posterior: BatchPosterior, X: Tensor, *, width: float) -> None:
-        """Score ``X`` (``p x d``) with the posterior as it is.
-
-        Args:
-            posterior: The posterior, which may have picks already.
-            X: ``n x d`` points to score.
-            width: Multiplies the standard deviation in the scores.
-        """
+        """Score ``X`` (``n x d``) with the posterior, which may have picks already. O(n m r)."""
         self.width, self.picks, self.X = width, posterior.picks, X
         self.stamp = torch.full((len(X),), posterior.picks, dtype=torch.long, device=X.device)
         scores, parts = [], []
         for rows in row_slices(len(X), chunk=SWEEP):
             points = posterior.prepare(X[rows])
-            scores.append(self._fresh(points, posterior))
+            scores.append(self.values(posterior, points))
             if sum(column[0].numel() * column.element_size() for column in points.columns) * len(X) <= DEFAULT_MEMORY_BYTES:
                 parts.append(points)
         self.score = torch.cat(scores)
-        scale = max(float(self.score.abs().max()), torch.finfo(torch.float32).tiny)
-        self.unit = RESOLUTION * 2.0 ** math.ceil(math.log2(scale))
+        low, high = (float(bound) for bound in torch.aminmax(self.score))
+        self.origin, self.range = 0.5 * high, (0.5 * high - 0.5 * low) or 0.5  # halved: the range may exceed the largest number
+        self.unit = resolution(max(abs(low), abs(high), torch.finfo(torch.float32).tiny))
         self.score = self._rounded(self.score)
         self.kept = parts[0].joined(*parts[1:]) if parts else None
 
-    def __len__(self) -> int:
-        return len(self.X)
-
-    def add(self, posterior: BatchPosterior, points: Points) -> None:
-        """Add points that the posterior at the batch start has been evaluated at."""
-        self.X = torch.cat([self.X, points.X])
-        self.score = torch.cat([self.score, self._rounded(self._fresh(points, posterior))])
+    def add(self, posterior: BatchPosterior, X: Tensor) -> None:
+        """Add points (``b x d``)."""
+        points = posterior.prepare(X)
+        self.X = torch.cat([self.X, X])
+        self.score = torch.cat([self.score, self._rounded(self.values(posterior, points))])
         self.stamp = torch.cat([self.stamp, torch.full_like(points.mean, posterior.picks, dtype=torch.long)])
         if self.kept is not None:
             self.kept = self.kept.joined(points)
@@ -154,85 +137,78 @@ class Scores:
             bounds = torch.where(stale, self.score, -math.inf)
             rows = bounds.topk(min(BLOCK, len(bounds))).indices
             rows = rows[stale[rows]]
-            self.score[rows] = self._rounded(self._fresh(self.points(posterior, rows), posterior))
+            self.score[rows] = self._rounded(self.values(posterior, self.points(posterior, rows)))
             self.stamp[rows] = self.picks
 
-    def _fresh(self, points: Points, posterior: BatchPosterior) -> Tensor:
+    def values(self, posterior: BatchPosterior, points: Points) -> Tensor:
+        """Return the acquisition values of ``b`` points."""
         return points.mean + self.width * posterior.variance(points).sqrt()
+
+    def scaled(self, posterior: BatchPosterior, X: Tensor) -> Tensor:
+        """Return values with gradients, in units of the pool's range: the searches' tolerances are absolute."""
+        points = posterior.prepare(X)
+        variance = posterior.variance(points)
+        bonus = self.width * variance.clamp_min(TINY * float(points.variance.detach().max())).sqrt()
+        return (0.5 * (points.mean + bonus) - self.origin) / self.range
 
     def _rounded(self, score: Tensor) -> Tensor:
         return (score / self.unit).round() * self.unit
 
 
-class UpperConfidenceChoices:
-    """``argmax mean + width · √variance`` over a finite set: the exact lazy argmax (algorithms §4)."""
+def best_choice(scores: UpperConfidence) -> Chooser:
+    """Return the chooser of the best of a finite set of points."""
 
-    def __init__(self, posterior: BatchPosterior, choices: Tensor, *, width: float) -> None:
-        """Score all choices (``n x d``) once. O(n m r)."""
-        self.scores = Scores(posterior, choices, width=width)
+    def choose(posterior: BatchPosterior) -> Chosen:
+        row = scores.highest(posterior, 1)
+        return Chosen(scores.points(posterior, row), scores.score[row].squeeze(0))
 
-    def __call__(self, posterior: BatchPosterior) -> Chosen:
-        """See :class:`Chooser`."""
-        row = self.scores.highest(posterior, 1)
-        return Chosen(self.scores.points(posterior, row), self.scores.score[row].squeeze(0))
+    return choose
 
 
-class UpperConfidenceBox:
-    """``argmax mean + width · √variance`` over a box, by searches from the best of a pool that outlives the pick.
+class _Pool(Protocol):
+    """Points of a box with scores, as :class:`UpperConfidence`."""
+
+    X: Tensor
+    score: Tensor
+
+    def add(self, posterior: BatchPosterior, X: Tensor) -> None: ...
+    def highest(self, posterior: BatchPosterior, k: int) -> Tensor: ...
+    def points(self, posterior: BatchPosterior, rows: Tensor) -> Points: ...
+    def values(self, posterior: BatchPosterior, points: Points) -> Tensor: ...
+    def scaled(self, posterior: BatchPosterior, X: Tensor) -> Tensor: ...
+
+
+class BoxChooser:
+    """The maximiser over a box, by searches from the best of a pool that outlives the pick.
 
     The pool starts as quasi-random points; the ends of all searches and a few points around each pick join it. A search
     that ended where later picks changed nothing is over after one step, so most of a batch costs little beyond its first
-    pick. The pick is the best point of the pool, never worse than any search.
+    pick. The pick is the best point of the pool, never worse than any search. Draws ``LOCAL_SAMPLES x d`` normals per pick but
+    the first.
     """
 
-    def __init__(self, posterior: BatchPosterior, search: BoxSearch, *, width: float) -> None:
-        """Score the pool. O(raw_samples m r). Draws one integer, and ``LOCAL_SAMPLES x d`` normals per pick but the first.
-
-        Args:
-            posterior: The posterior at the batch start, with pending points conditioned on.
-            search: The box, and the settings of the searches in it.
-            width: Multiplies the standard deviation in the scores.
-        """
-        self.search, self.width = search, width
-        with torch.no_grad():
-            pool = search.feasible.sample(search.raw_samples, generator=search.generator)
-            self.scores = Scores(posterior, pool, width=width)
-        low, high = (float(bound) for bound in torch.aminmax(self.scores.score))
-        self.origin, self.range = high, (high - low) or 1.0
+    def __init__(self, scores: _Pool, search: BoxSearch) -> None:
+        self.scores, self.search = scores, search
         self.last: Tensor | None = None
 
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`Chooser`."""
         scores, search = self.scores, self.search
-        if self.last is not None:
-            self._add(posterior, around(search, self.last))
-        starts = self._starts(posterior)
+        if self.last is not None and len(near := around(search, self.last)):
+            scores.add(posterior, near)
+        best = scores.X[scores.highest(posterior, max(BLOCK, 4 * search.num_restarts))]
+        starts = best[apart(search, best)]
         with torch.enable_grad():
-            ends = search.feasible.ascend(lambda X: self._score(posterior, X), starts, search.options)
-        self._add(posterior, ends)
+            ends = search.feasible.ascend(lambda X: scores.scaled(posterior, X), starts, search.options)
+        if len(ends):
+            scores.add(posterior, ends)
         row = scores.highest(posterior, 1)
         point, value = scores.points(posterior, row), scores.score[row].squeeze(0)
         if search.post_processing is not None:
             point = posterior.prepare(processed(search.post_processing, point.X))
-            value = (point.mean + self.width * posterior.variance(point).sqrt()).squeeze(0)
+            value = scores.values(posterior, point).squeeze(0)
         self.last = point.X
         return Chosen(point, value)
-
-    def _score(self, posterior: BatchPosterior, X: Tensor) -> Tensor:
-        """Return the scores in units of their range over the pool: the searches' tolerances are absolute."""
-        points = posterior.prepare(X)
-        variance = posterior.variance(points)
-        bonus = self.width * variance.clamp_min(TINY * float(points.variance.detach().max())).sqrt()
-        return (points.mean + bonus - self.origin) / self.range
-
-    def _add(self, posterior: BatchPosterior, X: Tensor) -> None:
-        if len(X):
-            self.scores.add(posterior, posterior.prepare(X))
-
-    def _starts(self, posterior: BatchPosterior) -> Tensor:
-        """Return up to ``num_restarts`` of the best points of the pool, apart from one another."""
-        best = self.scores.X[self.scores.highest(posterior, max(BLOCK, 4 * self.search.num_restarts))]
-        return best[apart(self.search, best)]
 
 
 def around(search: BoxSearch, X: Tensor) -> Tensor:
@@ -258,11 +234,7 @@ def apart(search: BoxSearch, best: Tensor) -> list[int]:
 
 
 def processed(post_processing: PostProcessing, X: Tensor) -> Tensor:
-    """Return a pick (``1 x d``) after post-processing.
-
-    Raises:
-        ValueError: If what comes back is not one point.
-    """
+    """Return a pick (``1 x d``) after post-processing; a ``ValueError`` if the result is not one point."""
     changed = post_processing(X.unsqueeze(-2))
     if not isinstance(changed, Tensor) or changed.numel() != X.numel():
         shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__

@@ -7,7 +7,7 @@ Cholesky factor of ``C(F, F) + noise``:
     variance(x) = C(x, x) − ‖L⁻¹ C(F, x)‖²
 
 *Process conditioning* takes the posterior covariance itself for ``C``; the *fixed-dictionary update* (BKB, BBKB) only the part
-of it that the dictionary explains, ``λ zᵀV⁻¹z'``, so that the residual ``k − zᵀz`` of a picked point stays (algorithms §1).
+of it that the dictionary explains, ``λ zᵀV⁻¹z'``, so that the residual ``k − zᵀz`` of a picked point stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -51,7 +51,7 @@ class Points:
     variance: Tensor
     """``b`` at the batch start (y²)."""
     columns: tuple[Tensor, ...] = ()
-    """Inputs, and ``b x r`` each, from which covariances with picks are computed."""
+    """Inputs or features, and ``b x r`` columns, from which covariances with picks are computed."""
 
     def __len__(self) -> int:
         return len(self.X)
@@ -69,37 +69,6 @@ class Points:
             torch.cat([part.variance for part in parts]),
             tuple(torch.cat(column) for column in columns),
         )
-
-
-class BatchPosterior(Protocol):
-    """A posterior at a batch start and the picks so far. A value."""
-
-    @property
-    def noise(self) -> float:
-        """λ: variance of an observation's noise (y²); leverage is variance / λ."""
-        ...
-
-    @property
-    def monotone(self) -> bool:
-        """Whether conditioning can only lower a variance, so that an old score is an upper bound."""
-        ...
-
-    @property
-    def picks(self) -> int:
-        """Points conditioned on since the batch start."""
-        ...
-
-    def prepare(self, X: Tensor) -> Points:
-        """Evaluate ``b x d`` points at the batch start, with gradients."""
-        ...
-
-    def variance(self, points: Points) -> Tensor:
-        """Return the variances (``b``, y²) given the picks, with gradients."""
-        ...
-
-    def condition(self, point: Points) -> BatchPosterior:
-        """Condition on a hallucinated observation at one point."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +92,10 @@ class ModelKernel:
 
 @dataclass(frozen=True, eq=False)
 class ClosedForm:
-    """A posterior in closed form: after one product with its root, the variance of a point costs O(r) per pick."""
+    """A posterior in closed form: after one product with its root, the variance of a point costs O(r) per pick.
+
+    ``monotone``: conditioning can only lower a variance, so that an old score is an upper bound.
+    """
 
     transform: Callable[[Tensor], Tensor]
     """From the user's units to the inputs of the posterior."""
@@ -140,54 +112,46 @@ class ClosedForm:
 
     @property
     def noise(self) -> float:
-        """See :class:`BatchPosterior`."""
+        """λ: variance of an observation's noise (y²); leverage is variance / λ."""
         return self.posterior.noise_variance
 
     @property
     def picks(self) -> int:
-        """See :class:`BatchPosterior`."""
+        """Points conditioned on since the batch start."""
         return 0 if self.root is None else self.root.lower.shape[-1]
 
     def prepare(self, X: Tensor) -> Points:
-        """See :class:`BatchPosterior`. O(b m r)."""
+        """Evaluate ``b x d`` points at the batch start, with gradients. O(b m r)."""
         inputs, posterior = self.transform(X), self.posterior
         K_DX = posterior.prior.kernel.cross(inputs, posterior.support).mT  # m x b, of the faster side
         at = posterior.moments(inputs, K_DX=K_DX)
-        h = at.columns.mT  # b x r
-        columns = (inputs, h) if self.factor is None else (h, self.factor.features(K_DX.double()).to(h))
-        return Points(X, at.mean, at.variance, columns)
+        explained = inputs if self.factor is None else self.factor.features(K_DX.double()).to(at.columns)
+        return Points(X, at.mean, at.variance, (explained, at.columns.mT))
 
     def _covariance(self, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
         """Return the reducible part of ``C(F, x)``, ``q x b``, in units of the posterior's scale. O(q b r)."""
-        if self.factor is None:
-            (F, h_F), (inputs, h) = left, right
-            return self.posterior.prior.kernel.cross(F, inputs) - h_F @ h.mT
-        (h_F, z_F), (h, z) = left, right
-        return z_F @ z.mT - h_F @ h.mT
+        (F, h_F), (x, h) = left, right
+        return (self.posterior.prior.kernel.cross(F, x) if self.factor is None else F @ x.mT) - h_F @ h.mT
 
     def between(self, left: Points, right: Points) -> Tensor:
         """Return the covariances (y²) of ``p`` and ``b`` points at the batch start, ``p x b``. O(p b r)."""
         return self.posterior.prior.scale * self._covariance(left.columns, right.columns)
 
     def variance(self, points: Points) -> Tensor:
-        """See :class:`BatchPosterior`. O(b q (r + q))."""
+        """Return the variances (``b``, y²) given the picks, with gradients. O(b q (r + q))."""
         if self.root is None:
             return points.variance
         reduction = self.root.columns(self._covariance(self.chosen, points.columns)).square().sum(dim=0)
         return (points.variance - self.posterior.prior.scale * reduction).clamp_min(0.0)
 
     def condition(self, point: Points) -> ClosedForm:
-        """See :class:`BatchPosterior`. One more row of ``L``: O(q (r + q))."""
+        """Condition on a hallucinated observation at one point: one more row of ``L``, O(q (r + q))."""
         noise = self.posterior.noise
-        if self.factor is None:
-            variance = point.variance / self.posterior.prior.scale
-        else:
-            h, z = point.columns
-            variance = (z.square().sum(dim=-1) - h.square().sum(dim=-1)).clamp_min(0.0)
+        corner = self._covariance(point.columns, point.columns) + noise  # 1 x 1
         if self.root is None:
-            return replace(self, chosen=point.columns, root=CholeskyRoot((variance + noise).sqrt().unsqueeze(-1)))
+            return replace(self, chosen=point.columns, root=CholeskyRoot(corner.clamp_min(noise).sqrt()))
         column = self.root.columns(self._covariance(self.chosen, point.columns))  # q x 1
-        corner = ((variance - column.square().sum(dim=0)).clamp_min(0.0) + noise).sqrt().unsqueeze(-1)
+        corner = (corner - column.mT @ column).clamp_min(noise).sqrt()
         chosen = tuple(torch.cat(pair) for pair in zip(self.chosen, point.columns, strict=True))
         return replace(self, chosen=chosen, root=self.root.extended(column, corner))
 
@@ -206,20 +170,18 @@ class ConditionedModel:
     picks: int = 0
 
     def prepare(self, X: Tensor) -> Points:
-        """See :class:`BatchPosterior`. One posterior call on ``b x 1 x d``."""
+        """See :class:`ClosedForm`. One posterior call on ``b x 1 x d``."""
         posterior = self.model.posterior(X.unsqueeze(-2))
         return Points(X, posterior.mean.flatten(), posterior.variance.flatten())
 
     def variance(self, points: Points) -> Tensor:
-        """See :class:`BatchPosterior`. One posterior call on ``b x 1 x d``."""
+        """See :class:`ClosedForm`. One posterior call on ``b x 1 x d``."""
         if not self.picks:
             return points.variance
         return self.conditioned.posterior(points.X.unsqueeze(-2)).variance.flatten()
 
     def condition(self, point: Points) -> ConditionedModel:
-        """See :class:`BatchPosterior`."""
-        if not hasattr(self.conditioned, "condition_on_observations"):
-            raise UnsupportedError(_cannot_condition(self.model))
+        """See :class:`ClosedForm`."""
         noise = {}
         likelihood = getattr(self.conditioned, "likelihood", None)
         if isinstance(likelihood, FixedNoiseGaussianLikelihood):
@@ -227,15 +189,15 @@ class ConditionedModel:
         try:
             conditioned = self.conditioned.condition_on_observations(X=point.X, Y=point.mean.unsqueeze(-1), **noise)
         except (NotImplementedError, AttributeError) as error:
-            raise UnsupportedError(_cannot_condition(self.model)) from error
+            raise UnsupportedError(
+                f"{type(self.model).__name__} cannot be conditioned on a pick; use SparseGP or SingleTaskGP, "
+                "or an acquisition function with X_pending"
+            ) from error
         return replace(self, conditioned=conditioned, picks=self.picks + 1)
 
 
-def _cannot_condition(model: Any) -> str:
-    return (
-        f"{type(model).__name__} cannot be conditioned on a pick; use SparseGP or SingleTaskGP, "
-        "or an acquisition function with X_pending"
-    )
+BatchPosterior: TypeAlias = ClosedForm | ConditionedModel
+"""A posterior at a batch start and the picks so far. A value."""
 
 
 def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPosterior:
@@ -272,25 +234,19 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
         raise ValueError(
             "in_batch='fixed' needs a Gaussian likelihood, and no outcome transform but Standardize; use in_batch='process'"
         )
-    posterior = closed if closed is not None else _conditioned_model(model, like)
+    posterior: BatchPosterior | None = closed
+    if posterior is None:
+        centre = like.mean(dim=0, keepdim=True)
+        with torch.no_grad():
+            clean = model.posterior(centre)
+            noise = float(model.posterior(centre, observation_noise=True).variance - clean.variance)
+        posterior = ConditionedModel(model, noise, isinstance(clean, GPyTorchPosterior), model)
     if not posterior.noise > 0.0 or not math.isfinite(posterior.noise):
         raise ValueError(
             f"expected observations with noise (leverages are variances in its units), got a noise variance of "
             f"{posterior.noise}; give the model a likelihood with noise"
         )
     return posterior
-
-
-def _conditioned_model(model: Model, like: Tensor) -> ConditionedModel:
-    centre = like.mean(dim=0, keepdim=True)
-    with torch.no_grad():
-        clean = model.posterior(centre)
-        noise = float(model.posterior(centre, observation_noise=True).variance - clean.variance)
-    return ConditionedModel(model, noise, isinstance(clean, GPyTorchPosterior), model)
-
-
-def _prior_mean(model: Any, X: Tensor) -> Tensor:
-    return model.prior_mean(X) if isinstance(model, SparseModel) else model.mean_module(X)
 
 
 def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
@@ -315,7 +271,8 @@ def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
             representation = model.representation().full(kernel).map(torch.Tensor.detach)
         factor = dictionary_factor(kernel, representation.points) if in_batch == "fixed" else None
     shift, scale = (0.0, 1.0) if transform is None else (float(transform.means), float(transform.stdvs))
-    prior = ProcessPrior(lambda inputs: shift + scale * _prior_mean(model, inputs), ModelKernel(kernel), scale**2)
+    mean = model.mean_module if exact else model.prior_mean
+    prior = ProcessPrior(lambda inputs: shift + scale * mean(inputs), ModelKernel(kernel), scale**2)
     root, alpha = MatrixRoot(representation.root), scale * representation.alpha
     posterior = Posterior(prior, representation.points, alpha, root, float(noise.mean()))
     return ClosedForm(model.transform_inputs, posterior, factor)

@@ -9,7 +9,6 @@ of recomputing every arm after every pick (BBKB Alg. 1, lines 4–8), at the cos
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.arms.conditioning import Block, Conditioner, InBatch
+from sparse_bo.arms.conditioning import Block, Conditioner, InBatch, contenders_after
 from sparse_bo.arms.contenders import Contenders, Refusal, highest
 from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
-from sparse_bo.arms.posterior import InMemoryPosterior
-from sparse_bo.arms.resparsification import ArmPosterior, ContenderPosterior
+from sparse_bo.arms.posterior import ArmPosterior, ContenderPosterior, InMemoryPosterior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
@@ -62,7 +60,7 @@ def pick_batch(
     Exact: the picks are those of a full recomputation after every pick, up to a relative resolution of 2⁻⁴⁰ within which
     arms tie and the lowest index wins. After a sweep in low precision the starting bounds include its error, so every arm that
     could win is recomputed in float64 first. O(b r² + r³) per block of b arms and O(b²) per pick. Of a streamed arm set only
-    the contenders are looked at (:mod:`sparse_bo.arms.resparsification`).
+    the contenders are looked at (:mod:`sparse_bo.arms.posterior`).
 
     A batch may be picked in pieces: with the first p picks as ``given``, the next are those of the whole batch. Evaluations of
     earlier batches that are still out are given in the same way: no pick breaks the rule for all of them together.
@@ -90,15 +88,30 @@ def pick_batch(
     if stop_rule.kind == "repeat":
         best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1, refuse=refuse)
         return _repeated(best, posterior, stop_rule, max_q, best.indices[:0] if given is None else given)
-    start = Conditioner.at_start(posterior, in_batch)
+    start = conditioner = Conditioner.at_start(posterior, in_batch)
+    ratios, spent = None, 0.0
+    if stop_rule.kind == "local":
+        here = posterior if isinstance(posterior, InMemoryPosterior) else posterior.local
+        if here is None:
+            raise ValueError("stop_rule='local' keeps a ratio for every arm, got a streamed posterior; use stop_rule='global'")
+        ratios = LocalRatios(here, start, stop_rule.ratio_threshold, group=group_of(posterior.prior.arms))
     if given is not None and len(given):
-        return _pick_more(posterior, width, stop_rule, start, max_q, given, refuse)
-    picker = _Picker(posterior, width, stop_rule, start, refuse)
-    if max_q == 1 or stop_rule.allowance <= 0.0:
+        distinct, position, counts = torch.unique(given, return_inverse=True, return_counts=True)
+        weights = counts.to(posterior.observed_leverages.dtype)
+        leverages = start.start(distinct)[position]
+        spent = stop_rule.spent(leverages)
+        worst = math.inf if ratios is None else ratios.add(distinct, weights)
+        used_up = stop_rule.allowance <= 0.0 or (spent > stop_rule.allowance and worst > stop_rule.ratio_threshold)
+        if used_up:
+            return BatchPicks(given[:0], 0, stop_rule.results_needed(leverages))
+        conditioner = start.given(distinct, weights)
+    picker = _Picker(posterior, width, stop_rule, conditioner, refuse)
+    picker.spent = spent
+    if conditioner is start and (max_q == 1 or stop_rule.allowance <= 0.0):
         if picker.exact:
             return BatchPicks(picker.best(), 0)
         max_q = 1
-    return picker.run(start, max_q, _local_ratios(posterior, stop_rule, start), max_rechecked)
+    return picker.run(conditioner, max_q, ratios, max_rechecked)
 
 
 def _repeated(best: BatchPicks, posterior: ArmPosterior, stop_rule: StopRule, max_q: int, given: Tensor) -> BatchPicks:
@@ -116,39 +129,6 @@ def _repeated(best: BatchPicks, posterior: ArmPosterior, stop_rule: StopRule, ma
     return BatchPicks(best.indices.repeat(q), best.rechecked)
 
 
-def _pick_more(
-    posterior: ArmPosterior,
-    width: float,
-    stop_rule: StopRule,
-    start: Conditioner,
-    max_q: int,
-    given: Tensor,
-    refuse: Refusal | None,
-) -> BatchPicks:
-    distinct, position, counts = torch.unique(given, return_inverse=True, return_counts=True)
-    weights = counts.to(posterior.observed_leverages.dtype)
-    leverages = start.start(distinct)[position]
-    spent = stop_rule.spent(leverages)
-    ratios = _local_ratios(posterior, stop_rule, start)
-    worst = math.inf if ratios is None else ratios.add(distinct, weights)
-    used_up = stop_rule.allowance <= 0.0 or (spent > stop_rule.allowance and worst > stop_rule.ratio_threshold)
-    if used_up:
-        return BatchPicks(given[:0], 0, stop_rule.results_needed(leverages))
-    conditioner = start.given(distinct, weights)
-    picker = _Picker(posterior, width, stop_rule, conditioner, refuse)
-    picker.spent = spent
-    return picker.run(conditioner, max_q, ratios)
-
-
-def _local_ratios(posterior: ArmPosterior, stop_rule: StopRule, start: Conditioner) -> LocalRatios | None:
-    if stop_rule.kind != "local":
-        return None
-    here = posterior if isinstance(posterior, InMemoryPosterior) else posterior.local
-    if here is not None:
-        return LocalRatios(here, start, stop_rule.ratio_threshold, group=group_of(posterior.prior.arms))
-    raise ValueError("stop_rule='local' keeps a ratio for every arm, got a streamed posterior; use stop_rule='global'")
-
-
 class _Picker:
     """The picks of one batch so far, and upper bounds on all scores. Lives inside :func:`pick_batch`."""
 
@@ -164,6 +144,11 @@ class _Picker:
         self.spent, self.rechecked = 0.0, 0
         contenders = posterior.contenders_at_start(width=width, stop_rule=stop_rule)
         leverage, lowest, best = contenders.extremes.tolist()
+        if any(map(math.isnan, (leverage, lowest, best))):
+            raise ValueError(
+                "expected finite posterior means and variances, got NaN: results or their squares leave the range of numbers; "
+                "divide the objective by its largest value"
+            )
         self.low, self.unit = resolution(leverage), resolution(max(abs(lowest), abs(best)))
         self.exact = contenders.exact
         self.unasked: Tensor | None = None  # arms of which it is not known yet whether they are refused
@@ -178,7 +163,6 @@ class _Picker:
             self._take(contenders)
 
     def _take(self, contenders: Contenders) -> None:
-        """Go on with some contenders; their bounds are rounded in place."""
         self.ids, self.outside = contenders.indices, contenders.floor
         self.scores = contenders.upper.div_(self.unit).round_().mul_(self.unit)
 
@@ -189,7 +173,7 @@ class _Picker:
         left, refresh = max_q, BLOCK
         while left > 0:
             at, floor = self._highest()
-            indices = self.arms(at)
+            indices = self._arms(at)
             block = conditioner.block(indices)
             # Once every arm is fresh the highest score is the argmax, whatever round-off says of the next one.
             fresh = refresh >= len(self.scores)
@@ -207,7 +191,9 @@ class _Picker:
                 continue
             refresh = BLOCK
             self.spent = picked.spent
-            order, positions, counts = _uploaded(picked.positions, *np.unique(picked.positions, return_counts=True), to=indices)
+            found = [np.asarray(picked.positions), *np.unique(picked.positions, return_counts=True)]
+            packed = torch.from_numpy(np.concatenate(found)).to(indices.device)  # in one transfer
+            order, positions, counts = packed.split([len(part) for part in found])  # type: ignore[no-untyped-call]
             sequence, ended = indices[order], picked.ended
             if ratios is not None:
                 sequence, ended = ratios.accept(sequence, check=self.spent > self.stop_rule.allowance)
@@ -224,14 +210,13 @@ class _Picker:
             self._highest()
             at = self.scores.argmax().unsqueeze(0)
             if self.unasked is None or not bool(self.unasked[at]):
-                return self.arms(at)
+                return self._arms(at)
             self._ask(at)
 
     def _highest(self) -> tuple[Tensor, float]:
         """Return the positions of the highest bounds, and the highest of the others (:func:`highest`), without refused arms.
 
-        Whether an arm is refused is only asked when its turn would come: of ever more arms at a time, so that the cost is that
-        of the arms refused, O(those asked), and not that of all.
+        Arms are asked about when their turn would come, ever more at a time: the cost is that of the arms refused.
         """
         size = BLOCK
         while True:
@@ -251,17 +236,16 @@ class _Picker:
         assert self.refuse is not None
         new = at[self.unasked[at]]
         self.unasked[new] = False
-        self.scores[new[self.refuse(self.arms(new))]] = -math.inf
+        self.scores[new[self.refuse(self._arms(new))]] = -math.inf
 
-    def arms(self, at: Tensor) -> Tensor:
-        """Return the arms at some positions of the scores."""
+    def _arms(self, at: Tensor) -> Tensor:
         return at if self.ids is None else self.ids[at]
 
     def _pick(self, at: Tensor, block: Block, floor: float, left: int) -> GreedyPicks:
         """Pick inside the block of the arms at some positions, and lower their bounds."""
         spent_before = self.stop_rule.kind == "local" and self.spent > self.stop_rule.allowance
         means, residual, costs, covariance = _host(
-            self.posterior.swept_means(self.arms(at)), block.residual, self.stop_rule.costs(block.start), block.covariance
+            self.posterior.swept_means(self._arms(at)), block.residual, self.stop_rule.costs(block.start), block.covariance
         )
         picked = greedy_picks(
             means,
@@ -282,7 +266,7 @@ class _Picker:
     def _refill(self, conditioner: Conditioner) -> None:
         """Replace the contenders by arms of the highest present scores, when they may no longer include the best."""
         assert isinstance(self.posterior, ContenderPosterior)  # of arms in memory all are contenders
-        self._take(self.posterior.contenders_after(conditioner, refuse=self.refuse))
+        self._take(contenders_after(self.posterior, conditioner, refuse=self.refuse))
         # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
         self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
 
@@ -293,7 +277,7 @@ class _Picker:
         chunk = chunk_rows(len(best), bytes_per_row=64 * m, memory_bytes=self.posterior.prior.memory_bytes)
         for rows in row_slices(len(best), chunk=chunk):
             at = best[rows]
-            indices = self.arms(at)
+            indices = self._arms(at)
             reducible, residual, means = _host(*conditioner.leverages(indices), self.posterior.swept_means(indices))
             scores = fresh_scores(means, reducible, residual, width=self.width, unit=self.unit, low=self.low)
             self._lower(at, scores)
@@ -308,20 +292,13 @@ class _Picker:
 class LocalRatios:
     """``ρ(x) = 1 + Σ_s (covariance(x, x_s)/λ)² / leverage(x)`` of every arm, at the batch start's posterior.
 
-    ``leverage at the batch start / leverage now ≤ ρ(x)`` (BBKB, ICML version, Lemma 3). Lives only inside one batch.
+    ``leverage at the batch start / leverage now ≤ ρ(x)`` (BBKB, ICML version, Lemma 3). Lives only inside one batch. The
+    posterior is that over the arms of this rank of the group; ``start``, conditioned on nothing, knows all arms.
     """
 
     def __init__(
         self, posterior: InMemoryPosterior, start: Conditioner, ratio_threshold: float, *, group: Group | None = None
     ) -> None:
-        """Begin with ratios of 1.
-
-        Args:
-            posterior: Over the arms, or over those that this rank holds.
-            start: Conditioned on nothing; it knows all arms.
-            ratio_threshold: C̃.
-            group: The ranks that hold arms; ``None``: there is one process.
-        """
         self.posterior, self.start, self.ratio_threshold = posterior, start, ratio_threshold
         self.group = Alone() if group is None else group
         self.ratios = torch.ones_like(posterior.leverages)
@@ -329,12 +306,8 @@ class LocalRatios:
     def accept(self, sequence: Tensor, *, check: bool) -> tuple[Tensor, bool]:
         """Add picks, and cut them after the one that brings a ratio above the threshold. O(a m q) for q distinct picks.
 
-        Args:
-            sequence: The ``q`` arms in the order of their picks.
-            check: Whether a ratio can have passed the threshold (not before the global sum has).
-
-        Returns:
-            The picks to keep, and whether the batch ends with the last of them.
+        ``check``: whether a ratio can have passed the threshold, not before the global sum has. Returns the picks to keep, and
+        whether the batch ends with the last of them.
         """
         distinct, group = torch.unique(sequence, return_inverse=True)
         cumulative = torch.nn.functional.one_hot(group, len(distinct)).cumsum(dim=0).to(self.ratios.dtype)  # picks x q
@@ -384,9 +357,3 @@ def _host(*values: Tensor) -> list[NDArray[np.float64]]:
     packed = torch.cat([value.flatten() for value in values]).cpu()
     parts = packed.split([value.numel() for value in values])  # type: ignore[no-untyped-call]
     return [part.reshape(value.shape).numpy() for part, value in zip(parts, values, strict=True)]
-
-
-def _uploaded(*values: list[int] | NDArray[np.int64], to: Tensor) -> Sequence[Tensor]:
-    """Bring integers to the device of a tensor, in one transfer."""
-    packed = torch.from_numpy(np.concatenate(values)).to(to.device)
-    return packed.split([len(value) for value in values])  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""An arm posterior conditioned on picks whose results are pending (algorithms §1), by either in-batch update.
+"""An arm posterior conditioned on picks whose results are pending, by either in-batch update.
 
 Everything is in *leverage units* (covariance / λ, noise 1 per pick). With ``P`` the picks, ``c`` their counts and ``C`` the
 reducible covariance at the batch start, ``L Lᵀ = I + √c C(P, P) √c`` and the gains ``v(x) = L⁻¹ √c C(P, x)`` leave
@@ -11,16 +11,21 @@ z zᵀ``) takes its explained part ``u(x)ᵀu(x')``, ``u(x) = L_B⁻¹ z(x)/√�
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.posterior import ArmFit
+from sparse_bo.arms.contenders import STEP, Collector, Contenders, Refusal, Scan
+from sparse_bo.arms.posterior import ArmFit, ContenderPosterior, of_all_ranks
+from sparse_bo.arms.sweep import sweep_rows
+from sparse_bo.domains.sharded import ShardedArms, alone, first_here, group_of
 from sparse_bo.gp import dtc
 from sparse_bo.gp.posterior import CholeskyRoot
 from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.chunking import row_slices
 
 InBatch = Literal["fixed", "process"]
 """How a pending pick lowers variances: by the fixed-dictionary update, or by conditioning the process."""
@@ -92,13 +97,9 @@ class Conditioner:
         return residual + u.square().sum(dim=-1)
 
     def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> Conditioner:
-        """Add picks. O(q p + q³); the fixed-dictionary update once in r picks O(r³).
+        """Add picks: the arms at ``positions`` (``q``, distinct) of ``indices``, with joint posterior, each ``counts`` times.
 
-        Args:
-            indices: ``b`` arms.
-            block: Their joint posterior.
-            positions: ``q`` distinct arms that were picked, as positions in ``indices``.
-            counts: ``q``: how often each was picked.
+        O(q p + q³); the fixed-dictionary update once in r picks O(r³).
         """
         scale = counts.sqrt()
         rows = torch.cat([self.rows, block.embedding[positions] * scale.unsqueeze(-1)])
@@ -136,7 +137,7 @@ class Conditioner:
         fit, prior = self.fit, self.fit.prior
         features = fit.state.factor.features(self.fit.kernel_rows(indices))
         solved = features @ fit.form.inverse_root.T if fit.exact.one_product else dtc.whitened(fit.state, features)
-        residual = dtc.residual(features, prior.prior_variance[indices]) / prior.regularization
+        residual = dtc.residual(features, prior.variances_at(indices)) / prior.regularization
         return residual, features, solved / prior.regularization**0.5
 
     def _at(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -177,3 +178,32 @@ class Conditioner:
 def _reduced(reducible: Tensor, gains: Tensor) -> Tensor:
     """Return the leverages, ``b``, after the picks behind ``gains`` (``p x b``)."""
     return (reducible - gains.square().sum(dim=0)).clamp_min(0.0) if len(gains) else reducible
+
+
+def contenders_after(posterior: ContenderPosterior, conditioner: Conditioner, *, refuse: Refusal | None = None) -> Contenders:
+    """Return the arms with the highest scores *now*, when the contenders of the batch start may no longer include the best.
+
+    ``posterior`` is that of the batch start; the arms that ``refuse`` marks are left out, as long as another is left. A pass
+    over all arms, of every rank over its own: O(a m (d + r)).
+    """
+    arms, here, m = posterior.prior.arms, posterior.prior.here, posterior.dictionary.m
+    if isinstance(arms, ShardedArms) and conditioner.in_batch == "process":
+        arms.cache(conditioner.picked)  # they need not be among the contenders any more
+    with group_of(arms).shielded(STEP), alone(arms):
+        first, count = first_here(arms), len(here.arms)
+        collector = Collector(here.capacity, like=posterior.observed_leverages)
+        for part in row_slices(count, chunk=sweep_rows(here, m=2 * m, step=m) if count else 1):
+            indices = torch.arange(first + part.start, first + part.stop, device=arms.device)
+            reducible, residual = conditioner.leverages(indices)
+            scores = posterior.swept_means(indices) + posterior.width * (reducible + residual).clamp_min_(0.0).sqrt_()
+            if refuse is not None:
+                scores = scores.masked_fill_(refuse(indices), -math.inf)
+            collector.add(first + part.start, scores, torch.full_like(scores, -math.inf))
+        extremes = posterior.contenders.extremes
+        indices, upper, floor = collector.finish()
+        found = Scan(indices, upper, floor, -math.inf, extremes)  # nothing is left out for a low score
+    contenders = of_all_ranks(posterior, found)
+    assert contenders.indices is not None
+    if not len(contenders.indices):  # every arm is refused
+        return contenders_after(posterior, conditioner)
+    return replace(contenders, extremes=extremes)

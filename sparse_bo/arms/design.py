@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.batch import pick_batch
+from sparse_bo.arms.posterior import arm_posterior, fit_arms
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.arms.resparsification import arm_posterior, fit_arms
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import KernelColumns
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
@@ -87,8 +87,11 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
     left, drawn = q, 0
     while left > 0:
         fitted, columns = fit_arms(prior, observations, dictionary, columns)
-        room = _room(resampling, observations, dictionary, done=q - left)
-        stop_rule = _NEVER if room else StopRule("global", resampling.ratio_threshold)
+        room = 0  # for so many more picks the posterior is exact and the sampler would keep it so
+        if _spans(dictionary, observations):
+            kept = _keeps_all_up_to(resampling.sampler(max(q - left, 1)))
+            room = int(min(max(kept - observations.n, 0.0), 2**62))
+        stop_rule = StopRule("global", math.inf if room else resampling.ratio_threshold)
         posterior = arm_posterior(fitted, width=1.0, stop_rule=stop_rule)
         batch = pick_batch(
             posterior,
@@ -114,7 +117,7 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
 
 def _first(prior: ArmPrior) -> Tensor:
     """Return the arm of the highest prior variance, the first on ties, as one index."""
-    variances, group = prior.here.in_memory[1], group_of(prior.arms)
+    variances, group = prior.here.variances, group_of(prior.arms)
     if group.size == 1:
         return variances.argmax().unsqueeze(0)
     place = int(variances.argmax()) if len(variances) else 0
@@ -122,17 +125,6 @@ def _first(prior: ArmPrior) -> Tensor:
     told = group.numbers("the highest prior variance", [mine, place + first_here(prior.arms)])
     _, first = max(told, key=lambda other: other[0])
     return torch.tensor([int(first)], device=prior.arms.device)
-
-
-_NEVER = StopRule("global", math.inf)
-
-
-def _room(resampling: Resampling, observations: Observations, dictionary: Dictionary, *, done: int) -> int:
-    """Return for how many more picks the posterior is exact and the sampler would keep it so; 0 if either is not the case."""
-    if not _spans(dictionary, observations):
-        return 0
-    room = _keeps_all_up_to(resampling.sampler(max(done, 1))) - observations.n
-    return int(min(max(room, 0.0), 2**62))
 
 
 def _keeps_all_up_to(sampler: Sampler) -> float:

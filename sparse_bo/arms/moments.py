@@ -22,84 +22,68 @@ class ArmMoments(NamedTuple):
     means: Tensor
     """``n`` (y); exact up to float64 round-off in every precision."""
     variances: Tensor
-    """``n`` (y²), at least 0."""
+    """``n`` (y²), at least 0; leverages where they are in units of λ."""
     errors: Tensor | None
-    """``n`` bounds on the error of ``variances`` (y²) from a low precision; ``None`` where there is only round-off."""
+    """``n`` bounds on the error of ``variances`` from a low precision; ``None`` where there is only round-off."""
+
+    def over(self, noise: float) -> ArmMoments:
+        """Return the moments with variances in units of the noise variance λ, in place."""
+        return ArmMoments(self.means, self.variances.div_(noise), None if self.errors is None else self.errors.div_(noise))
 
 
 class Evaluator(ABC):
-    """Computes moments from kernel columns.
+    """Computes moments from kernel columns ``K_DX``, ``m x n`` between dictionary and points, and prior variances (``n``).
 
-    Of many points part by part: :meth:`start` makes room for all, :meth:`write` takes a part, :meth:`finish` does once for all
-    the work that need not be done for each part.
+    Of many points part by part: :meth:`start` makes room for all, :meth:`write` writes the moments of a part into that part of
+    the room, :meth:`finish` does the work that is cheaper for all at once.
     """
 
     one_product = True
     """Whether the one-product form is accurate enough for this posterior, and products in place of solves with it."""
 
     def __init__(self, form: dtc.OneProduct) -> None:
-        self.form = form
-        self.step = form.step
+        self.form, self.step = form, form.step
         """Rows of the largest temporary beside the kernel block."""
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> ArmMoments:
-        """Return the moments of n points, as of one part.
-
-        Args:
-            K_DX: ``m x n`` kernel between dictionary and points, float64.
-            prior_variance: ``n``, ``k(x, x)`` (y²).
-        """
+        """Return the moments of n points."""
         out = self.start(prior_variance)
         self.write(K_DX, prior_variance, out)
         self.finish(prior_variance, out)
         return out
 
     def start(self, prior_variance: Tensor) -> ArmMoments:
-        """Return room for the moments of the points with these prior variances (``n``, y²)."""
+        """Return room for the moments of all points."""
         return ArmMoments(torch.empty_like(prior_variance), torch.empty_like(prior_variance), None)
 
     @abstractmethod
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: ArmMoments) -> None:
-        """Write the part ``out`` of the tensors of :meth:`start`, from kernel columns and prior variances of its points."""
+        """Write the moments of a part."""
 
     def finish(self, prior_variance: Tensor, out: ArmMoments) -> None:  # noqa: B027  # most moments are complete
-        """Compute the moments of all points from the written parts, in place. O(n)."""
+        """Complete the moments of all points in place. O(n)."""
 
 
 def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype, kappa_squared: float, noise: float) -> Evaluator:
     """Return the evaluator of a posterior's moments: the one-product form in ``precision``, or the two-term form.
 
-    The two-term form takes over where the one-product form loses more than 10⁻⁷ of a leverage (λ tiny beside the prior
-    variance times the pulls), or more than 10⁻³ of the smallest one: that of an arm with c pulls is about 1/c.
-
-    Args:
-        state: The posterior.
-        form: The same posterior in one-product form.
-        precision: The precision of the one large product.
-        kappa_squared: sup k(x, x) over the arms (y²).
-        noise: λ, the noise variance (y²).
+    The two-term form takes over where the one-product form loses more than 10⁻⁷ of a leverage, far below the leverages that a
+    policy compares early, or more than 10⁻³ of the smallest one, that of an arm with c pulls, about 1/c: a twentieth of the
+    effect of one more pull at c = 50. ``kappa_squared`` is sup k(x, x) over the arms, ``noise`` λ (y²).
     """
     error = dtc.one_product_error(state) * kappa_squared
-    if error > _ABSOLUTE * noise or error * state.best_precision > _RELATIVE:
+    if error > 1e-7 * noise or error * state.best_precision > 1e-3:
         return _TwoTerms(state, form)
     return _OneProduct(form) if precision == torch.float64 else _LowPrecision(form)
 
 
-_ABSOLUTE = 1e-7
-"""Of a leverage: far below the leverages that a policy compares before it has looked often."""
-_RELATIVE = 1e-3
-"""Of the smallest leverage: a twentieth of what one more pull changes at c = 50, and below what the widths are known to."""
-
-
 class _OneProduct(Evaluator):
-    """The one-product form in float64: the moments of :meth:`sparse_bo.gp.dtc.OneProduct.moments`, without gradients."""
+    """:meth:`sparse_bo.gp.dtc.OneProduct.moments` without gradients; until the end ``variances`` hold ``‖Rᵀk‖²``."""
 
     def start(self, prior_variance: Tensor) -> ArmMoments:
-        """See :class:`Evaluator`: variances begin as the explained part, 0."""
         return ArmMoments(torch.empty_like(prior_variance), torch.zeros_like(prior_variance), None)
 
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: ArmMoments) -> None:
-        """See :class:`Evaluator`: explained variances are added up; on a GPU one or two launches per block of columns."""
         columns, step, n = self.form.columns, self.step, K_DX.shape[-1]
         m = len(columns)
         work = K_DX.new_empty((step + 1) * n)  # written again by every block, so that it stays in the cache
@@ -114,7 +98,6 @@ class _OneProduct(Evaluator):
             add_squares(product, out.variances)
 
     def finish(self, prior_variance: Tensor, out: ArmMoments) -> None:
-        """See :class:`Evaluator`."""
         torch.sub(prior_variance, out.variances, out=out.variances).clamp_min_(0.0)
 
 
@@ -128,7 +111,6 @@ class _TwoTerms(Evaluator):
         self.state = state
 
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: ArmMoments) -> None:
-        """See :class:`Evaluator`."""
         features = self.state.factor.features(K_DX)
         out.means.copy_(dtc.mean(self.state, features))
         out.variances.copy_(dtc.variance(self.state, features, prior_variance))
@@ -144,12 +126,8 @@ class _LowPrecision(Evaluator):
 
         |δ Σ_j b_j²| ≤ 2 γ ‖k‖ Σ_j |b_j| ‖R_j‖ + γ² ‖k‖² ‖R‖_F² + (r + 2) u Σ_j b_j²
 
-    with the *computed* b_j. The first sum is taken arm by arm: a column with a large norm belongs to a direction that the
-    dictionary barely spans, and there b_j is small. Bounding it by ``‖b‖ ‖R‖_F`` loses two orders of magnitude on an
-    ill-conditioned dictionary.
-
-    Torch may be set to round the factors of float32 products further (:func:`float32_products`). That is a setting of the
-    process, which other threads multiply by too: it is left as it is, and the bound is that of what is set.
+    with the *computed* b_j. The first sum is taken arm by arm: bounding it by ``‖b‖ ‖R‖_F`` loses two orders of magnitude on an
+    ill-conditioned dictionary, as b_j is small where R_j is large. ``u_in`` is that of the process (:func:`float32_products`).
     """
 
     def __init__(self, form: dtc.OneProduct) -> None:
@@ -159,11 +137,9 @@ class _LowPrecision(Evaluator):
         self.frobenius = self.norms.double().square().sum()
 
     def start(self, prior_variance: Tensor) -> ArmMoments:
-        """See :class:`Evaluator`."""
         return ArmMoments(*(torch.empty_like(prior_variance) for _ in range(3)))
 
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: ArmMoments) -> None:
-        """See :class:`Evaluator`."""
         assert out.errors is not None
         K = K_DX.float()
         lengths = K.square().sum(dim=0).double().sqrt_()
@@ -175,18 +151,14 @@ class _LowPrecision(Evaluator):
             weighted += self.norms[start:stop] @ product
             squares += product.square_().sum(dim=0)
         rounding = max(before, float32_products(K.device))  # another thread may have changed it in between
-        gamma, square_error = self._errors(rounding)
+        r, m = self.root.shape
+        factors, square_error = 2.0 * rounding.factors + rounding.factors**2, (r + 2) * rounding.sums
+        gamma = 1.001 * (factors + (m + 2) * rounding.sums)
         norm = lengths.mul_((1.0 + square_error) * gamma)  # γ ‖k‖
         weighted *= (1.0 + 2.0 * square_error) * (1.0 + 3.0 * rounding.factors)
         torch.add(norm * (2.0 * weighted + norm * self.frobenius), square_error * squares, out=out.errors)
         out.means.copy_(self.form.mean(K_DX))
         torch.sub(prior_variance, squares, out=out.variances).clamp_min_(0.0)
-
-    def _errors(self, rounding: Rounding) -> tuple[float, float]:
-        """Return γ, and the relative error of a sum of r squares."""
-        r, m = self.root.shape
-        factors = 2.0 * rounding.factors + rounding.factors**2
-        return 1.001 * (factors + (m + 2) * rounding.sums), (r + 2) * rounding.sums
 
 
 class Rounding(NamedTuple):
@@ -207,11 +179,9 @@ ROUNDINGS: Mapping[str, Rounding] = {
 
 
 def float32_products(device: torch.device) -> Rounding:
-    """Return how float32 matrices are multiplied on a device, as the process is set at the moment.
+    """Return how float32 matrices are multiplied on a device at the moment, by whichever way torch was set; unknown: coarsest.
 
-    Any of torch's ways to set it counts: ``torch.backends.cuda.matmul.fp32_precision``, ``torch.backends.fp32_precision``,
-    ``torch.set_float32_matmul_precision``; asking the last would raise after one of the others was used. What is not known,
-    because a version of torch does not say it or says something new, counts as the coarsest.
+    ``torch.get_float32_matmul_precision`` would raise after another of torch's ways to set it was used.
     """
     backend = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
     setting = str(getattr(getattr(backend, "matmul", None), "fp32_precision", "unknown"))

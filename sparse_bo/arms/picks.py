@@ -46,16 +46,7 @@ def resolution(scale: float) -> float:
 
 
 def fresh_scores(means: Vector, reducible: Vector, residual: Vector, *, width: float, unit: float, low: float) -> Vector:
-    """Return ``mean + width · √(reducible + residual)`` of some arms, bit for bit as :func:`greedy_picks` starts from.
-
-    Args:
-        means: ``b`` posterior means (y).
-        reducible: ``b`` leverage that picks reduce.
-        residual: ``b`` leverage that picks leave as it is.
-        width: Multiplies √leverage in the scores (y).
-        unit: The resolution that means are rounded to (y).
-        low: The resolution that leverages are rounded to.
-    """
+    """Return ``mean + width · √(reducible + residual)`` of ``b`` arms, bit for bit as :func:`greedy_picks` starts from."""
     scores = np.empty_like(means)
     scale = low * (width * width)
     _score(np.rint(means / unit) * unit, np.rint(reducible / low) * scale + np.rint(residual / low) * scale, scores)

@@ -1,26 +1,44 @@
-"""Posteriors over an arm set: fitted to the pulled arms, and of arms in memory swept over all of them."""
+"""The posterior of a round in two steps: the fit, then the posterior of the batch; for arms in memory, streamed, or in shards.
+
+The width of the coming batch depends on the effective dimension of the fit, and which arms are kept on the width. The fit
+sweeps arms in memory. Streamed arms are swept tile by tile for the batch, keeping only arms that can still win. Of arms in
+shards every rank sweeps its own; the arms that can win are gathered (:func:`sparse_bo.arms.contenders.gathered`), and every
+rank makes the picks of one process from the same numbers.
+
+**Pruning inside a batch is exact.** Let ``l(x)`` be the leverage at the batch start, ``μ(x)`` the mean (frozen inside a batch),
+β ≥ 0 the width and ``score_t(x) = μ(x) + β √l_t(x)`` after t picks. Scores only fall: ``score_t(x) ≤ μ(x) + β √l(x) =: U(x)``.
+Every stop rule makes another pick only while ``l(x)/l_t(x) ≤ C̃`` for every x (the global and the GP-BUCB rule because
+``l/l_t ≤ 1 + Σ_s l(x_s)`` — BBKB Lemma 4, for both in-batch updates — the local rule by its own ratios), so at every pick
+``score_t(x) ≥ μ(x) + β √(l(x)/C̃) =: L(x)``. With ``x⁺ = argmax L``, an arm with ``U(x) < L(x⁺)`` is never the argmax before
+the next resparsification. Batches of one (C̃ = 1) leave the argmax and its ties. After a sweep in low precision U and L include
+its error. Where more arms remain than fit, the best are kept and the next-best bound is the floor above which the picks are
+certain; below it a new pass is made with the picks so far.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.contenders import Contenders
-from sparse_bo.arms.moments import Evaluator, evaluator
+from sparse_bo.arms.contenders import STEP, Contenders, Part, Scan, gathered, scan, without_repeats
+from sparse_bo.arms.moments import ArmMoments, Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.sweep import KernelColumns, StoredColumns, kernel_chunks, sweep
+from sparse_bo.arms.sweep import KernelColumns, StoredColumns, kernel_chunks, sweep, sweep_rows
+from sparse_bo.arms.tiles import tiles
 from sparse_bo.dictionary import Dictionary
+from sparse_bo.domains.lazy import LazyArms
+from sparse_bo.domains.sharded import ShardedArms, first_here, group_of
 from sparse_bo.gp import dtc
 from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.gp.observations import Observations
-from sparse_bo.linalg.chunking import shrinking
+from sparse_bo.linalg.chunking import row_slices, shrinking
 
 T = TypeVar("T")
 
@@ -37,6 +55,10 @@ class ArmFit:
     """The DTC posterior."""
     form: dtc.OneProduct
     """The same posterior in one-product form."""
+    evaluate: Evaluator
+    """Posterior moments from kernel columns, in the precision of the sweep."""
+    exact: Evaluator
+    """Posterior moments from kernel columns, in float64."""
     observed_leverages: Tensor
     """``n`` leverages of the distinct pulled arms, always float64, in the order of the observations."""
     effective_dimension: float
@@ -44,15 +66,12 @@ class ArmFit:
     local: InMemoryPosterior | None = field(default=None, kw_only=True)
     """Of arms in shards that are in memory: the posterior over those of this rank."""
 
-    @cached_property
-    def evaluate(self) -> Evaluator:
-        """Posterior moments from kernel columns, in the precision of the sweep."""
-        return evaluator_of(self.prior, self.state, self.form, precision=self.prior.sweep_dtype)
-
-    @cached_property
-    def exact(self) -> Evaluator:
-        """Posterior moments from kernel columns, in float64."""
-        return evaluator_of(self.prior, self.state, self.form, precision=torch.float64)
+    @property
+    def here(self) -> InMemoryPosterior:
+        """The posterior over the arms of this process: all of them, or those of its rank; a ``ValueError`` if streamed."""
+        if self.local is None:
+            raise ValueError("expected arms in memory, got arms that are streamed; only BBKB and BKB stream them")
+        return self.local
 
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """Return ``k(D, arms[indices])``, ``m x q``. O(m q d)."""
@@ -60,7 +79,8 @@ class ArmFit:
 
     def leverages_at(self, indices: Tensor) -> Tensor:
         """Return the leverages of ``q`` arms in float64, for any precision of the sweep. O(q m (d + r))."""
-        return exact_leverages(self.prior, self.exact, self.kernel_rows(indices), indices)
+        moments = self.exact(self.kernel_rows(indices), self.prior.variances_at(indices))
+        return moments.variances / self.prior.regularization
 
     def means_at(self, indices: Tensor) -> Tensor:
         """Return the means (y) of some arms (``q``). O(q m (d + r))."""
@@ -84,6 +104,11 @@ class InMemoryPosterior(ArmFit):
     stored: StoredColumns | None
     """The kernel columns of the dictionary, where they fit the budget."""
 
+    @property
+    def here(self) -> InMemoryPosterior:
+        """The posterior itself."""
+        return self
+
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """See :class:`ArmFit`."""
         stored = self._kept
@@ -105,17 +130,10 @@ class InMemoryPosterior(ArmFit):
         """See :class:`ArmFit`. O(q)."""
         return self.means[indices]
 
-    def swept_means(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmFit`. O(q)."""
-        return self.means[indices]
+    swept_means = means_at
 
     def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
-        """Return every arm, whatever the rule, with bounds on the scores in a tensor of its own. O(a).
-
-        Args:
-            width: Multiplies √leverage in the scores (y), ≥ 0.
-            stop_rule: The rule that ends the batch.
-        """
+        """Return every arm with bounds on the scores at a ``width`` ≥ 0 (y) of √leverage, in a tensor of its own. O(a)."""
         highest = self.leverages if self.leverage_errors is None else self.leverages + self.leverage_errors
         upper = highest.sqrt().mul_(width).add_(self.means)
         extremes = torch.stack([highest.max(), *torch.aminmax(upper)])
@@ -124,48 +142,84 @@ class InMemoryPosterior(ArmFit):
         return Contenders(None, upper, -math.inf, extremes, exact=self.leverage_errors is None)
 
 
-def arm_fit(prior: ArmPrior, observations: Observations, dictionary: Dictionary) -> ArmFit:
-    """Fit the posterior to the pulled arms, and look at no other arm. O(n m (d + m) + m³).
+@dataclass(frozen=True, eq=False)
+class ContenderPosterior(ArmFit):
+    """The posterior over arms of which those are known that can be picked in one batch, and any others on request. A value.
+
+    Of arms in shards the contenders are those of all ranks: every rank asks the same, and gets the same answer.
+    """
+
+    width: float
+    """Of the batch that the contenders are for (y)."""
+    stop_rule: StopRule
+    """Of the batch that the contenders are for."""
+    contenders: Contenders
+    """Arms that can be picked in it."""
+
+    def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
+        """Return the arms that a batch can pick, their bounds in a tensor of its own. O(contenders).
+
+        Raises:
+            ValueError: If the posterior was made for another width (y) or a stricter rule.
+        """
+        if width != self.width or stop_rule.largest_ratio > self.stop_rule.largest_ratio:
+            raise ValueError(
+                f"these contenders are the arms that width = {self.width} and {self.stop_rule} can pick, got width = {width} "
+                f"and {stop_rule}; make a posterior for those"
+            )
+        return replace(self.contenders, upper=self.contenders.upper.clone())
+
+
+ArmPosterior: TypeAlias = InMemoryPosterior | ContenderPosterior
+"""A posterior that a batch can be picked from."""
+
+
+def fit_arms(
+    prior: ArmPrior, observations: Observations, dictionary: Dictionary, columns: KernelColumns
+) -> tuple[ArmFit, KernelColumns]:
+    """Fit the posterior to the pulled arms; arms in memory are swept. O(n m² + m³), in memory plus O(a m (d + r)).
+
+    The result does not depend on ``memory_bytes`` beyond round-off. If memory runs out in a sweep, that is said
+    (:class:`sparse_bo.errors.MemoryWarning`) and half the budget is tried; the posterior's prior and the columns have the
+    budget that sufficed. Nothing is sent between ranks.
 
     Args:
         prior: The prior over the arms, in memory, streamed or in shards.
         observations: What was observed of arms (with indices); n = 0 gives the prior.
         dictionary: The m ≥ 1 points that span the approximation, arms or not.
-    """
-    D, cross = dictionary.points, prior.covariance.cross
-    K_DX = cross(D, observations.X)
-    state = dtc_state(prior, observations, K_DD=cross(D, D), K_DX=K_DX)
-    form = dtc.one_product(state)
-    exact = evaluator_of(prior, state, form, precision=torch.float64)
-    observed = exact_leverages(prior, exact, K_DX, observations.rows)
-    return ArmFit(prior, dictionary, state, form, observed, float((observed * observations.counts).sum()))
-
-
-def in_memory_posterior(
-    prior: ArmPrior, observations: Observations, dictionary: Dictionary, columns: KernelColumns
-) -> tuple[InMemoryPosterior, KernelColumns]:
-    """Fit the posterior to the pulled arms and sweep it over all arms in memory. O(n m² + m³ + a m (d + r)).
-
-    The result does not depend on ``memory_bytes`` beyond round-off. Arms are swept in blocks of columns of ``k(D, arms)``. If
-    memory runs out, that is said (:class:`sparse_bo.errors.MemoryWarning`) and half the budget is tried; the posterior's
-    prior and the columns have the budget that did.
-
-    Args:
-        prior: The prior over the arms, which are in memory.
-        observations: What was observed of arms (with indices); n = 0 gives the prior.
-        dictionary: The m ≥ 1 points that span the approximation, arms or not.
-        columns: Kernel columns evaluated before; used and grown if the dictionary consists of arms and fits.
+        columns: Kernel columns evaluated before; used and grown for arms in memory, if the dictionary is of arms and fits.
 
     Returns:
-        The posterior, and the grown columns.
-
-    Raises:
-        ValueError: If the arms are streamed.
+        The fit, of arms in memory the whole posterior, and the grown columns.
     """
-    return within_memory(prior, columns, lambda prior, columns: _swept(prior, observations, dictionary, columns))
+    arms = prior.arms
+    if not isinstance(arms, LazyArms):
+
+        def fitted(prior: ArmPrior, columns: KernelColumns) -> tuple[InMemoryPosterior, KernelColumns]:
+            stored, columns = _stored(prior, dictionary, columns)
+            return _fit(prior, observations, dictionary, stored, sweeps=True).here, columns
+
+        return _within_memory(prior, columns, fitted)
+    fit = _fit(prior, observations, dictionary, None, sweeps=False)
+    if not isinstance(arms, ShardedArms) or not arms.in_memory:
+        return fit, columns
+
+    def swept(prior: ArmPrior, columns: KernelColumns) -> tuple[InMemoryPosterior, KernelColumns]:
+        stored, columns = _stored(prior.here, dictionary, columns)
+        found = sweep(prior.here, dictionary, stored, fit.evaluate)
+        return _over_arms(replace(fit, prior=prior.here), found, stored), columns
+
+    with arms.group.shielded(STEP):
+        local, columns = _within_memory(prior, columns, swept)
+    return replace(fit, local=local), columns
 
 
-def within_memory(prior: ArmPrior, columns: KernelColumns, swept: Callable[[ArmPrior, KernelColumns], T]) -> T:
+def posterior_over_part(prior: ArmPrior, observations: Observations, dictionary: Dictionary) -> InMemoryPosterior:
+    """Return the posterior over the arms that this process holds, of :func:`fit_arms`; a ``ValueError`` if streamed."""
+    return fit_arms(prior, observations, dictionary, KernelColumns(prior.memory_bytes))[0].here
+
+
+def _within_memory(prior: ArmPrior, columns: KernelColumns, swept: Callable[[ArmPrior, KernelColumns], T]) -> T:
     """Return ``swept(prior, columns)``; where memory runs out, with half the budget and new columns, again and again."""
 
     def attempt(memory_bytes: int) -> T:
@@ -177,49 +231,115 @@ def within_memory(prior: ArmPrior, columns: KernelColumns, swept: Callable[[ArmP
     return shrinking(attempt, memory_bytes=prior.memory_bytes)
 
 
-def _swept(
-    prior: ArmPrior, observations: Observations, dictionary: Dictionary, columns: KernelColumns
-) -> tuple[InMemoryPosterior, KernelColumns]:
-    (arms, _), chosen, pulled = prior.in_memory, dictionary.indices, observations.rows
-    stored = None
-    if chosen is not None and not prior.covariance.cheap(arms) and columns.fits(dictionary.m, arms):
-        columns = columns.grown(prior.covariance, arms, chosen, fixed=prior.fixed)
-        stored = columns.of(chosen)
-        K_DD, K_DX = stored.some(chosen), stored.some(pulled)
-    else:
-        K_DD = prior.covariance.cross(dictionary.points, dictionary.points)
-        K_DX = prior.covariance.cross(dictionary.points, observations.X)
-    state = dtc_state(prior, observations, K_DD=K_DD, K_DX=K_DX)
-    form = dtc.one_product(state)
-    means, leverages, errors = sweep(prior, dictionary, stored, evaluator_of(prior, state, form, precision=prior.sweep_dtype))
-    if errors is None:
-        observed = leverages[pulled]
-    else:
-        observed = exact_leverages(prior, evaluator_of(prior, state, form, precision=torch.float64), K_DX, pulled)
-    d_eff = float((observed * observations.counts).sum())
-    return InMemoryPosterior(prior, dictionary, state, form, observed, d_eff, means, leverages, errors, stored), columns
+def _stored(prior: ArmPrior, dictionary: Dictionary, columns: KernelColumns) -> tuple[StoredColumns | None, KernelColumns]:
+    """Return the kernel columns of a dictionary of arms, where keeping them pays and fits, and all columns with them."""
+    arms, chosen = prior.in_memory, dictionary.indices
+    if chosen is None or not len(arms) or prior.covariance.cheap(arms) or not columns.fits(dictionary.m, arms):
+        return None, columns
+    columns = columns.grown(prior.fixed, chosen, dictionary.points)
+    return columns.of(chosen), columns
 
 
-def dtc_state(prior: ArmPrior, observations: Observations, *, K_DD: Tensor, K_DX: Tensor) -> dtc.DTC:
-    """Return the DTC posterior of the pulled arms. O(n m² + m³).
+def _fit(
+    prior: ArmPrior, observations: Observations, dictionary: Dictionary, stored: StoredColumns | None, *, sweeps: bool
+) -> ArmFit:
+    if stored is not None and dictionary.indices is not None:
+        K_DD, K_DX = stored.some(dictionary.indices), stored.some(observations.rows)
+    else:
+        D, cross = dictionary.points, prior.covariance.cross
+        K_DD, K_DX = cross(D, D), cross(D, observations.X)
+    noise, counts = prior.regularization, observations.counts
+    factor, scale = nystrom_factor(K_DD), 1.0 / noise
+    residuals = observations.sums - counts * prior.prior_mean
+    if len(residuals):  # scaled down where they, divided by λ and added up, would leave the range of numbers
+        residuals = torch.nan_to_num(residuals)
+        residuals = residuals * (2.0**900 * min(noise, 1.0) / residuals.abs().max()).clamp_max(1.0)
+    state = dtc.fit(factor, factor.features(K_DX), counts * scale, residuals * scale, prior_mean=prior.prior_mean)
+    form, low = dtc.one_product(state), prior.sweep_dtype
+    exact = evaluator(state, form, precision=torch.float64, kappa_squared=prior.kappa_squared, noise=noise)
+    evaluate = exact
+    if low != torch.float64:
+        evaluate = evaluator(state, form, precision=low, kappa_squared=prior.kappa_squared, noise=noise)
+    found = sweep(prior, dictionary, stored, evaluate) if sweeps else None
+    if found is not None and found.errors is None:
+        observed = found.variances[observations.rows]
+    else:
+        observed = exact(K_DX, prior.covariance.diagonal(observations.X)).variances / noise
+    fit = ArmFit(prior, dictionary, state, form, evaluate, exact, observed, float((observed * counts).sum()))
+    return fit if found is None else _over_arms(fit, found, stored)
+
+
+def _over_arms(fit: ArmFit, found: ArmMoments, stored: StoredColumns | None) -> InMemoryPosterior:
+    return InMemoryPosterior(
+        **vars(fit), means=found.means, leverages=found.variances, leverage_errors=found.errors, stored=stored
+    )
+
+
+def arm_posterior(fitted: ArmFit, *, width: float, stop_rule: StopRule) -> ArmPosterior:
+    """Return the posterior that the coming batch is picked from. O(1) for arms in memory, one pass over streamed arms.
+
+    Of a pass the memory is O(m + tile). If memory runs out, that is said and half the budget is tried, as in
+    :func:`fit_arms`. Arms in shards take three collectives.
 
     Args:
-        prior: The prior, of which mean and λ are used.
-        observations: The n distinct arms with their counts and sums; n = 0 gives the prior.
-        K_DD: ``m x m`` kernel of the dictionary.
-        K_DX: ``m x n`` kernel between dictionary and pulled arms.
+        fitted: The result of :func:`fit_arms`.
+        width: Multiplies √leverage in the coming batch's scores (y), ≥ 0.
+        stop_rule: The rule that ends the coming batch.
+
+    Raises:
+        ValueError: If the arms are streamed and the rule is the local one, whose ratios need a number for every arm.
+        RankError: If a rank has failed or is lost.
     """
-    factor = nystrom_factor(K_DD)
-    scale = 1.0 / prior.regularization
-    residuals = (observations.sums - observations.counts * prior.prior_mean) * scale
-    return dtc.fit(factor, factor.features(K_DX), observations.counts * scale, residuals, prior_mean=prior.prior_mean)
+    if isinstance(fitted, InMemoryPosterior):
+        return fitted
+    arms, local = fitted.prior.arms, fitted.local
+    in_shards = isinstance(arms, ShardedArms)
+    if stop_rule.kind == "local" and local is None:
+        whose, more = ("this rank's arms", "more ranks, ") if in_shards else ("these arms", "")
+        raise ValueError(
+            f"stop_rule='local' keeps a ratio for every arm, but {whose} do not fit into memory_bytes; "
+            f"use stop_rule='global', {more}or raise memory_bytes until they do"
+        )
+
+    def attempt(memory_bytes: int) -> tuple[ArmFit, Scan]:
+        fit = fitted
+        if memory_bytes != fit.prior.memory_bytes:
+            fit = replace(fit, prior=replace(fit.prior, memory_bytes=memory_bytes))
+        parts: Iterator[Part] = _streamed_moments(fit)
+        if local is not None:
+            parts = iter([(0, local.means, local.leverages, local.leverage_errors)] if len(local.means) else [])
+        like, shrink = fit.observed_leverages, stop_rule.largest_ratio
+        return fit, scan(parts, width=width, shrink=shrink, capacity=fit.prior.capacity, like=like)
+
+    with group_of(arms).shielded(STEP):
+        fit, found = shrinking(attempt, memory_bytes=fitted.prior.memory_bytes)
+    fit = fitted if in_shards else fit  # the budget of all ranks stays the same
+    contenders = of_all_ranks(fit, found._replace(indices=found.indices + first_here(arms)))
+    return ContenderPosterior(**vars(fit), width=width, stop_rule=stop_rule, contenders=contenders)
 
 
-def evaluator_of(prior: ArmPrior, state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype) -> Evaluator:
-    """Return the evaluator of posterior moments from kernel columns, see :func:`sparse_bo.arms.moments.evaluator`."""
-    return evaluator(state, form, precision=precision, kappa_squared=prior.kappa_squared, noise=prior.regularization)
+def of_all_ranks(fit: ArmFit, found: Scan) -> Contenders:
+    """Return the contenders of all ranks, from those found on this one."""
+    arms = fit.prior.arms
+    if isinstance(arms, ShardedArms):
+        return gathered(arms, found, fingerprint=_fingerprint(fit))
+    upper = without_repeats(arms, found.indices, found.upper)
+    return Contenders(found.indices, upper, found.floor, found.extremes, exact=False)
 
 
-def exact_leverages(prior: ArmPrior, exact: Evaluator, K_DX: Tensor, indices: Tensor) -> Tensor:
-    """Return the leverages of the arms ``indices`` (``q``) from their kernel columns ``K_DX`` (``m x q``). O(q m r)."""
-    return exact(K_DX, prior.prior_variance[indices]).variances / prior.regularization
+def _fingerprint(fit: ArmFit) -> float:
+    """Return a fingerprint of a posterior from its dictionary and the weights of its mean, to the last bit."""
+    parts = [fit.dictionary.points, fit.form.alpha, fit.observed_leverages]
+    data = b"".join(part.detach().cpu().numpy().tobytes() for part in parts)
+    return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
+
+
+def _streamed_moments(fit: ArmFit) -> Iterator[Part]:
+    """Yield ``(start, means, leverages, bounds on their errors or None)`` of parts that are all arms of this process."""
+    prior, evaluate, D = fit.prior.here, fit.evaluate, fit.dictionary.points
+    rows = sweep_rows(prior, m=len(D), step=evaluate.step)
+    for tile, X in tiles(prior.arms, rows=max(rows, prior.tile_rows)):
+        for part in row_slices(len(X), chunk=rows):
+            K_DX = prior.covariance.cross(D, X[part])
+            moments = evaluate(K_DX, prior.covariance.diagonal(X[part]))
+            yield tile.start + part.start, *moments.over(prior.regularization)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,29 +55,19 @@ class KernelColumns:
             self.storage.rows, self.storage.gone = self.storage.rows[:0, :0].clone(), True
         return KernelColumns(self.memory_bytes)
 
-    def grown(
-        self,
-        covariance: CovarianceFunction,
-        arms: Tensor,
-        indices: Tensor,
-        *,
-        points: Tensor | None = None,
-        fixed: FixedInputs | None = None,
-    ) -> KernelColumns:
+    def grown(self, fixed: FixedInputs, indices: Tensor, points: Tensor) -> KernelColumns:
         """Return the columns with those of ``indices`` added. O(a d) per missing one.
 
         If they would pass the budget together, columns outside ``indices`` are dropped.
 
         Args:
-            covariance: The kernel.
-            arms: ``a x d``, what the columns run over.
+            fixed: The kernel and the ``a x d`` arms that the columns run over.
             indices: ``m`` arms whose columns are wanted.
-            points: ``m x d``, their rows where ``arms`` do not hold them; ``None``: rows of ``arms``.
-            fixed: The arms prepared for this kernel.
+            points: ``m x d``, their rows.
         """
         if self.storage is not None and self.storage.gone:
-            return KernelColumns(self.memory_bytes).grown(covariance, arms, indices, points=points, fixed=fixed)
-        missing = [i for i in indices.tolist() if i not in self.slots]
+            return KernelColumns(self.memory_bytes).grown(fixed, indices, points)
+        missing, arms, covariance = [i for i in indices.tolist() if i not in self.slots], fixed.X, fixed.covariance
         if not missing:
             return self
         if not self.fits(len(self.slots) + len(missing), arms):
@@ -89,8 +78,7 @@ class KernelColumns:
         storage = kept._with_room(len(missing), arms)
         start = storage.used
         stop = start + len(missing)
-        fixed = FixedInputs(covariance, arms, 0) if fixed is None else fixed
-        points = arms[missing] if points is None else points[torch.isin(indices, indices.new_tensor(missing))]
+        points = points[torch.isin(indices, indices.new_tensor(missing))]
         # What GPyTorch holds while it evaluates a kernel must not outgrow the budget.
         # Smaller blocks of new columns only cost calls.
         share = max(self.memory_bytes // (3 * covariance.blocks), 2**20)
@@ -143,31 +131,15 @@ class StoredColumns:
         return rows.view(-1).index_select(0, where.view(-1)).view(where.shape)  # indexing by rows and columns takes twice
 
 
-class Sweep(NamedTuple):
-    """Posterior moments of all arms."""
-
-    means: Tensor
-    """``a`` (y)."""
-    leverages: Tensor
-    """``a`` variance / λ, at least 0."""
-    errors: Tensor | None
-    """``a`` bounds on the error of the leverages from a low precision; ``None`` where there is only round-off."""
-
-
 def block_count(covariance: CovarianceFunction) -> int:
     """Return how many blocks of the size of a kernel block a sweep holds at its peak: evaluating one, or computing with it."""
-    # Blocks of the size of a kernel block that a sweep holds while it computes with one: in the two-term form the block,
-    # the features and what they are solved for.
-    return max(covariance.blocks, 3)
+    return max(covariance.blocks, 3)  # in the two-term form the block, the features and their solutions
 
 
 def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
     """Return how many arms to evaluate at a time: as many as the budget allows, no more than the processor's cache holds.
 
-    Args:
-        prior: The prior over the arms, with the memory budget.
-        m: The number of points in the dictionary.
-        step: The rows of the product that is made of one chunk.
+    ``m`` is the size of the dictionary, ``step`` the rows of the product that is made of one chunk.
 
     Raises:
         MemoryError: If not even one arm fits into the budget.
@@ -185,13 +157,7 @@ def kernel_chunks(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield ``(rows, k(D, arms[rows]))``, ``m x rows`` blocks that together cover all arms within the budget.
 
-    Each block is written over the one before: nothing of size ``m x a`` is made.
-
-    Args:
-        prior: The prior over the arms, with the memory budget.
-        dictionary: The m points of the dictionary.
-        stored: The dictionary's kernel columns, if they are known.
-        step: The rows of the product that is made of one chunk.
+    Each block is written over the one before: nothing of size ``m x a`` is made. ``step`` as in :func:`sweep_rows`.
     """
     m, rows = dictionary.m, sweep_rows(prior, m=dictionary.m, step=step)
     tile = dictionary.points.new_empty(m * rows)
@@ -204,20 +170,18 @@ def kernel_chunks(
             yield part, prior.fixed.cross(dictionary.points, part, out=block)
 
 
-def sweep(prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None, evaluate: Evaluator) -> Sweep:
-    """Evaluate the posterior at all arms. O(a m (d + r)).
+def sweep(prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None, evaluate: Evaluator) -> ArmMoments:
+    """Evaluate the posterior at all arms in memory, in units of λ. O(a m (d + r)).
 
     Args:
-        prior: The prior over the arms, which are in memory.
+        prior: The prior over the arms.
         dictionary: The m points of the dictionary.
         stored: The dictionary's kernel columns, if they are known.
         evaluate: Gives posterior moments from kernel columns.
     """
-    _, prior_variance = prior.in_memory
-    found = evaluate.start(prior_variance)
+    found = evaluate.start(prior.variances)
     for part, K_DX in kernel_chunks(prior, dictionary, stored, step=evaluate.step):
         errors = None if found.errors is None else found.errors[part]
-        evaluate.write(K_DX, prior_variance[part], ArmMoments(found.means[part], found.variances[part], errors))
-    evaluate.finish(prior_variance, found)
-    scale = prior.regularization
-    return Sweep(found.means, found.variances.div_(scale), None if found.errors is None else found.errors.div_(scale))
+        evaluate.write(K_DX, prior.variances[part], ArmMoments(found.means[part], found.variances[part], errors))
+    evaluate.finish(prior.variances, found)
+    return found.over(prior.regularization)

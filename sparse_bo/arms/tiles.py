@@ -15,14 +15,10 @@ from sparse_bo.linalg.chunking import row_slices
 
 
 def tiles(arms: ArmSet, *, rows: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield ``(part, arms[part])`` over all arms in order, ``rows`` at a time.
+    """Yield ``(part, arms[part])`` over all arms (``a x d``) in order, ``rows`` ≥ 1 at a time.
 
     Rows of a file are read by a second thread one tile ahead; on a GPU they go through page-locked memory and a stream of
     their own, so that disk, copy and arithmetic overlap. At most three tiles are held.
-
-    Args:
-        arms: ``a x d`` arms, in memory or lazy.
-        rows: The rows of a tile, ≥ 1.
     """
     parts = row_slices(arms.shape[0], chunk=rows)
     if not isinstance(arms, MemmapArms):

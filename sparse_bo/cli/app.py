@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from sparse_bo._version import __version__
 from sparse_bo.cli import options
-from sparse_bo.cli.options import OUT, POLICIES, PRESETS, PROBLEMS, SAMPLERS, count, listed, option, real
+from sparse_bo.cli.options import OUT, POLICIES, PRESETS, PROBLEMS, SAMPLERS, count, journal, listed, option, real
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of Click, or of the copy of Click in newer versions of Typer
 HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
@@ -138,6 +138,18 @@ def loaded(module: str) -> Any:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def execute(module: str, command: str, options: dict[str, Any]) -> None:
+    """Run a command with its options; wrong input is one line, and exit code 2."""
+    body = getattr(loaded(module), command)
+    inputs, console = (importlib.import_module(f"sparse_bo.cli.{name}") for name in ("inputs", "console"))
+    try:
+        body(Namespace(**options))
+    except inputs.INPUT_ERRORS as error:
+        raise console.refused(error, traceback=options.get("traceback", False)) from error
+    finally:
+        console.console.quiet = console.errors.quiet = False  # a rank that does not lead is silent
+
+
 def _leave(number: int, frame: object) -> None:
     typer.echo("stopped: interrupted", err=True)
     os._exit(130)
@@ -167,7 +179,9 @@ def run(
     certify_every: Annotated[int | None, count("Run", "Batches between two certificates of the variances.")] = None,
     quiet: options.Quiet = False,
     traceback: options.Traceback = False,
-    storage: Annotated[Path | None, option("Run", "Journal to create, for `resume`, `report` and `audit`.")] = None,
+    storage: Annotated[
+        Path | None, option("Run", "Journal to create, for `resume`, `report`, `audit`.", parser=journal, metavar="<path>")
+    ] = None,
     executor: Annotated[str | None, option("Run", "Evaluate in threads, processes or loky (default: here).")] = None,
     workers: options.NumWorkers = None,
     asynchronous: Annotated[bool, option("Run", "Evaluate whenever a worker is free.", "--asynchronous")] = False,
@@ -205,13 +219,13 @@ def run(
     noise_variance: options.NoiseVariance = None,
 ) -> None:
     """Check everything, run, report."""
-    loaded("run").run(Namespace(**locals()))
+    execute("run", "run", locals())
 
 
 @app.command(help=COMPARE_HELP)
 def compare(
     *,
-    budget: options.Budget = None,
+    budget: Annotated[int | None, count("Run", "Evaluations (default 10,000; on a box 200).")] = None,
     seed: options.Seed = 0,
     out: options.Out = OUT,
     device: options.Device = "cpu",
@@ -224,7 +238,7 @@ def compare(
     dims: options.NumDims = None,
 ) -> None:
     """Check everything, run each policy, report."""
-    loaded("comparison").compare(Namespace(**locals()))
+    execute("comparison", "compare", locals())
 
 
 @app.command(help=PLAN_HELP)
@@ -254,7 +268,7 @@ def plan(
     noise_variance: options.NoiseVariance = None,
 ) -> None:
     """Check everything, forecast, print the plan."""
-    loaded("commands").plan(Namespace(**locals()))
+    execute("commands", "plan", locals())
 
 
 @app.command()
@@ -270,7 +284,7 @@ def resume(
     traceback: options.Traceback = False,
 ) -> None:
     """Go on with an interrupted run from its journal: its picks are those of an uninterrupted run."""
-    loaded("run").resume(Namespace(**locals()))
+    execute("run", "resume", locals())
 
 
 @app.command()
@@ -281,7 +295,7 @@ def report(
     out: options.Out = OUT,
 ) -> None:
     """Summarise a journal, draw its figure and write its history, also while the run goes on."""
-    loaded("commands").report(storage, html=html, out=out)
+    execute("commands", "report", locals())
 
 
 @app.command()
@@ -291,13 +305,13 @@ def audit(
     arms_file: Annotated[Path | None, option("Run", "Arms (.npy), where the journal does not have them.")] = None,
 ) -> None:
     """Audit a journal: certificate, calibration, failures, drift. Imports no objective."""
-    loaded("commands").audit(storage, arms_file=arms_file)
+    execute("commands", "audit", locals())
 
 
 @app.command()
 def settings(policy: Annotated[str, typer.Argument(help=f"One of {listed(POLICIES)}.")]) -> None:
     """List the settings of a policy for --set: type, default, documentation."""
-    loaded("commands").settings(policy)
+    execute("commands", "settings", locals())
 
 
 def main() -> None:

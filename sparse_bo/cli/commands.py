@@ -14,49 +14,47 @@ from typing import Any
 
 import typer
 
-from sparse_bo.cli.console import complain, console, refused, say
-from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, make_problem
+from sparse_bo.cli.console import complain, console, say
+from sparse_bo.cli.inputs import make_problem
 from sparse_bo.cli.launch import reason, save
 from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
 from sparse_bo.cli.run import check_there, noted_problem
 from sparse_bo.cli.tables import audit_table, recorded_summary, table
 from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.errors import StorageError
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB
 from sparse_bo.problems.custom import own_arms
 from sparse_bo.report.page import run_page
 from sparse_bo.runs.audit import audit_run
-from sparse_bo.runs.records import Recorded, about_of, read_run
+from sparse_bo.runs.records import about_of, read_run
 from sparse_bo.runs.result import write_page
 from sparse_bo.runs.view import view_of_journal
 from sparse_bo.validation import check_choice, check_device
 
 
 def plan(options: Namespace) -> None:
-    """``plan``: check everything, forecast, print the plan."""
-    try:
-        given = {"regularization": 0.01, **given_settings(vars(options))}  # the default that the help names
-        policy = make_policy("bbkb", given, problem="own", budget=options.budget, preset="learned")
-        number, file, grid = options.arms, options.arms_file, options.grid
-        if (sources := sum(one is not None for one in (number, file, grid))) != 1:
-            raise ValueError(f"expected one of --arms, --arms-file and --grid, got {sources} of them")
-        arms = own_arms(file, grid) if number is None else number
-        assert arms is not None
-        assert isinstance(policy, BBKB)
-        made = plan_of(
-            arms,
-            options.dims,
-            budget=options.budget,
-            policy=policy,
-            device=check_device("--device", options.device),
-            memory=options.memory,
-            seconds=options.seconds,
-            pilot_seconds=options.pilot_seconds,
-            ranks=options.ranks,
-            seed=options.seed,
-        )
-    except INPUT_ERRORS as error:
-        raise refused(error) from error
+    """``plan``: check everything, forecast, print the plan; exit code 3: the run does not fit."""
+    given = {"regularization": 0.01, **given_settings(vars(options))}  # the default that the help names
+    policy = make_policy("bbkb", given, problem="own", budget=options.budget, preset="learned")
+    number, file, grid = options.arms, options.arms_file, options.grid
+    if (sources := sum(one is not None for one in (number, file, grid))) != 1:
+        raise ValueError(f"expected one of --arms, --arms-file and --grid, got {sources} of them")
+    arms = own_arms(file, grid) if number is None else number
+    assert arms is not None
+    assert isinstance(policy, BBKB)
+    made = plan_of(
+        arms,
+        options.dims,
+        budget=options.budget,
+        policy=policy,
+        device=check_device("--device", options.device),
+        memory=options.memory,
+        seconds=options.seconds,
+        pilot_seconds=options.pilot_seconds,
+        ranks=options.ranks,
+        seed=options.seed,
+    )
     console.print(table(f"plan: {made.policy.name}", made.lines()))
     for note in made.notes:
         say(f"- {note}")
@@ -64,48 +62,44 @@ def plan(options: Namespace) -> None:
         raise typer.Exit(3)
 
 
-def report(storage: Path, *, html: Path | None, out: Path) -> None:
+def report(options: Namespace) -> None:
     """``report``: summarise a journal, draw its figure and write its history, without locking anybody out."""
-    try:
-        check_there(storage)
-        recorded = read_run(storage)
-        made = noted_problem(recorded.about["notes"])
-        problem = None if made is None or "objective" in made else make_problem(**made)
-    except INPUT_ERRORS as error:
-        raise refused(error) from error
+    storage, html = options.storage, options.html
+    check_there(storage)
+    recorded = read_run(storage)
+    about, history = recorded.about, recorded.history
+    made = noted_problem(about["notes"])
+    problem = None if made is None or "objective" in made else make_problem(**made)
     console.print(recorded_summary(storage, recorded, problem))
-    if html is not None:
-        _write_html(html, storage, problem, recorded)
-    elif recorded.history.rows and not save(recorded.history, problem, out=out, name=storage.stem, storage=storage).shown():
-        raise typer.Exit(1)
-
-
-def _write_html(path: Path, storage: Path, problem: AnyProblem | None, recorded: Recorded) -> None:
-    """Write the page of a run."""
-    made = noted_problem(recorded.about["notes"])
+    if html is None:
+        if history.rows and not save(history, problem, out=options.out, name=storage.stem, storage=storage).shown():
+            raise typer.Exit(1)
+        return
+    if html.resolve() == storage.resolve():
+        raise ValueError(f"--html {html} is the journal itself; name another file")
+    regret = problem.regret_of(history).tolist() if problem is not None and history.rows else None
+    arms = None if "arms" not in about or "space" in about else _arms_of(made, None)
+    page = run_page(view_of_journal(storage, arms=arms, regret=regret))
     try:
-        if path.resolve() == storage.resolve():
-            raise ValueError(f"--html {path} is the journal itself; name another file")
-        regret = None if problem is None or not recorded.history.rows else problem.regret_of(recorded.history)
-        arms = None if "arms" not in recorded.about or "space" in recorded.about else _arms_of(made, None)
-        page = run_page(view_of_journal(storage, arms=arms, regret=None if regret is None else regret.tolist()))
-    except INPUT_ERRORS as error:
-        raise refused(error) from error
-    try:
-        write_page(path, page)
+        write_page(html, page)
     except OSError as error:
-        complain("error", f"could not write {path}: {reason(error)}; choose another --html")
+        complain("error", f"could not write {html}: {reason(error)}; choose another --html")
         raise typer.Exit(1) from error
-    say(f"page     {path}")
+    say(f"page     {html}")
 
 
-def audit(storage: Path, *, arms_file: Path | None) -> None:
+def audit(options: Namespace) -> None:
     """``audit``: certificate, calibration, failures and drift of a journal; imports no objective and writes nothing."""
+    storage = options.storage
+    check_there(storage)
+    arms = _arms_of(noted_problem(about_of(storage)["notes"]), options.arms_file)
     try:
-        check_there(storage)
-        found = audit_run(storage, arms=_arms_of(noted_problem(about_of(storage)["notes"]), arms_file))
-    except INPUT_ERRORS as error:
-        raise refused(error) from error
+        found = audit_run(storage, arms=arms)
+    except StorageError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        reasons = str(error).replace("pass arms=", "pass --arms-file FILE.npy")
+        raise ValueError(f"the state of {storage} cannot be computed again: {reasons}") from error
     console.print(audit_table(storage, found))
 
 
@@ -119,14 +113,11 @@ def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None
     return make_problem(**made).domain.get("arms")
 
 
-def settings(policy: str) -> None:
+def settings(options: Namespace) -> None:
     """``settings``: print the settings of a policy with types, defaults and documentation."""
-    try:
-        kind = POLICIES[check_choice("policy", policy, tuple(POLICIES))]
-    except ValueError as error:
-        raise refused(error) from error
+    kind = POLICIES[check_choice("policy", options.policy, tuple(POLICIES))]
     own = [flag(option) for field in fields(kind) for option in OPTIONS_OF.get(field.name, ())]
-    say(f"Settings of {policy}, as in --set name=value" + (f", beside {', '.join(own)}:" if own else ":"))
+    say(f"Settings of {options.policy}, as in --set name=value" + (f", beside {', '.join(own)}:" if own else ":"))
     for name, one in settings_of(kind).items():
         say(f"  {name:24} {one.admitted}" + ("" if one.default in (None, MISSING) else f" (default {one.default})"))
     for base in kind.__mro__:

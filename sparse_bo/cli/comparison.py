@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from sparse_bo.cli.console import complain, console, plain, refused, say, shows
-from sparse_bo.cli.inputs import INPUT_ERRORS, budget_of, described_problem, folder, make_problem
+from sparse_bo.cli.console import complain, console, plain, say, shows
+from sparse_bo.cli.inputs import budget_of, described_problem, folder, make_problem
 from sparse_bo.cli.launch import launch, reason
 from sparse_bo.domains import check_domain
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
@@ -45,17 +45,14 @@ class Contestant(NamedTuple):
 def compare(options: Namespace) -> None:
     """``compare``: run each policy, print a table, draw regrets, write the histories."""
     seed, out, quiet = options.seed, options.out, options.quiet
-    try:
-        made = described_problem(vars(options))
-        problem = make_problem(**made).to(check_device("--device", options.device))
-        budget = budget_of(options.budget, made["name"])
-        over_arms = "arms" in problem.domain
-        goal: Goal = "cumulative" if over_arms else "best"
-        default, why = chosen_policy(check_domain(**problem.domain), goal=goal, budget=budget)
-        with folder(out):
-            pass
-    except INPUT_ERRORS as error:
-        raise refused(error) from error
+    made = described_problem(vars(options))
+    problem = make_problem(**made).to(check_device("--device", options.device))
+    budget = budget_of(options.budget, made["name"])
+    over_arms = "arms" in problem.domain
+    goal: Goal = "cumulative" if over_arms else "best"
+    default, why = chosen_policy(check_domain(**problem.domain), goal=goal, budget=budget)
+    with folder(out):
+        pass
     if not quiet:
         say(f"the default policy with --goal {goal}: {default.name}, {why}")
     finished: list[Contestant] = []

@@ -33,7 +33,9 @@ def described_problem(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of :func:`problem_of`, as a journal stores them, from the options of ``run`` or ``compare``."""
 
     def given(*names: str) -> str:
-        return ", ".join(f"--{name.replace('_', '-')}" for name in names if options.get(name) not in (None, False))
+        return ", ".join(
+            f"--{name.replace('_', '-')}" for name in names if not (options.get(name) is None or options[name] is False)
+        )
 
     scaling, noise_sd = options["scaling"], options["noise_sd"]
     if options["standardize"]:

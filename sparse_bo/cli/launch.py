@@ -40,18 +40,16 @@ from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
 
 @contextmanager
 def ranks_of_job() -> Iterator[Group]:
-    """Join the job that the environment names, if it has more than one rank; all but rank 0 are silent within the block."""
+    """Join the job that the environment names, if it has more than one rank; all but rank 0 are silent from then on."""
     if any(name not in os.environ for name in NAMES_OF_A_JOB) or int(os.environ["WORLD_SIZE"]) < 2:
         yield Alone()
         return
     mine = join_job()
     group = Processes()
-    before = console.quiet, errors.quiet
     console.quiet = errors.quiet = not group.leads
     try:
         yield group
     finally:
-        console.quiet, errors.quiet = before
         if mine:
             dist.destroy_process_group()
 

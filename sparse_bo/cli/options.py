@@ -100,6 +100,17 @@ def gibibytes(text: str) -> int:
     raise typer.BadParameter(f"a number of GiB above 0 and below 2^32, such as 16 or 0.5, got {text!r}")
 
 
+def journal(text: str) -> Path:
+    """Return the path of a journal.
+
+    Raises:
+        typer.BadParameter: If it is a URL; the message completes "expected --option to be".
+    """
+    if "://" in text:
+        raise typer.BadParameter(f"a file such as run.journal, got the URL {text!r}; a journal is no database")
+    return Path(text).expanduser()
+
+
 def option(panel: str, text: str, *flags: str, **settings: Any) -> Any:
     """Return an option for a panel of ``--help``."""
     return typer.Option(*flags, help=text, rich_help_panel=panel, **settings)
@@ -109,14 +120,16 @@ count = partial(option, parser=whole_number, metavar="<int>")
 real = partial(option, parser=real_number, metavar="<float>")
 memory = partial(option, parser=gibibytes, metavar="<float>")
 
-Budget = Annotated[int | None, count("Run", "Evaluations (default 10,000; on a box or with --objective 200).")]
+Budget = Annotated[int | None, count("Run", "Evaluations (default 10,000; on a box or of your own objective 200).")]
 Seed = Annotated[int, count("Run", "Decides everything random.")]
 Out = Annotated[Path, option("Run", "Folder for figures and histories.")]
 Device = Annotated[str, option("Run", "Device of the computation: cpu, cuda, cuda:1, …")]
 Quiet = Annotated[bool, option("Run", "No progress bar and no summary.", "--quiet")]
 Traceback = Annotated[bool, option("Run", "Print the traceback of an error in the objective.", "--traceback")]
 NumWorkers = Annotated[int | None, count("Run", "Concurrent evaluations, with --executor.", "--workers")]
-Journal = Annotated[Path, typer.Argument(help="Journal of `run --storage` or AskTell(storage=...).")]
+Journal = Annotated[
+    Path, typer.Argument(help="Journal of `run --storage` or AskTell(storage=...).", parser=journal, metavar="STORAGE")
+]
 
 ProblemName = Annotated[str | None, option("Built-in problem", f"One of {listed(PROBLEMS)} (default cadata).")]
 Scaling = Annotated[str | None, option("Built-in problem", f"Scaling of the inputs: {listed(SCALINGS)} (default unit).")]
@@ -135,7 +148,7 @@ FailureProbability = Annotated[float | None, real("Policy", "δ in (0, 1) of the
 SET_HELP = "A setting of the policy, as stop_rule=local; repeatable. `settings POLICY` lists them."
 Set = Annotated[list[str] | None, option("Policy", SET_HELP, "--set", metavar="<name=value>")]
 
-Kernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: by --preset).")]
+Kernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: learned).")]
 Lengthscale = Annotated[float | None, real("Model", "Length scale of --kernel, in units of the scaled inputs (default 1).")]
 Outputscale = Annotated[float | None, real("Model", "Variance of --kernel (default 1).")]
 Precision = Annotated[str | None, option("Model", f"Precision of a sweep: {listed(PRECISIONS)}; picks are exact with both.")]

@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 import typer
 
-from sparse_bo.cli.console import refused, say
-from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, budget_of, described_problem, folder, parallel, problem_of
+from sparse_bo.cli.console import say
+from sparse_bo.cli.inputs import AnyProblem, budget_of, described_problem, folder, parallel, problem_of
 from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread_over
 from sparse_bo.cli.presets import POLICIES, given_settings, make_policy, read_settings
 from sparse_bo.domains import check_domain
@@ -38,60 +38,55 @@ def run(options: Namespace) -> None:
     out, seed, memory, seconds = options.out, options.seed, options.memory, options.seconds
     with ranks_of_job() as group, ExitStack() as undo:
         quiet, storage = options.quiet or not group.leads, options.storage
-        try:
-            made = described_problem(vars(options))
-            if storage is not None and restarts() and group.from_first("looking for the journal", storage.exists()):
-                again = {"storage": storage, "out": out, "quiet": quiet, "traceback": options.traceback, "yes": False}
-                _resume(Namespace(**again, budget=None, executor=None, workers=None), group, same_problem=made)
-                return
-            if not group.leads:  # files are rank 0's
-                storage = None
-            name = made.get("name", "own")
-            budget = budget_of(options.budget, name)
-            if options.preset == "published" and name not in TABLES:
+        made = described_problem(vars(options))
+        if storage is not None and restarts() and group.from_first("looking for the journal", storage.exists()):
+            again = {"storage": storage, "out": out, "quiet": quiet, "traceback": options.traceback, "yes": False}
+            _resume(Namespace(**again, budget=None, executor=None, workers=None), group, same_problem=made)
+            return
+        if not group.leads:  # files are rank 0's
+            storage = None
+        name = made.get("name", "own")
+        budget = budget_of(options.budget, name)
+        if options.preset == "published" and name not in TABLES:
+            raise ValueError(f"--preset published is of {' and '.join(TABLES)}, not of {name}; drop it, or name the settings")
+        if storage is not None and storage.exists():
+            resume = f"python -m sparse_bo resume {shlex.quote(str(storage))}"
+            raise FileExistsError(f"{storage} exists; go on with it by `{resume}`, or choose another --storage")
+        problem = problem_of(made).to(device_on_rank(check_device("--device", options.device), group))
+        workers = parallel(options.executor, options.workers, options.asynchronous)
+        planned = memory is not None or seconds is not None
+        chosen, why = policy_of(
+            options.policy,
+            given_settings(vars(options)),
+            domain=problem.domain,
+            name=name,
+            goal=options.goal,
+            budget=budget,
+            preset=options.preset,
+            workers=workers,
+            certified=planned or options.certify_every is not None,
+        )
+        if planned:
+            if group.size > 1:
                 raise ValueError(
-                    f"--preset published is of {' and '.join(TABLES)}, not of {name}; drop it, or name the settings"
+                    "--memory and --seconds plan a run of one process; drop them (`plan --ranks` plans for several)"
                 )
-            if storage is not None and storage.exists():
-                resume = f"python -m sparse_bo resume {shlex.quote(str(storage))}"
-                raise FileExistsError(f"{storage} exists; go on with it by `{resume}`, or choose another --storage")
-            problem = problem_of(made).to(device_on_rank(check_device("--device", options.device), group))
-            workers = parallel(options.executor, options.workers, options.asynchronous)
-            planned = memory is not None or seconds is not None
-            chosen, why = policy_of(
-                options.policy,
-                given_settings(vars(options)),
-                domain=problem.domain,
-                name=name,
-                goal=options.goal,
-                budget=budget,
-                preset=options.preset,
-                workers=workers,
-                certified=planned or options.certify_every is not None,
+            chosen = _planned(chosen, problem, budget=budget, memory=memory, seconds=seconds, seed=seed)
+        evaluated = [options.executor, options.workers, options.asynchronous]
+        with folder(out) if group.leads else nullcontext():
+            loop = AskTell(
+                policy=chosen,
+                seed=seed,
+                certify_every=options.certify_every,
+                storage=storage,
+                notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
+                **spread_over(problem.domain, group),
             )
-            if planned:
-                if group.size > 1:
-                    raise ValueError(
-                        "--memory and --seconds plan a run of one process; drop them (`plan --ranks` plans for several)"
-                    )
-                chosen = _planned(chosen, problem, budget=budget, memory=memory, seconds=seconds, seed=seed)
-            evaluated = [options.executor, options.workers, options.asynchronous]
-            with folder(out) if group.leads else nullcontext():
-                loop = AskTell(
-                    policy=chosen,
-                    seed=seed,
-                    certify_every=options.certify_every,
-                    storage=storage,
-                    notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
-                    **spread_over(problem.domain, group),
-                )
-            undo.callback(_forget, loop, storage)  # a journal without a single evaluation would block the retry
-            if why and not quiet:
-                say(f"policy {chosen.name}: {why}")
-            outcome = launch(loop, problem, budget, workers, storage=storage, quiet=quiet, traceback=options.traceback)
-            undo.pop_all()
-        except INPUT_ERRORS as error:
-            raise refused(error, traceback=options.traceback) from error
+        undo.callback(_forget, loop, storage)  # a journal without a single evaluation would block the retry
+        if why and not quiet:
+            say(f"policy {chosen.name}: {why}")
+        outcome = launch(loop, problem, budget, workers, storage=storage, quiet=quiet, traceback=options.traceback)
+        undo.pop_all()
         finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
 
 
@@ -167,36 +162,33 @@ def resume(options: Namespace) -> None:
 def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any] | None = None) -> None:
     """Resume on one of the ranks of a job; with ``same_problem``, which has to be the journal's, nobody is asked."""
     storage, budget, quiet = options.storage, options.budget, options.quiet or not group.leads
-    try:
-        if budget is not None:
-            check_budget(budget, name="--budget")
-        step, about = "looking at the journal", None
-        if group.leads:
-            with group.shielded(step):
-                about = _resumable(storage, same_problem, options.out, options.yes)
-        about = group.from_first(step, about)
-        notes = about["notes"]
-        out = Path(notes["out"]) if options.out is None else options.out
-        executor, count, asynchronous = notes["executor"]
-        if options.executor is not None or options.workers is not None:
-            count = options.workers
-        if options.executor is not None:
-            executor = None if options.executor == "here" else options.executor
-        workers = parallel(executor, count, asynchronous and executor is not None)
-        device = device_on_rank(check_device("--device", about["device"]), group)
-        problem = problem_of(notes["problem"]).to(device)
-        with folder(out) if group.leads else nullcontext():
-            loop = AskTell.resume(storage, arms=spread_over(problem.domain, group).get("arms"))
-            if budget is not None and budget < loop.asked:
-                loop.close()
-                raise ValueError(
-                    f"expected --budget of at least the {loop.asked:,} evaluations in {storage}, got {budget:,}; it counts all "
-                    "of them: raise it"
-                )
-        more = max((budget or notes["budget"]) - loop.asked, 0)
-        outcome = launch(loop, problem, more, workers, storage=storage, quiet=quiet, traceback=options.traceback)
-    except INPUT_ERRORS as error:
-        raise refused(error, traceback=options.traceback) from error
+    if budget is not None:
+        check_budget(budget, name="--budget")
+    step, about = "looking at the journal", None
+    if group.leads:
+        with group.shielded(step):
+            about = _resumable(storage, same_problem, options.out, options.yes)
+    about = group.from_first(step, about)
+    notes = about["notes"]
+    out = Path(notes["out"]) if options.out is None else options.out
+    executor, count, asynchronous = notes["executor"]
+    if options.executor is not None or options.workers is not None:
+        count = options.workers
+    if options.executor is not None:
+        executor = None if options.executor == "here" else options.executor
+    workers = parallel(executor, count, asynchronous and executor is not None)
+    device = device_on_rank(check_device("--device", about["device"]), group)
+    problem = problem_of(notes["problem"]).to(device)
+    with folder(out) if group.leads else nullcontext():
+        loop = AskTell.resume(storage, arms=spread_over(problem.domain, group).get("arms"))
+        if budget is not None and budget < loop.asked:
+            loop.close()
+            raise ValueError(
+                f"expected --budget of at least the {loop.asked:,} evaluations in {storage}, got {budget:,}; it counts all "
+                "of them: raise it"
+            )
+    more = max((budget or notes["budget"]) - loop.asked, 0)
+    outcome = launch(loop, problem, more, workers, storage=storage, quiet=quiet, traceback=options.traceback)
     finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
 
 

@@ -93,15 +93,7 @@ def candidates_of(
     regularization: Tensor | float | None = None,
     means: Tensor | None = None,
 ) -> Candidates:
-    """Return the distinct inputs of ``observations`` as candidates.
-
-    Args:
-        observations: The data, n distinct inputs.
-        leverages: ``n`` posterior variance / λ, or ``None``.
-        covariance: The prior covariance.
-        regularization: λ (y²), a number or ``n``.
-        means: ``n`` posterior means (y), or ``None``.
-    """
+    """Return the n distinct inputs of ``observations`` as candidates, with the fields of :class:`Candidates`."""
     return Candidates(
         observations.X,
         observations.counts,

@@ -39,7 +39,7 @@ def certify(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     generator: torch.Generator,
 ) -> Certificate:
-    """Certify a DTC posterior (algorithms §2), without building the ``n x n`` kernel matrix.
+    """Certify a DTC posterior without building the ``n x n`` kernel matrix.
 
     Cost of :func:`sparse_bo.dictionary.residual_bound`: O(n m²), then O(n² d + n m) per step.
 
@@ -111,41 +111,9 @@ def residual_bound(
     for rows in row_slices(gram.n, chunk=chunk):
         features[rows] = factor.features(gram.covariance.cross(points, gram.inputs[..., rows, :]).double())
     features = features * gram.scale.unsqueeze(-1)
-    return residual_spectrum(
-        gram,
-        features,
-        round_off=_kernel_error(gram, points) * _amplification(gram, factor, features, chunk=chunk),
-        steps=steps,
-        failure_probability=failure_probability,
-        memory_bytes=memory_bytes,
-        generator=generator,
-    )
-
-
-def residual_spectrum(
-    gram: Gram,
-    features: Tensor,
-    *,
-    round_off: float,
-    steps: int,
-    failure_probability: float,
-    memory_bytes: int,
-    generator: torch.Generator,
-) -> SpectralBound:
-    """Bound ``λ_max(A − F Fᵀ)`` of a positive semi-definite difference by Lanczos, matrix-free. O(n² d + n m) per step.
-
-    Args:
-        gram: ``A``, ``n x n``.
-        features: ``n x r``, ``F``.
-        round_off: Bound on the error of the computed ``A − F Fᵀ``, in operator norm.
-        steps: Lanczos steps.
-        failure_probability: Of the upper bound.
-        memory_bytes: Budget of ``A``, or of its chunks if it does not fit.
-        generator: CPU generator, for the random start (n normal draws).
-    """
-    n = gram.n
+    round_off = _kernel_error(gram, points) * _amplification(gram, factor, features, chunk=chunk)
+    n, diagonal = gram.n, gram.diagonal()
     every = torch.arange(n, device=features.device)
-    trace = float((gram.diagonal() - features.square().sum(dim=-1)).clamp_min(0.0).sum())
     stored = None
     if 8 * n * n <= memory_bytes:
         stored = torch.cat([block for _, block in gram.sweep(every, every, memory_bytes=memory_bytes // 4)])
@@ -161,8 +129,8 @@ def residual_spectrum(
     return largest_eigenvalue(
         matvec,
         n,
-        trace=trace,
-        round_off=round_off + 4.0 * torch.finfo(features.dtype).eps * float(gram.diagonal().sum()),
+        trace=float((diagonal - features.square().sum(dim=-1)).clamp_min(0.0).sum()),
+        round_off=round_off + 4.0 * torch.finfo(features.dtype).eps * float(diagonal.sum()),
         steps=steps,
         failure_probability=failure_probability,
         dtype=features.dtype,
@@ -174,8 +142,7 @@ def residual_spectrum(
 def _kernel_error(gram: Gram, points: Tensor) -> float:
     """Return about ``‖E‖``, the error of the kernel matrix of inputs and dictionary before scaling: ``2 γ √(n + m)``.
 
-    Entries with independent errors of size γ have that norm (Wigner). γ is estimated from both sides of the kernel: ``k(X, D)``
-    and ``k(D, X)`` differ by the cancellation in their distances (inputs far from zero, short lengthscales).
+    Entries with independent errors of size γ have that norm (Wigner); γ is estimated from ``k(X, D) − k(D, X)ᵀ``.
     """
     rows = gram.inputs[..., :512, :]
     cross = gram.covariance.cross

@@ -96,15 +96,10 @@ class KDPPSampler(SizedSampler):
 def swap_chain(gram: Gram, start: Tensor, draws: Tensor, *, block: int = 64, refresh: int = 64) -> Tensor:
     """Return the last state of the k-DPP's chain, ``m`` rows. O(n m² + steps · m²).
 
-    Notation: ``A`` ``n x n`` the kernel matrix over pulls plus a round-off on its diagonal; ``S`` the state, m rows;
-    ``M = A_SS⁻¹``; for a proposed row j: ``v = A_Sj``, ``b = M v``, ``A_jj − vᵀb`` its variance given S.
-
-    Args:
-        gram: ``A`` without the round-off.
-        start: ``m`` rows, the first state.
-        draws: ``3 x steps`` uniform numbers: which member, which candidate, whether accepted.
-        block: Proposals whose kernel columns are evaluated together; any number gives the same chain.
-        refresh: Swaps after which the inverse is computed anew.
+    Notation: ``A`` ``n x n`` the kernel matrix over pulls plus a round-off on its diagonal; ``S`` the state, m rows, first
+    ``start``; ``M = A_SS⁻¹``; for a proposed row j: ``v = A_Sj``, ``b = M v``, ``A_jj − vᵀb`` its variance given S. ``draws``
+    (``3 x steps``, uniform) choose member, candidate and acceptance. Kernel columns of ``block`` proposals are evaluated
+    together; the inverse is computed anew after ``refresh`` swaps.
     """
     diagonal, rows, m, swaps = gram.diagonal(), start.clone(), len(start), 0
     # Nugget in units of the largest diagonal entry: below it a chain of swaps cannot distinguish determinants.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, kernel_gram, noise_of
 from sparse_bo.dictionary.simple import SizedSampler
 from sparse_bo.errors import SamplerError
+from sparse_bo.gp.expected_improvement import log_expected_improvement
 from sparse_bo.linalg.cholesky import pivoted_cholesky
 
 
@@ -66,7 +66,8 @@ class IPASampler(SizedSampler):
             raise SamplerError("IPASampler needs finite posterior means, got NaN or infinite ones")
         means = candidates.means.double() if self.maximize else -candidates.means.double()
         variances = candidates.leverages.double() * noise_of(candidates, needed_by="IPASampler")
-        weights = 2.0 * log_improvement(means, variances)
+        floor = max(1e-12 * float(variances.max()), torch.finfo(torch.float64).tiny)
+        weights = 2.0 * log_expected_improvement(means, variances.clamp_min(floor), float(means.max())).value
         return _greedy(candidates, self, score=lambda d: d.log() + weights)
 
 
@@ -86,28 +87,6 @@ class IVMSampler(SizedSampler):
         """See :meth:`Sampler.sample`. Draws nothing."""
         noise = noise_of(candidates, needed_by="IVMSampler") / candidates.counts.double()
         return _greedy(candidates, self, score=lambda d: d / noise, noise=noise)
-
-
-def log_improvement(means: Tensor, variances: Tensor) -> Tensor:
-    """Return ``log(σ h((μ − max μ)/σ))``, ``h(u) = φ(u) + u Φ(u)``, ``n``: log expected improvement on the best mean. O(n).
-
-    Below u = −1, ``log h(u) = log φ(u) + log(1 − |u| r(|u|))`` with Mills' ratio r, whose difference from 1 is ``1/u²`` far
-    out (relative error 3/u²). Variances are taken as at least 1e-12 of the largest.
-
-    Args:
-        means: ``n`` posterior means (y).
-        variances: ``n`` posterior variances (y²), ≥ 0.
-    """
-    tiny = torch.finfo(variances.dtype).tiny
-    sd = variances.clamp_min(max(1e-12 * float(variances.max()), tiny)).sqrt()
-    u = (means - means.max()) / sd  # ≤ 0
-    log_density = -0.5 * u.square() - 0.5 * math.log(2.0 * math.pi)
-    near = u.clamp_min(-1.0)
-    direct = (log_density.clamp_min(-1.5).exp() + near * torch.special.ndtr(near)).log()
-    far = u.clamp_max(-1.0).neg()
-    mills = math.sqrt(0.5 * math.pi) * torch.special.erfcx(far / math.sqrt(2.0))
-    share = torch.where(far < 1e5, (1.0 - far * mills).clamp_min(tiny), far.square().reciprocal())
-    return sd.log() + torch.where(u > -1.0, direct, log_density + share.log())
 
 
 def _greedy(

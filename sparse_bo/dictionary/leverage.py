@@ -26,17 +26,9 @@ Inclusion = Literal["exact", "union"]
 def inclusion_probabilities(leverages: Tensor, counts: Tensor, *, oversampling: float, law: Inclusion = "exact") -> Tensor:
     """Return the probability that each distinct input enters the dictionary, ``n``, in [0, 1].
 
-    Each *pull* is kept with ``p_i = min(1, oversampling · leverage(x_i))`` (BKB Alg. 1, BBKB Alg. 1 line 13), so an input
-    pulled ``c_i`` times is in the *set* with probability ``1 − (1 − p_i)^{c_i}``.
-
-    Args:
-        leverages: ``n`` leverages of the distinct inputs, ≥ 0.
-        counts: ``n`` pulls of each.
-        oversampling: q̄ > 0, the factor of the leverages.
-        law: ``"exact"`` for the law above, ``"union"`` for ``min(1, c_i p_i)``: the authors' code, never smaller.
-
-    Raises:
-        ValueError: If ``law`` is neither.
+    Each *pull* is kept with ``p_i = min(1, oversampling · leverage(x_i))`` (BKB Alg. 1, BBKB Alg. 1 line 13). With
+    ``law="exact"`` an input pulled ``c_i`` times is in the *set* with probability ``1 − (1 − p_i)^{c_i}``, with ``"union"``
+    with ``min(1, c_i oversampling · leverage)``: the authors' code, never smaller.
     """
     per_pull = (oversampling * leverages).clamp(0.0, 1.0)
     if law == "union":
@@ -48,7 +40,19 @@ def inclusion_probabilities(leverages: Tensor, counts: Tensor, *, oversampling: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeverageSampler:
+class Oversampled:
+    """Settings of samplers by the leverages of a posterior, see :class:`LeverageSampler`."""
+
+    oversampling: float = 2.0
+    inclusion: Inclusion = "union"
+
+    def __post_init__(self) -> None:
+        check_positive("oversampling", self.oversampling)
+        check_choice("inclusion", self.inclusion, ("exact", "union"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeverageSampler(Oversampled):
     """Keep each pull with probability ``min(1, oversampling · leverage)`` (BKB Alg. 1; BBKB Alg. 1, lines 11–16).
 
     Theory asks for ``oversampling ≥ 6α log(4T/δ)/ε²`` (BKB Thm 1) or ``8 log(4T/δ)`` (BBKB Thm 1); in practice 2 to 10.
@@ -64,15 +68,12 @@ class LeverageSampler:
             drawn above it the points of the highest probability relative to their draw are kept. ``None``: any size.
     """
 
-    oversampling: float = 2.0
-    inclusion: Inclusion = "union"
     max_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive("oversampling", self.oversampling)
+        super().__post_init__()
         if self.max_size is not None:
             check_count("max_size", self.max_size)
-        check_choice("inclusion", self.inclusion, ("exact", "union"))
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw one uniform number per distinct input, in order; never returns an empty dictionary. O(n).
@@ -98,7 +99,7 @@ class LeverageSampler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IncrementalLeverageSampler:
+class IncrementalLeverageSampler(Oversampled):
     """BKB's incremental dictionary (Calandriello et al. 2019, §3): old points stay with ``p_{t+1}/p_t``, new pulls join.
 
     A point of the last dictionary stays with probability ``min(1, p_{t+1}/p_t)``, p its inclusion probability then and now; an
@@ -113,13 +114,6 @@ class IncrementalLeverageSampler:
         oversampling: q̄ > 0, as in :class:`LeverageSampler`.
         inclusion: Of an input pulled c times: ``"union"`` or ``"exact"``, as there.
     """
-
-    oversampling: float = 2.0
-    inclusion: Inclusion = "union"
-
-    def __post_init__(self) -> None:
-        check_positive("oversampling", self.oversampling)
-        check_choice("inclusion", self.inclusion, ("exact", "union"))
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw as :class:`LeverageSampler` does. A ``SamplerError`` if the candidates lack the last dictionary."""
@@ -252,16 +246,9 @@ class Sketch(NamedTuple):
 
 
 def ridge_scores(gram: Gram, diagonal: Tensor, sketch: Sketch, rows: Tensor, *, ridge: float) -> Tensor:
-    """Return ``[A − A S (SᵀAS + μI)⁻¹ SᵀA]_ii/μ`` of ``rows``, at least 0 (Musco & Musco 2017, Alg. 2, line 7). O(n s²).
+    """Return ``[A − A S (SᵀAS + μI)⁻¹ SᵀA]_ii/μ`` of ``rows`` (``q``), at least 0 (Musco & Musco 2017, Alg. 2). O(n s²).
 
-    With ``S`` = all rows these are the ridge leverage scores ``l_i(μ)``.
-
-    Args:
-        gram: ``A``.
-        diagonal: ``n``, its diagonal.
-        sketch: ``S``.
-        rows: ``q`` rows to score.
-        ridge: μ > 0.
+    With ``S`` = all rows these are the ridge leverage scores ``l_i(μ)``. ``diagonal`` (``n``) is that of ``A``, ``ridge`` is μ.
     """
     inner = sketch.inner(gram)
     inner.diagonal().add_(ridge)
@@ -288,10 +275,6 @@ def inclusion_of_size(scores: Tensor, size: int) -> Tensor:
     """Return ``min(1, c · score)`` with c such that they sum to ``size``, ``n``; all 1 if there are no more. O(n log n).
 
     Rows of score 0 are left out (probability 0) unless all are 0: then all have the same probability.
-
-    Args:
-        scores: ``n``, ≥ 0.
-        size: ≥ 1.
     """
     positive = scores > 0.0
     count = int(positive.sum())
@@ -308,17 +291,10 @@ def inclusion_of_size(scores: Tensor, size: int) -> Tensor:
 
 
 def systematic(probabilities: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Draw rows with exactly these inclusion probabilities; their number is the probabilities' sum (Madow 1949). O(n log n).
+    """Draw rows with exactly these inclusion probabilities (``n``); their sum is the number of rows, ≥ 1. O(n log n).
 
-    The rows are laid out in random order as intervals of their probability's length; every interval that holds one of
-    ``u, u + 1, u + 2, …`` is in. Draws a permutation of n and one uniform number.
-
-    Args:
-        probabilities: ``n``, in [0, 1]; their sum is an integer ≥ 1 up to round-off.
-        generator: CPU generator.
-
-    Returns:
-        The rows, ascending.
+    The rows, in random order, are intervals of their probability's length; every interval that holds one of
+    ``u, u + 1, u + 2, …`` is in (Madow 1949). Draws a permutation of n and one uniform number. Returns the rows, ascending.
     """
     order = torch.randperm(len(probabilities), generator=generator, device="cpu").to(probabilities.device)
     start = torch.rand(1, generator=generator, device="cpu", dtype=torch.float64).to(probabilities.device)

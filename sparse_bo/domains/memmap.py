@@ -126,6 +126,8 @@ def _opened(path: Path, rows: tuple[int, int] | None) -> _Memmap:
 def _mapped(path: Path) -> NDArray[np.floating[Any]]:
     if not path.exists():
         raise FileNotFoundError(f"expected a .npy file at {path}, got no such file")
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"expected a .npy file at {path}, got a folder, pipe or device; save the array as a file")
     _check_written_by_numpy(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)

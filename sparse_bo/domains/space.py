@@ -170,7 +170,9 @@ class Space:
         if path.suffix not in (".toml", ".json"):
             raise ValueError(f"expected a space in a file ending in .toml or .json, got {path}")
         try:
-            text = path.read_text(encoding="utf-8")
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise ValueError("it is no file")
+            text = path.read_text(encoding="utf-8-sig")  # Windows' editors write a byte-order mark
             found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_distinct)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}") from error

@@ -31,19 +31,15 @@ class Trend(NamedTuple):
 
 
 def leave_one_out(covariance: Tensor, noise: Tensor, residuals: Tensor) -> tuple[Tensor, Tensor]:
-    """Return errors and scores of every observation, predicted from all the others.
+    """Return errors (y) and scores of every observation, ``n`` each, predicted from all the others. O(n³).
 
     With ``S = K + diag(noise)`` and ``α = S⁻¹ r``, error i is ``α_i / (S⁻¹)_ii`` and its variance ``1 / (S⁻¹)_ii`` (Rasmussen &
     Williams 2006, eqs 5.10–5.12); the score is the error over its standard deviation, standard normal if the prior is right.
-    O(n³).
 
     Args:
         covariance: ``n x n``, K (y²).
         noise: ``n``, variance of each observation (y²), positive.
         residuals: ``n`` observations less the prior mean (y).
-
-    Returns:
-        ``n`` errors (y) and ``n`` scores.
 
     Raises:
         torch.linalg.LinAlgError: If ``S`` is not positive definite.
@@ -56,15 +52,9 @@ def leave_one_out(covariance: Tensor, noise: Tensor, residuals: Tensor) -> tuple
 
 
 def trend(times: Tensor, values: Tensor, groups: Tensor) -> Trend | None:
-    """Return the trend of values in time, each group with a level of its own (least squares).
+    """Return the least-squares trend of ``n`` values in time, each group (``n`` integers from 0) with a level of its own.
 
-    Args:
-        times: ``n``.
-        values: ``n``.
-        groups: ``n`` integers from 0: what has the same level.
-
-    Returns:
-        ``None`` if fewer than eight values are left once each group's level is taken off, or time does not vary in any group.
+    ``None`` if fewer than eight values are left once each group's level is taken off, or time does not vary in any group.
     """
     if not len(values):
         return None
@@ -111,9 +101,7 @@ class QuadraticForm(NamedTuple):
     def noise_at_most(self, variance: float, *, log_inverse: float) -> float:
         """Return the bound that ``εᵀMε`` exceeds with probability at most ``exp(−log_inverse)`` (Hsu et al. 2012, Thm 2.1).
 
-        Args:
-            variance: Variance proxy (y²) of independent sub-Gaussian noise.
-            log_inverse: Logarithm of the inverse of the probability, > 0.
+        For independent sub-Gaussian noise of that variance proxy (y²).
         """
         spread = 2.0 * math.sqrt(self.square_trace * log_inverse) + 2.0 * self.largest * log_inverse
         return variance * (self.trace + spread)
@@ -123,13 +111,7 @@ def quadratic_form(state: DTC, *, means: Tensor, counts: Tensor, regularization:
     """Return the form of a posterior's data. O(n + r³).
 
     ``yᵀMy = (Σ c (ȳ − μ₀)²)/λ − (Zᵀe)ᵀ B⁻¹ (Zᵀe)`` (Woodbury), and M has the eigenvalues ``1/(λ b)`` for those b of ``B``, 1/λ
-    else.
-
-    Args:
-        state: Fitted to these observations with precisions ``counts/λ`` and a prior mean that is one number.
-        means: ``n`` mean observations of the distinct inputs (y).
-        counts: ``n``.
-        regularization: λ (y²).
+    else. The state is fitted to ``n`` mean observations (y) with precisions ``counts/λ`` and a constant prior mean.
     """
     squares = float((counts * (means - state.prior_mean).square()).sum()) / regularization
     inverses = 1.0 / torch.linalg.eigvalsh(state.gram).clamp_min(1.0)

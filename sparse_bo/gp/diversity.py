@@ -36,13 +36,8 @@ class GradientColumns(NamedTuple):
 def gradient_columns(features: Tensor, *, noise: float | Tensor, perturbation: Tensor) -> GradientColumns:
     """Return the directions of the perturbed gradient columns ``K_y⁻¹ e_i + U ξ_i``. O(n r²).
 
-    The perturbation lies in the range of the features, ``r`` numbers per column instead of ``n``; with all data in the
-    dictionary that is the paper's ``ε_i ~ N(0, σ_d² I_n)`` in a rotated basis.
-
-    Args:
-        features: ``n x r`` features of the data.
-        noise: λ > 0, the noise variance (y²).
-        perturbation: ``n x min(n, r)`` numbers, the ``ξ_i``; zeros perturb nothing.
+    The perturbation ``ξ`` (``n x min(n, r)``; zeros perturb nothing) lies in the range of the ``n x r`` features; with all data
+    in the dictionary that is the paper's ``ε_i ~ N(0, σ_d² I_n)`` in a rotated basis. ``noise`` is λ > 0 (y²).
     """
     # On the CPU wherever the data is: a basis is one of many, and each library's may differ in signs.
     basis, triangle = (part.to(features.device) for part in torch.linalg.qr(features.cpu()))
@@ -61,14 +56,7 @@ def greedy_diverse(columns: GradientColumns, *, forced: Tensor, size: int) -> Te
     """Add to ``forced`` the column with the smallest summed cosine to those already in, until there are ``size``.
 
     The greedy form of minimising Eq. 1's double sum. Ties, but for round-off, go to the lowest index. O(n r) per addition.
-
-    Args:
-        columns: The gradient columns of n points.
-        forced: ``k`` distinct indices that are in from the start.
-        size: How many there are in the end, k ≤ size ≤ n.
-
-    Returns:
-        ``size`` indices, ascending.
+    ``forced`` are ``k ≤ size`` distinct indices; returns ``size`` indices, ascending.
     """
     scores = columns.cosines(forced).sum(dim=-1)
     scores[forced] = torch.inf
@@ -84,10 +72,7 @@ def greedy_diverse(columns: GradientColumns, *, forced: Tensor, size: int) -> Te
 def gradients(features: Tensor, *, noise: float | Tensor, residuals: Tensor) -> Tensor:
     """Return ``g = −K_y⁻¹(y − μ)`` (Eq. 3), ``n``, by Woodbury. O(n r²).
 
-    Args:
-        features: ``n x r`` features of the data.
-        noise: λ > 0, the noise variance (y²).
-        residuals: ``n`` observations less the prior mean (y).
+    From ``n x r`` features, λ > 0 (y²), and ``n`` observations less the prior mean (y).
     """
     inner = features.mT @ features
     inner.diagonal().add_(noise)
@@ -96,19 +81,16 @@ def gradients(features: Tensor, *, noise: float | Tensor, residuals: Tensor) -> 
 
 
 def greedy_balanced(signs: Tensor, *, forced: Tensor, size: int, order: Tensor) -> Tensor:
-    """Minimise Eq. 1's double sum for scalar gradients, whose cosines are products of signs: ``(Σ sign)²``.
+    """Minimise Eq. 1's double sum for scalar gradients, whose cosines are products of signs: ``(Σ sign)²``. O(n).
 
     The greedy rule takes a sign opposite to the running sum while there is one, and so reaches the minimum. All points of a
-    sign tie: ``order`` decides among them. O(n).
+    sign tie: ``order``, a permutation of all ``n`` indices, decides among them.
 
     Args:
         signs: ``n`` numbers −1 or 1.
-        forced: ``k`` distinct indices that are in from the start.
-        size: How many there are in the end, k ≤ size ≤ n.
-        order: A permutation of all ``n`` indices.
-
-    Returns:
-        ``size`` indices, ascending.
+        forced: ``k ≤ size`` distinct indices that are in from the start.
+        size: Number of indices returned, ascending.
+        order: See above.
     """
     free = torch.ones(len(signs), dtype=torch.bool, device=signs.device)
     free[forced] = False

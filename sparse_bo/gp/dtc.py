@@ -106,12 +106,9 @@ class OneProduct:
     def moments(self, K_DX: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:
         """Return posterior mean (y) and variance (y², at least 0), each ``batch_shape x n``. O(n m r).
 
-        Round-off of the variance is about ``eps · k(x,x)`` in absolute terms; use :func:`variance` where variances are
-        tinier than that. A triangular root is split into column blocks that skip its zeros: 5/8 of the product is left.
-
-        Args:
-            K_DX: ``batch_shape x m x n`` kernel between dictionary and points.
-            prior_variance: ``batch_shape x n``, ``k(x, x)``.
+        Round-off of the variance is about ``eps · k(x,x)`` in absolute terms; use :func:`variance` where variances are tinier.
+        A triangular root is split into column blocks that skip its zeros: 5/8 of the product is left. ``K_DX`` is
+        ``batch_shape x m x n``, ``prior_variance`` ``k(x, x)``, ``batch_shape x n``.
         """
         (m, width), step = self.columns.shape[-2:], self.step
         explained = torch.zeros_like(prior_variance)
@@ -134,7 +131,7 @@ def _squares(product: Tensor) -> Tensor:
 def fit(
     factor: NystromFactor, features: Tensor, precision: Tensor, weighted_residuals: Tensor, *, prior_mean: float | Tensor = 0.0
 ) -> DTC:
-    """Fit the DTC posterior to distinct inputs. O(n r² + r³).
+    """Fit the DTC posterior to distinct inputs; ``ValueError`` if ``B`` is not finite. O(n r² + r³).
 
     Args:
         factor: The whitening of the dictionary.
@@ -142,9 +139,6 @@ def fit(
         precision: ``batch_shape x n``, count/λ or 1/noise of each input (1/y²).
         weighted_residuals: ``batch_shape x n``, ``(sum − count·μ₀)/λ`` of each input (1/y).
         prior_mean: The constant prior mean μ₀ (y).
-
-    Raises:
-        ValueError: If ``B`` is not finite.
     """
     eye = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
     gram = eye + (features * precision.unsqueeze(-1)).mT @ features
@@ -170,13 +164,8 @@ def whitened(state: DTC, features: Tensor) -> Tensor:
 def variance(state: DTC, features: Tensor, prior_variance: Tensor) -> Tensor:
     """Return the posterior variance in the two-term form ``(k − ‖z‖²)₊ + ‖L_B⁻¹ z‖²``, ``batch_shape x n``. O(n r²).
 
-    Both terms are at least 0, so it stays accurate where the variance is tiny. It is the oracle of
-    :meth:`OneProduct.moments`.
-
-    Args:
-        state: The posterior.
-        features: ``batch_shape x n x r`` features of the points.
-        prior_variance: ``batch_shape x n``, ``k(x, x)`` (y²).
+    From ``batch_shape x n x r`` features and ``batch_shape x n`` ``k(x, x)`` (y²). Both terms are at least 0, so it stays
+    accurate where the variance is tiny. It is the oracle of :meth:`OneProduct.moments`.
     """
     return residual(features, prior_variance) + whitened(state, features).square().sum(dim=-1)
 
@@ -190,12 +179,6 @@ def covariance(state: DTC, features: Tensor, other_features: Tensor, prior_covar
     """Return the joint posterior covariance ``k − zᵀz' + zᵀB⁻¹z'``, ``batch_shape x n x n'``. O((n + n') r² + n n' r).
 
     A genuine positive semi-definite GP covariance (two copies of one point are perfectly correlated).
-
-    Args:
-        state: The posterior.
-        features: ``batch_shape x n x r`` features of the points.
-        other_features: ``batch_shape x n' x r`` features of the others.
-        prior_covariance: ``batch_shape x n x n'``, ``k(x, x')`` (y²).
     """
     explained = features @ other_features.mT
     return prior_covariance - explained + whitened(state, features) @ whitened(state, other_features).mT
@@ -204,10 +187,9 @@ def covariance(state: DTC, features: Tensor, other_features: Tensor, prior_covar
 def one_product_error(state: DTC) -> float:
     """Return about how far, in units of k(x,x), the variance of :func:`one_product` is from the true one: ``2 · eps · tr B``.
 
-    By default it is absolute, so an input that has been observed c times, whose variance is about ``noise/c``, loses
-    ``error · c · k(x,x)/noise`` of it: who reads variances off this form compares the two
-    (:func:`sparse_bo.arms.moments.evaluator`). The smallest eigenvalues of ``I − B⁻¹`` come from differences of numbers of
-    size 1 that are known to ``eps · κ(B)``.
+    By default it is absolute: an input observed c times, whose variance is about ``noise/c``, loses a fraction of
+    ``error · c · k(x,x)/noise``; :func:`sparse_bo.arms.moments.evaluator` compares the two. The smallest eigenvalues of
+    ``I − B⁻¹`` come from differences of numbers of size 1 that are known to ``eps · κ(B)``.
     """
     return 2.0 * torch.finfo(state.gram.dtype).eps * state.trace
 
@@ -217,13 +199,10 @@ def one_product(state: DTC, *, relative: bool = False) -> OneProduct:
 
     ``R Rᵀ = P (I − B⁻¹) Pᵀ``: with ``I − B⁻¹ = U Uᵀ`` by Cholesky from the last row up, ``R = P U``; ``α = P w``. With
     ``P = L⁻ᵀ`` both factors are upper triangular, and so is ``R``. ``I − B⁻¹`` is known to :func:`one_product_error`, and so
-    much is added to what may be 0.
+    much is added to it.
 
-    Args:
-        state: The posterior.
-        relative: Whether to add that times ``B⁻¹``: variances come out lower by that share of themselves, at most, and
-            covariances stay positive semi-definite. Default: times the identity, and variances come out lower by that times
-            k(x,x), at most, which is for who compares the two.
+    ``relative``: that times ``B⁻¹``. Variances come out lower by that share of themselves, at most, and covariances stay
+    positive semi-definite. Default: that times the identity. Variances come out lower by that times k(x,x), at most.
     """
     eye = torch.eye(state.gram.shape[-1], dtype=state.gram.dtype, device=state.gram.device)
     inverse_root = triangular_inverse(state.gram_cholesky)
@@ -237,15 +216,10 @@ def one_product(state: DTC, *, relative: bool = False) -> OneProduct:
 def decoupled_weights(state: DTC, prior_values: Tensor, normal: Tensor) -> Tensor:
     """Return ``P (w + L_B⁻ᵀ ε − Pᵀ g(D))``, ``m x q``: with them ``μ₀ + g(x) + k_D(x)ᵀ weights`` is a draw of the posterior.
 
-    ``g`` is a draw of the prior less its mean and ε standard normal: the draw has mean ``μ₀ + z(x)ᵀw`` and covariance
-    ``k − zᵀz' + zᵀB⁻¹z'``, exactly if g has covariance k. The weights of the features are
-    drawn from their posterior N(w, B⁻¹), what the dictionary cannot represent comes from the prior (Wilson et al. 2020,
-    Eq. 13; Vakili et al. 2021, S-GP-TS). O(m² q).
-
-    Args:
-        state: The posterior, without batch shape.
-        prior_values: ``q x m`` values ``g(D)`` of q prior draws.
-        normal: ``q x r`` standard normal numbers.
+    ``prior_values`` are ``q x m`` values ``g(D)`` of q draws of the prior less its mean, ``normal`` ``q x r`` standard normal
+    numbers ε. The draw has mean ``μ₀ + z(x)ᵀw`` and covariance ``k − zᵀz' + zᵀB⁻¹z'``, exactly if g has covariance k: weights
+    of features are drawn from N(w, B⁻¹), the rest comes from the prior (Wilson et al. 2020, Eq. 13; Vakili et al. 2021,
+    S-GP-TS). Of a state without batch shape. O(m² q).
     """
     spread = torch.linalg.solve_triangular(state.gram_cholesky.mT, normal.mT, upper=True)  # r x q
     explained = state.factor.features(prior_values.mT).mT  # r x q, Pᵀ g(D)
@@ -259,15 +233,8 @@ def left_out(state: DTC, features: Tensor, residuals: Tensor, noise: Tensor, pri
 
         mean₋ᵢ(xᵢ) − μ₀ = (fᵢ − pᵢhᵢrᵢ) / (1 − pᵢhᵢ),      variance₋ᵢ(xᵢ) = k(xᵢ, xᵢ) − ‖zᵢ‖² + hᵢ / (1 − pᵢhᵢ).
 
-    Args:
-        state: A posterior fitted to the rows (and, usually, to others).
-        features: ``batch_shape x n x r`` features of the rows.
-        residuals: ``batch_shape x n`` what was observed less the prior mean (y).
-        noise: ``batch_shape x n`` noise variances, ``1/p`` (y²).
-        prior_variance: ``batch_shape x n``, ``k(x, x)``.
-
-    Returns:
-        Means less the prior mean and variances of f, each ``batch_shape x n``.
+    Of rows that the state was fitted to: features ``batch_shape x n x r``, residuals (y), noise variances ``1/p`` (y²) and
+    ``k(x, x)``, ``batch_shape x n`` each. Returns means less the prior mean and variances of f, ``batch_shape x n`` each.
     """
     h = whitened(state, features).square().sum(dim=-1)  # batch_shape x n
     fits = (features @ state.weights.unsqueeze(-1)).squeeze(-1)

@@ -40,21 +40,13 @@ class NystromFactor:
         return self.matrix.shape[-1]
 
     def features(self, K_DX: Tensor) -> Tensor:
-        """Return the features ``z(x)`` of points, ``batch_shape x n x r``. O(n m r).
-
-        Args:
-            K_DX: ``batch_shape x m x n`` kernel between dictionary and points.
-        """
+        """Return the features of points, ``batch_shape x n x r``, from ``K_DX`` (``batch_shape x m x n``). O(n m r)."""
         if self.triangular:
             return torch.linalg.solve_triangular(self.matrix, K_DX, upper=False).mT
         return K_DX.mT @ self.matrix
 
     def lift(self, W: Tensor) -> Tensor:
-        """Return ``P W`` (``batch_shape x m x c``): coefficients on features become coefficients on ``k_D``.
-
-        Args:
-            W: ``batch_shape x r x c`` weights of the features, in c columns.
-        """
+        """Return ``P W``, ``batch_shape x m x c``: coefficients on features become coefficients on ``k_D``. O(m r c)."""
         if self.triangular:
             return torch.linalg.solve_triangular(self.matrix.mT, W, upper=True)
         return self.matrix @ W

@@ -32,7 +32,7 @@ class KernelSlopes(Protocol):
         ...
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """Return the gradients by ``u`` (``r x d``) of ``Σᵢ cᵢ k(u, vᵢ)``, of weights c (``n`` or ``r x n``)."""
+        """Return gradients by ``u`` (``r x d``) of ``Σᵢ cᵢ k(u, vᵢ)``, of weights c (``n`` or ``r x n``)."""
         ...
 
 
@@ -212,12 +212,7 @@ class Posterior:
         return self.moments(X).variance
 
     def moments(self, X: Tensor, *, K_DX: Tensor | None = None) -> Moments:
-        """Return means, variances and columns of ``n x d`` points. O(n m (d + r)).
-
-        Args:
-            X: Points.
-            K_DX: ``m x n`` kernel of the support and the points, if the caller has it.
-        """
+        """Return means, variances and columns of ``n x d`` points, from ``K_DX`` (``m x n``) if it is known. O(n m (d + r))."""
         K_DX = self.prior.kernel.cross(self.support, X) if K_DX is None else K_DX
         columns = self.root.columns(K_DX)
         variance = self._variance(X, columns)
@@ -225,9 +220,9 @@ class Posterior:
         return Moments(mean, variance * self.prior.scale, columns)
 
     def gradients(self, X: Tensor) -> Gradients:
-        """Return means and variances of ``n x d`` points with their gradients by the points. O(n m (d + r)).
+        """Return means and variances of ``n x d`` points with their gradients by the points, if ``k(x, x)`` is constant.
 
-        Valid for kernels whose ``k(x, x)`` is constant.
+        O(n m (d + r)).
         """
         k, scale = self.prior.kernel.slopes(X, self.support), self.prior.scale
         columns = self.root.columns(k.value.mT)
@@ -287,8 +282,7 @@ class Posterior:
     def sample(self, X: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
         """Return joint samples (y) at ``q x d`` points, ``count x q``. Draws ``count · q`` normals on the CPU. O(q³ + q m r).
 
-        Raises:
-            ValueError: If the joint covariance is not finite.
+        ``ValueError`` if the joint covariance is not finite.
         """
         mean, covariance = self.joint(X)
         lower = safe_cholesky(covariance).factor

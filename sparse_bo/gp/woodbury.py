@@ -50,11 +50,8 @@ class LowRankSums:
 def low_rank_sums(features: Tensor, residuals: Tensor, noise: Tensor, prior_variance: Tensor) -> LowRankSums:
     """Sum one block of rows. O(n r²).
 
-    Args:
-        features: ``batch_shape x n x r`` features ``Z`` of the rows.
-        residuals: ``batch_shape x n`` observations less the prior mean, ``y − μ₀`` (y).
-        noise: ``batch_shape x n`` noise variances > 0 (y²).
-        prior_variance: ``batch_shape x n``, ``k(x, x)`` (y²).
+    From ``batch_shape x n x r`` features, and residuals (y), noise variances > 0 (y²) and ``k(x, x)`` (y²), each
+    ``batch_shape x n``.
     """
     scaled = features / noise.sqrt().unsqueeze(-1)  # n x r
     whitened = residuals / noise.sqrt()
@@ -72,14 +69,7 @@ def low_rank_sums(features: Tensor, residuals: Tensor, noise: Tensor, prior_vari
 def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -> LowRankSums:
     """Add up ``block(rows)`` over ``slices``. With several blocks and gradients on, each is recomputed in the backward pass.
 
-    So the memory of the forward *and* backward pass is that of one block, at the price of computing each block twice.
-
-    Args:
-        block: Returns the sums of the rows of one slice.
-        slices: The slices of rows, disjoint and at least one.
-
-    Raises:
-        ValueError: If there are no slices.
+    So the memory of the forward *and* backward pass is that of one block. ``ValueError`` if there are no slices.
     """
     parts = list(slices)
     if not parts:
@@ -98,12 +88,9 @@ def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -
 
 
 def dtc_log_likelihood_from_sums(sums: LowRankSums) -> Tensor:
-    """Return ``log N(y | μ₀, ZZᵀ + N)``, ``batch_shape``, by Woodbury. O(r³), differentiable.
+    """Return ``log N(y | μ₀, ZZᵀ + N)``, ``batch_shape``, by Woodbury; ``ValueError`` if ``B`` is not finite. O(r³).
 
-    ``−½ [rᵀN⁻¹r − bᵀB⁻¹b + log|B| + log|N| + n log 2π]`` with ``b = ZᵀN⁻¹r`` (algorithms §1).
-
-    Raises:
-        ValueError: If ``B`` is not finite.
+    ``−½ [rᵀN⁻¹r − bᵀB⁻¹b + log|B| + log|N| + n log 2π]`` with ``b = ZᵀN⁻¹r`` (algorithms §1). Differentiable.
     """
     eye = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device)
     L = safe_cholesky(eye + sums.gram).factor
@@ -116,10 +103,7 @@ def dtc_log_likelihood_from_sums(sums: LowRankSums) -> Tensor:
 def vfe_log_likelihood_from_sums(sums: LowRankSums) -> Tensor:
     """Return the variational bound (Titsias 2009, Eq. 9), ``batch_shape``: DTC minus half the trace term. O(r³).
 
-    Never above the exact log-likelihood, for any dictionary.
-
-    Raises:
-        ValueError: If ``B`` is not finite.
+    Never above the exact log-likelihood, for any dictionary. Errors as :func:`dtc_log_likelihood_from_sums`.
     """
     return dtc_log_likelihood_from_sums(sums) - 0.5 * sums.unexplained
 
@@ -148,11 +132,7 @@ class _GaussianLogLikelihood(torch.autograd.Function):
 def gaussian_log_likelihood(covariance: Tensor, residuals: Tensor) -> Tensor:
     """Return ``log N(residuals | 0, covariance)``, ``batch_shape``, with an analytic first derivative. O(n³).
 
-    Args:
-        covariance: ``batch_shape x n x n``, symmetric positive definite (y²).
-        residuals: ``batch_shape x n`` (y), the same ``batch_shape``.
-
-    Raises:
-        ValueError: If ``covariance`` is not finite or not positive definite.
+    ``covariance`` is ``batch_shape x n x n`` (y²), ``residuals`` ``batch_shape x n`` (y). ``ValueError`` if the
+    covariance is not finite or not positive definite.
     """
     return _GaussianLogLikelihood.apply(covariance, residuals)  # type: ignore[no-untyped-call]  # as torch types it

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 
 import gpytorch
 import torch
@@ -13,8 +12,8 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.kernels import tiles
-from sparse_bo.kernels.structure import Structure, dtype_of, leaves, structure_of, value_at_zero
-from sparse_bo.kernels.tiles import TOLERANCES, Others
+from sparse_bo.kernels.structure import Structure, structure_of
+from sparse_bo.kernels.tiles import TOLERANCES, Others, on_triton
 
 GPYTORCH_BLOCKS = 5
 """GPyTorch's distance computation holds about four temporaries of the size of its result."""
@@ -64,12 +63,7 @@ class CovarianceFunction:
             return K if out is None else out.copy_(K)
         if out is None:
             out = X.new_empty(len(X), len(Y))
-        if on_triton(X):
-            from sparse_bo.kernels import triton_kernel
-
-            triton_kernel.fill(self.structure, X, Y, out)
-        else:
-            tiles.fill(self.structure, X, Y, out)
+        tiles.fill(self.structure, X, Y, out)
         return out
 
     @torch.no_grad()
@@ -77,26 +71,15 @@ class CovarianceFunction:
         """Return ``k(x, x)`` of each row, ``n`` from ``n x d``. O(n d)."""
         if self.structure is None or not evaluated_here(self.structure, X, X):
             return self.kernel(X, diag=True)
-        return X.new_full((len(X),), value_at_zero(self.structure))
+        return X.new_full((len(X),), self.structure.variance)
 
 
 def evaluated_here(structure: Structure | None, X: Tensor, Y: Tensor) -> bool:
     """Return whether inputs are two matrices in the precision of a known kernel; GPyTorch evaluates broadcast ones."""
     if structure is None:
         return False
-    dtype = dtype_of(structure)
+    dtype = structure.leaves[0].inverse_lengthscale.dtype
     return X.dim() == 2 and Y.dim() == 2 and dtype in TOLERANCES and X.dtype == Y.dtype == dtype
-
-
-def on_triton(X: Tensor) -> bool:
-    """Return whether kernels of inputs that are where ``X`` is are evaluated by the package's own kernel for GPUs."""
-    return X.device.type == "cuda" and triton_is_there()
-
-
-@cache
-def triton_is_there() -> bool:
-    """Return whether Triton can be imported; PyTorch for CUDA brings it along on Linux."""
-    return find_spec("triton") is not None
 
 
 def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
@@ -212,7 +195,7 @@ class FixedInputs:
         structure = self.covariance.structure
         if structure is None or self.X.device.type != "cpu" or not len(self.X):
             return None
-        parts = leaves(structure)
+        parts = structure.leaves
         if 2 * len(parts) * len(self.X) * (self.X.shape[-1] + 1) * self._bytes > self.memory_bytes:
             return None
         return {leaf: Others(leaf, self.X) for leaf in parts}
@@ -226,9 +209,7 @@ class FixedInputs:
 def add_squares(product: Tensor, out: Tensor) -> None:
     """Add ``Σ_i product[i, j]²`` to ``out[j]``. O(r n); on a GPU the product is read once and nothing else is written.
 
-    Args:
-        product: ``r x n``, contiguous rows; overwritten.
-        out: ``n``, contiguous.
+    ``product`` (``r x n``, contiguous rows) is overwritten; ``out`` (``n``) is contiguous.
     """
     if on_triton(product):
         from sparse_bo.kernels import triton_kernel

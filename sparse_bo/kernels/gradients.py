@@ -16,19 +16,16 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.kernels import tiles
-from sparse_bo.kernels.covariance import on_triton
 from sparse_bo.kernels.structure import (
     COEFFICIENTS,
     LEAST_DISTANCE,
-    LiveStationary,
-    LiveStructure,
     Profile,
     Stationary,
-    live_structure_of,
+    Structure,
+    structure_of,
     write_slope,
 )
-from sparse_bo.kernels.tiles import TOLERANCES
+from sparse_bo.kernels.tiles import TOLERANCES, fill, on_triton
 from sparse_bo.linalg.chunking import row_slices
 
 BLOCK = 2**22
@@ -48,25 +45,18 @@ def differentiable_cross(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor | None:
         X: ``… x d``.
         Y: ``n' x d``.
     """
-    structure = live_structure_of(kernel)
+    structure = structure_of(kernel)
     if structure is None or X.dim() < 2 or Y.dim() != 2:
         return None
-    if X.dtype not in TOLERANCES or not _dtype(structure) == X.dtype == Y.dtype:
+    if X.dtype not in TOLERANCES or not structure.leaves[0].inverse_lengthscale.dtype == X.dtype == Y.dtype:
         return None
     return _value(structure, X.reshape(-1, X.shape[-1]), Y).view(*X.shape[:-1], len(Y))
 
 
-def _dtype(structure: LiveStructure) -> torch.dtype:
-    return structure.inverse_lengthscale.dtype if isinstance(structure, LiveStationary) else _dtype(structure.parts[0])
-
-
-def _value(structure: LiveStructure, X: Tensor, Y: Tensor) -> Tensor:
-    if isinstance(structure, LiveStationary):
-        columns = structure.columns
-        if columns is not None:
-            X, Y = X.index_select(-1, columns), Y.index_select(-1, columns)
-        hyper_parameters = structure.inverse_lengthscale, structure.variance
-        return _StationaryKernel.apply(X, Y, *hyper_parameters, structure.profile)  # type: ignore[no-untyped-call]  # as torch types it
+def _value(structure: Structure, X: Tensor, Y: Tensor) -> Tensor:
+    if isinstance(structure, Stationary):
+        arguments = structure.of(X), structure.of(Y), structure.inverse_lengthscale, structure.outputscale
+        return _StationaryKernel.apply(*arguments, structure.profile)  # type: ignore[no-untyped-call]  # as torch types it
     first, *others = (_value(part, X, Y) for part in structure.parts)
     for other in others:
         first = first + other if structure.adds else first * other
@@ -79,7 +69,7 @@ class _StationaryKernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, X: Tensor, Y: Tensor, inverse: Tensor, variance: Tensor | None, profile: Profile) -> Tensor:
         K = X.new_empty(len(X), len(Y))
-        write_leaf(_leaf(profile, inverse), X, Y, K)
+        fill(Stationary(profile, inverse.detach()), X, Y, K)
         if variance is not None:
             K.mul_(variance)
         # Values are held for the variance alone: the covariance that is factorised holds them as well.
@@ -99,7 +89,7 @@ class _StationaryKernel(torch.autograd.Function):
             return None, None, None, to_variance, None
         centre = Y.mean(dim=0)
         U, V = (X - centre) * inverse, (Y - centre) * inverse
-        to_U, to_V = _by_scaled(_leaf(ctx.profile, torch.ones_like(inverse[:1])), U, V, gradient)
+        to_U, to_V = _by_scaled(Stationary(ctx.profile, torch.ones_like(inverse[:1])), U, V, gradient)
         if variance is not None:
             to_U, to_V = to_U * variance, to_V * variance
         to_inverse = None
@@ -130,10 +120,6 @@ def _with_graph(
     return [next(found) if want else None for want in wanted[:4]]
 
 
-def _leaf(profile: Profile, inverse: Tensor) -> Stationary:
-    return Stationary(profile, 1.0, inverse.detach(), None, None)
-
-
 def _by_scaled(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients by scaled inputs, ``n x d`` and ``n' x d``, from that by the values of a variance of 1."""
     to_U, to_V = torch.empty_like(U), torch.zeros_like(V)
@@ -147,16 +133,6 @@ def _by_scaled(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> tupl
         to_V += M.T @ U[rows]
         weight += M.sum(dim=0)
     return to_U, to_V - weight.unsqueeze(-1) * V
-
-
-def write_leaf(leaf: Stationary, X: Tensor, Y: Tensor, out: Tensor) -> None:
-    """Write ``k(X, Y)`` of one part into ``out``, ``n x n'``; one launch on a GPU."""
-    if on_triton(X):
-        from sparse_bo.kernels import triton_kernel
-
-        triton_kernel.fill(leaf, X, Y, out)
-    else:
-        tiles.fill(leaf, X, Y, out)
 
 
 def weighed(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> Tensor:

@@ -12,12 +12,9 @@ from torch import Tensor
 def quadrature_frequencies(lengthscale: Tensor, *, order: int) -> tuple[Tensor, Tensor]:
     """Return frequencies (``F x d``) and weights (``F``, sum 1) of the Gaussian kernel's spectrum by Gauss-Hermite quadrature.
 
-    ``exp(−½ Σ (r_i/l_i)²) = Σ_j weight_j cos(ω_j·r)`` up to an error that falls faster than exponentially in ``order`` once
-    ``order`` exceeds half the square of the largest ``|r_i|/l_i`` (their Theorem 1). Of each pair ±ω one is kept. O(orderᵈ d).
-
-    Args:
-        lengthscale: ``d`` lengthscales.
-        order: The number of nodes per dimension.
+    ``exp(−½ Σ (r_i/l_i)²) = Σ_j weight_j cos(ω_j·r)`` up to an error that falls faster than exponentially in ``order``, the
+    nodes per dimension, once it exceeds half the square of the largest ``|r_i|/l_i`` (their Theorem 1). Of each pair ±ω one is
+    kept. O(orderᵈ d).
     """
     # Of ∫ exp(−t²) g(t) dt; symmetric to the last bit, which the pairs ±ω below rely on.
     nodes, weights = (torch.from_numpy(part).to(lengthscale) for part in roots_hermite(order))
@@ -42,11 +39,8 @@ def fourier_features(X: Tensor, frequencies: Tensor, weights: Tensor) -> Tensor:
 def sample_weights(features: Tensor, y: Tensor, *, noise: float | Tensor, normal: Tensor) -> Tensor:
     """Return draws of ``w ~ N(V⁻¹ Zᵀy, λV⁻¹)`` with ``V = ZᵀZ + λI``: Bayesian linear regression. O(n F² + F³).
 
-    Args:
-        features: ``n x F`` features of the data.
-        y: ``n`` observations less the prior mean (y).
-        noise: λ > 0, the noise variance (y²).
-        normal: ``F`` or ``q x F`` standard normal numbers, for one draw or q; the result has the same shape.
+    ``features`` Z are ``n x F``, ``y`` (``n``) observations less the prior mean, ``noise`` λ (y²), and ``normal`` standard
+    normal numbers: ``F``, or ``q x F`` for q draws; the result has its shape.
     """
     V = features.mT @ features
     V.diagonal().add_(noise)
@@ -60,10 +54,6 @@ def quadrature_error(widths: Tensor, *, order: int) -> float:
     """Return a bound on ``|Σ_j weight_j cos(ω_j·r) − exp(−½ Σ (r_i/l_i)²)|`` over a box, on a grid of 65 distances.
 
     The product of d one-dimensional errors is at most their sum, each over ``0 ≤ r_i/l_i ≤ widths_i``. O(65 d · order).
-
-    Args:
-        widths: ``d`` widths of the box in lengthscales.
-        order: The number of nodes per dimension.
     """
     frequencies, weights = quadrature_frequencies(widths.new_ones(1), order=order)
     r = torch.linspace(0.0, 1.0, 65, dtype=widths.dtype, device=widths.device) * widths.unsqueeze(-1)  # d x 65

@@ -56,13 +56,9 @@ def squared_distances(A: Tensor, B: Tensor) -> Tensor:
 
 
 def half_spread(Z: Tensor, M: Tensor) -> Tensor:
-    """Return ``½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)²`` by input, ``d``, without the ``n x n`` differences of each. O(n² d).
+    """Return ``½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)²`` by input, ``d``, for symmetric ``M``, without the ``n x n`` differences of each. O(n² d).
 
-    With ``M = W ∘ slope`` it is the derivative by ``log ℓ`` of what has the derivative ``½ W`` by the entries of the matrix.
-
-    Args:
-        Z: ``n x d`` scaled points.
-        M: ``n x n``, symmetric.
+    With ``M = W ∘ slope`` it is the derivative by ``log ℓ`` of an expression with the derivative ``½ W`` by the matrix entries.
     """
     return (Z.square() * M.sum(dim=0).unsqueeze(-1)).sum(dim=0) - (Z * (M @ Z)).sum(dim=0)
 
@@ -109,12 +105,7 @@ def alone_correlations(U: Tensor, V: Tensor, *, lengthscales: Tensor, shares: Te
 def alone_gradient(U: Tensor, V: Tensor, weights: Tensor, *, lengthscales: Tensor, shares: Tensor) -> Tensor:
     """Return the gradients by ``u`` (``r x d``) of ``Σᵢ cᵢ Σⱼ wⱼ exp(−(uⱼ − vᵢⱼ)²/2aⱼ²)``. O(r n d).
 
-    Args:
-        U: ``r x d``.
-        V: ``n x d``.
-        weights: ``n`` or ``r x n``: c.
-        lengthscales: ``d``: a.
-        shares: ``d``: w.
+    ``U`` is ``r x d``, ``V`` ``n x d``; weights c ``n`` or ``r x n``; lengthscales a and shares w ``d``.
     """
     away = (U.unsqueeze(1) - V) / lengthscales  # r x n x d
     falling = torch.exp(-0.5 * away.square()) * away

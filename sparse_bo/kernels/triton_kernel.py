@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparse_bo.kernels.structure import COEFFICIENTS, Profile, Stationary, Structure, Sum
+from sparse_bo.kernels.structure import COEFFICIENTS, Profile, Stationary, Structure
 
 _TILE_ROWS = 32
 _TILE_COLUMNS = 64
@@ -101,14 +101,7 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
-    """Write ``k(X, Y)`` into ``out``. O(m n d); memory: ``m x n`` for a part that is no leaf. One launch for each leaf.
-
-    Args:
-        structure: The kernel.
-        X: ``m x d``, float64 or float32, any strides.
-        Y: ``n x d``, dtype and device of ``X``.
-        out: ``m x n``, any strides.
-    """
+    """Write ``k(X, Y)`` into ``out``, as :func:`sparse_bo.kernels.tiles.fill`; a nested sum takes ``m x n`` numbers more."""
     for start in range(0, len(X), _MOST_ROWS):
         rows = slice(start, start + _MOST_ROWS)
         _write(structure, X[rows], Y, out[rows], _WRITE)
@@ -117,14 +110,8 @@ def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
 def weigh(leaf: Stationary, X: Tensor, Y: Tensor, gradient: Tensor, out: Tensor) -> None:
     """Write ``gradient · (−2 dk/ds)(X, Y)`` into ``out``, s the squared distance of scaled inputs. O(m n d), one launch.
 
-    At distance 0, where a Matérn-1/2 kernel has no slope, 0.
-
-    Args:
-        leaf: The kernel.
-        X: ``m x d``, float64 or float32, any strides.
-        Y: ``n x d``, dtype and device of ``X``.
-        gradient: ``m x n``, by the values; strides of ``out``.
-        out: ``m x n``.
+    ``X`` is ``m x d``, ``Y`` ``n x d``, float64 or float32, any strides; ``gradient``, by the values, and ``out`` are
+    ``m x n`` of the same strides. At distance 0, where a Matérn-1/2 kernel has no slope, 0.
     """
     for start in range(0, len(X), _MOST_ROWS):
         rows = slice(start, start + _MOST_ROWS)
@@ -143,7 +130,7 @@ def _write(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, mode: int) -
     first, *others = structure.parts
     _write(first, X, Y, out, _WRITE)
     for part in others:
-        _write(part, X, Y, out, _ADD if isinstance(structure, Sum) else _MULTIPLY)
+        _write(part, X, Y, out, _ADD if structure.adds else _MULTIPLY)
 
 
 def _launch(
@@ -198,12 +185,7 @@ def _squares(product, out, r, n, row_stride, ROWS: tl.constexpr, COLUMNS: tl.con
 
 
 def add_squares(product: Tensor, out: Tensor) -> None:
-    """Add ``Σ_i product[i, j]²`` to ``out[j]``. O(r n).
-
-    Args:
-        product: ``r x n``, neighbours in a row side by side in memory.
-        out: ``n``, contiguous; dtype and device of ``product``.
-    """
+    """Add ``Σ_i product[i, j]²`` to ``out[j]`` (``n``, contiguous); rows of ``product`` (``r x n``) are contiguous. O(r n)."""
     r, n = product.shape
     if not r or not n:
         return

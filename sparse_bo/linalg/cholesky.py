@@ -24,9 +24,7 @@ class JitteredCholesky(NamedTuple):
 def round_off(A: Tensor, *, scale: float | None = None) -> float:
     """Return ``n · eps · max|diag A|``: the error that factorising ``A`` in its own dtype commits anyway.
 
-    Args:
-        A: ``batch_shape x n x n`` symmetric matrices.
-        scale: ``max|diag A|``, where it is known: reading it makes the host wait for the device.
+    ``scale`` is ``max|diag A|``, where it is known: reading it makes the host wait for the device.
     """
     if A.shape[-1] == 0:
         return 0.0
@@ -54,13 +52,10 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
 
 
 def safe_cholesky(A: Tensor) -> JitteredCholesky:
-    """Factorise a positive semi-definite matrix, adding as little jitter as it takes.
+    """Factorise a positive semi-definite matrix (``batch_shape x n x n``), adding as little jitter as it takes. O(n³).
 
-    Tries no jitter first, then ``10, 10³, 10⁵, …`` times the round-off of the matrix itself (:func:`round_off`), so the
-    scale follows dtype, size and units. O(n³).
-
-    Args:
-        A: ``batch_shape x n x n`` symmetric, positive semi-definite up to round-off.
+    Tries no jitter first, then ``10, 10³, 10⁵, …`` times the round-off of the matrix itself (:func:`round_off`), so the scale
+    follows dtype, size and units.
 
     Raises:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
@@ -90,13 +85,9 @@ def safe_cholesky(A: Tensor) -> JitteredCholesky:
 
 
 def triangular_inverse(L: Tensor, *, block: int = 512) -> Tensor:
-    """Return ``L⁻¹`` of a lower triangular matrix, by blocks of columns: O(n³/3), a third of solving for all at once.
+    """Return ``L⁻¹`` of lower triangles (``batch_shape x n x n``), by blocks of columns: O(n³/3), a third of one solution.
 
     For a root that many right-hand sides are to be multiplied with; to solve once, solve.
-
-    Args:
-        L: ``batch_shape x n x n``, lower triangular, nonzero diagonal.
-        block: Columns that are solved for at a time; each block needs only the rows below it.
     """
     n = L.shape[-1]
     if n <= block:
@@ -140,12 +131,7 @@ def whitened_gram(L: Tensor, A: Tensor) -> Tensor:
 
 
 def whitening_error(L: Tensor, trace: Tensor) -> float:
-    """Return how far, in the spectral norm, :func:`whitened_gram` may be off by round-off: ``eps · tr A · ‖L⁻¹‖²``. O(m²).
-
-    Args:
-        L: ``… x m x m`` lower triangular.
-        trace: ``…``, ``tr A``.
-    """
+    """Return how far, in the spectral norm, :func:`whitened_gram` may be off by round-off: ``eps · tr A · ‖L⁻¹‖²``. O(m²)."""
     vector = torch.ones_like(L[..., :1])
     norm = torch.ones_like(vector[..., 0, 0])
     # Of the power method: the norm comes out a few per cent low at most, and the bound it goes into is a hundredfold too

@@ -1,4 +1,4 @@
-"""Row chunks from a byte budget: anything of size ``a x m`` is computed a few rows at a time."""
+"""Rows of tensors: chunks from a byte budget, and batch dimensions moved into rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 
@@ -29,15 +30,9 @@ def default_memory_bytes(device: torch.device) -> int:
 
 
 def chunk_rows(rows: int, *, bytes_per_row: int, memory_bytes: int) -> int:
-    """Return how many rows fit into the budget, at least 1 and at most ``rows``.
+    """Return how many of some rows fit into a budget, at least 1; ``MemoryError`` if not even one does.
 
-    Args:
-        rows: Number of rows in all.
-        bytes_per_row: Bytes that one row takes in all temporary blocks together.
-        memory_bytes: The budget in bytes.
-
-    Raises:
-        MemoryError: If not even one row fits.
+    ``bytes_per_row`` are those that one row takes in all temporary blocks together.
     """
     if bytes_per_row > memory_bytes:
         raise MemoryError(
@@ -48,11 +43,7 @@ def chunk_rows(rows: int, *, bytes_per_row: int, memory_bytes: int) -> int:
 
 
 def row_slices(rows: int, *, chunk: int) -> Iterator[slice]:
-    """Yield the slices ``[0, chunk), [chunk, 2 chunk), …`` that cover ``rows`` rows in order.
-
-    Raises:
-        ValueError: If ``chunk`` < 1.
-    """
+    """Yield the slices ``[0, chunk), [chunk, 2 chunk), …`` of some rows, in order; ``ValueError`` if ``chunk`` < 1."""
     if chunk < 1:
         raise ValueError(f"expected a chunk of at least one row, got {chunk}")
     for start in range(0, rows, chunk):
@@ -62,14 +53,7 @@ def row_slices(rows: int, *, chunk: int) -> Iterator[slice]:
 def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
     """Return ``attempt(memory_bytes)``; where it runs out of memory, try again with half the budget, and say so.
 
-    For computations whose result does not depend on the budget.
-
-    Args:
-        attempt: Computes the result within a budget in bytes.
-        memory_bytes: The budget of the first attempt.
-
-    Raises:
-        torch.OutOfMemoryError, RuntimeError: Torch's own, where the smallest budget is too much as well.
+    For computations whose result does not depend on the budget. Torch's own error, where the smallest budget is too much.
     """
     budget = memory_bytes
     while True:
@@ -104,9 +88,27 @@ def _out_of_memory(error: RuntimeError) -> bool:
 
 
 def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
-    """Return the shape that ``shapes`` broadcast to.
-
-    Raises:
-        RuntimeError: If they do not, with torch's message.
-    """
+    """Return the shape that ``shapes`` broadcast to, or raise torch's ``RuntimeError``."""
     return torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+
+def fold_rows(A: Tensor, extra: int) -> tuple[Tensor, torch.Size]:
+    """Move the first ``extra`` dimensions into the rows: one product with a shared matrix is faster than a batch of small ones.
+
+    Of ``lead x batch_shape x q x d``: ``batch_shape x (lead · q) x d``, and the shape ``lead x q`` of its rows.
+    """
+    extra = max(extra, 0)
+    rows = A.shape[:extra] + A.shape[-2:-1]
+    if extra:
+        moved = A.movedim(tuple(range(extra)), tuple(range(A.dim() - 2 - extra, A.dim() - 2)))
+        A = moved.reshape(*A.shape[extra:-2], rows.numel(), A.shape[-1])
+    return A, rows
+
+
+def unfold_rows(A: Tensor, rows: torch.Size) -> Tensor:
+    """Undo :func:`fold_rows` of a tensor with the same rows."""
+    extra, inner = len(rows) - 1, A.dim() - 2
+    if not extra:
+        return A
+    spread = A.reshape(*A.shape[:-2], *rows, A.shape[-1])
+    return spread.movedim(tuple(range(inner, inner + extra)), tuple(range(extra)))

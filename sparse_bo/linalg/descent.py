@@ -53,15 +53,12 @@ def descend(
     It ends where the gain that the quadratic model promises is at most ``tolerance``, without another evaluation.
 
     Args:
-        function: What is minimised.
-        start: ``p``, within the bounds.
+        function: The function.
+        start: ``p``, within the bounds; ``ValueError`` if the function has no value there.
         bounds: Lowest and highest numbers, ``p`` each, infinite ones allowed.
         hessian: ``p x p``, symmetric positive definite: the curvature at the start, about.
         tolerance: Gain that does not matter, in units of the value.
         max_steps: At most so many steps.
-
-    Raises:
-        ValueError: If the function has no value at the start.
     """
     low, high = bounds
     x, B = start.clone(), hessian

@@ -25,15 +25,9 @@ def first_largest(values: Tensor, *, scale: Tensor | float) -> Tensor:
 def largest(values: Tensor, count: int) -> Tensor:
     """Return the ``count`` largest entries of each row, of equal ones at the margin the first, ``… x count`` indices.
 
-    At the margin is what differs from the last entry that has room by no more than :data:`RESOLUTION`. O(n) per row; O(n log n)
-    where entries at the margin are equal. Waits once for the device.
-
-    Args:
-        values: ``… x n``, without NaN; which entries of −∞ are returned is left open.
-        count: At least 1, at most n.
-
-    Returns:
-        Indices in no particular order.
+    Indices come in no order. At the margin is what differs from the last entry that has room by no more than
+    :data:`RESOLUTION`. ``values`` have no NaN; which entries of −∞ are returned is left open. O(n) per row; O(n log n) where
+    entries at the margin are equal. Waits once for the device.
     """
     scale = values.masked_fill(values.isinf(), 0.0).abs().amax(dim=-1, keepdim=True)
     best, index = values.topk(count, dim=-1)
@@ -47,21 +41,11 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def group_sums(values: Tensor, group: Tensor, *, groups: int) -> Tensor:
-    """Return the sums of ``values`` by group, ``batch_shape x groups``. O(n), and a wait for the device.
-
-    Args:
-        values: ``batch_shape x n``.
-        group: ``n`` numbers in [0, groups).
-        groups: How many sums.
-    """
+    """Return sums of ``batch_shape x n`` values by ``n`` group numbers, ``batch_shape x groups``. O(n); waits for a device."""
     sums = values.new_zeros(*values.shape[:-1], groups, device="cpu")
     return sums.index_add_(-1, group.cpu(), values.cpu()).to(values.device)
 
 
 def running_sums(values: Tensor) -> Tensor:
-    """Return ``values_1, values_1 + values_2, …``, ``n``. O(n), and a wait for the device.
-
-    Args:
-        values: ``n``.
-    """
+    """Return ``values_1, values_1 + values_2, …``, ``n``. O(n), and a wait for the device."""
     return values.cpu().cumsum(0).to(values.device)

@@ -34,23 +34,18 @@ def largest_eigenvalue(
     """Bound ``λ_max`` of a positive semi-definite operator by Lanczos from a random start. One matvec per step.
 
     With θ the largest Ritz value after k steps, ``λ_max ≤ θ/(1 − ε)`` but for probability δ, where
-    ``ε = (log(1.648 √n/δ)/(2k − 1))²`` (Kuczyński & Woźniakowski 1992, Thm 4.2); the trace bounds it always. An operator that
-    is known only up to ``round_off`` has its largest eigenvalue at most that much above the bound for what was applied.
+    ``ε = (log(1.648 √n/δ)/(2k − 1))²`` (Kuczyński & Woźniakowski 1992, Thm 4.2); the trace bounds it always.
 
     Args:
         matvec: Applies the operator to a vector (``n``).
         n: The size of the operator, ≥ 1.
         trace: The trace of the operator.
-        round_off: How far the operator that ``matvec`` applies may be from the one that is meant, in operator norm; it is added
-            to the upper bound.
-        steps: Lanczos steps k (at most n are made; then θ is exact up to round-off).
+        round_off: Distance in operator norm between the operator and the one that ``matvec`` applies; added to the upper bound.
+        steps: Lanczos steps k ≥ 1 (at most n are made; then θ is exact up to round-off).
         failure_probability: The upper bound fails with probability δ over the random start.
         dtype: The dtype of the vectors.
         device: The device of the vectors.
         generator: A CPU generator, which draws the start.
-
-    Raises:
-        ValueError: If n < 1 or steps < 1.
     """
     if n < 1 or steps < 1:
         raise ValueError(f"expected n >= 1 and steps >= 1, got {n=} and {steps=}")
@@ -83,16 +78,10 @@ def largest_eigenvalue(
 
 
 def certified_factor(ratio: float) -> float:
-    """Return ``1 + t`` with ``t = (ρ + √(ρ² + 4ρ))/2`` for ``ρ = λ_max(N^{-1/2}(K − Q)N^{-1/2})``.
+    """Return ``1 + t`` with ``t = (ρ + √(ρ² + 4ρ))/2`` for ``ρ = λ_max(N^{-1/2}(K − Q)N^{-1/2})``, 1 if dictionary ⊇ data.
 
-    The certificate (algorithms §2): for *every* x, ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact``.
-
-    Args:
-        ratio: ρ ≥ 0: the largest eigenvalue over the pulls, divided by λ (with counts: of
-            ``diag(c)^{1/2}(K − Q)diag(c)^{1/2}/λ``). 0 (dictionary ⊇ data) gives 1.
-
-    Raises:
-        ValueError: If ρ is negative or not finite.
+    The certificate (algorithms §2): for *every* x, ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact``. With
+    counts ρ is of ``diag(c)^{1/2}(K − Q)diag(c)^{1/2}/λ``. ``ValueError`` if it is negative or not finite.
     """
     if not (0.0 <= ratio < math.inf):
         raise ValueError(f"expected a finite ratio >= 0, got {ratio}")

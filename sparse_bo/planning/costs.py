@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import torch
 
-from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch, prior_variances
+from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch
 from sparse_bo.arms.batch import BLOCK
 from sparse_bo.arms.picks import greedy_picks
-from sparse_bo.arms.resparsification import CONTENDER_BYTES, TILE_ROWS, capacity
+from sparse_bo.arms.prior import CONTENDER_BYTES, TILE_ROWS, capacity
 from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms, PartOfArms
@@ -106,7 +106,6 @@ def _operations(
     prior = ArmPrior(
         arms=some,
         covariance=covariance,
-        prior_variance=prior_variances(covariance, some),
         prior_mean=policy.prior_mean or 0.0,
         regularization=policy.regularization,
         sweep_dtype=policy.sweep_dtype,

@@ -83,6 +83,9 @@ def plan(
     where = check_device("device", own if device is None else device)
     if isinstance(arms, Tensor | LazyArms):
         points: ArmSet = Arms(arms).points.to(where).double()
+        largest = float(torch.maximum(points.amax(dim=0).abs(), points.amin(dim=0).abs()).max())
+        if largest > 1e150:
+            raise ValueError(f"expected arms within ±1e150, whose squared distances are finite, got {largest:.3g}; scale them")
         count = len(arms)
         if dims is not None and dims != arms.shape[1]:
             raise ValueError(f"expected dims={arms.shape[1]}, the width of the arms, got {dims}; drop dims=")

@@ -112,8 +112,8 @@ def messages_per_batch(
 ) -> Messages:
     """Return the messages of a batch over sharded arms: O(ranks + contenders · d + batch) bytes, O(1) collectives.
 
-    An ask and a tell are one header each, the results a second message. A sweep ends in two exchanges: a few numbers and order
-    statistics in the header, then the contenders with their bounds and rows. A batch that sweeps again
+    An ask and a tell are one header each, the results a second message. A sweep ends in two exchanges: a few numbers in
+    the header, then the contenders with their bounds and rows. A batch that sweeps again
     (:class:`sparse_bo.arms.contenders.Contenders.floor`) adds one sweep and three collectives each time.
 
     Args:

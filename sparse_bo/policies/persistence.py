@@ -40,6 +40,7 @@ from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.errors import StorageError
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import KnownPrior, Prior
+from sparse_bo.kernels.structure import part_outside
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
 """Metadata of a field that is stored as it is: a tensor or a JSON value. Tuples come back as lists."""
@@ -257,7 +258,7 @@ def _rebuild_kernel(description: Mapping[str, Any]) -> Kernel:
 
 
 def _unknown(value: Any) -> Description:
-    kind = type(value)
+    kind = type(part_outside(value, {*KERNELS.values(), *WRAPPERS.values()}) if isinstance(value, Kernel) else value)
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     state = {}
     if isinstance(value, torch.nn.Module):

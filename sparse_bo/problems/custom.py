@@ -140,6 +140,8 @@ def _axis(part: str, number: int, text: str) -> tuple[float, float, int]:
         raise ValueError(f"expected two numbers as the ends of axis {number} of --grid {text!r}, got {ends}") from error
     if not (math.isfinite(low) and math.isfinite(high) and (low < high or (points == 1 and low == high))):
         raise ValueError(f"expected finite ends low < high on axis {number} of --grid {text!r}, got {ends}")
+    if max(abs(low), abs(high)) > 1e150:  # squared distances overflow
+        raise ValueError(f"expected ends within ±1e150 on axis {number} of --grid {text!r}, got {ends}; scale the input")
     return low, high, points
 
 

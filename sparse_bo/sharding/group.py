@@ -80,9 +80,7 @@ class Group(ABC):
     def exchange(self, step: str, message: bytes = b"") -> list[bytes]:
         """Return the messages of all ranks, in order. One collective, two if a message does not fit into a header.
 
-        Args:
-            step: Name of the step, the same on every rank.
-            message: Message of this rank.
+        ``step`` is the name of the step, the same on every rank.
 
         Raises:
             RankError: If a rank has failed or is lost, or the ranks are at different steps.
@@ -135,14 +133,7 @@ class Group(ABC):
     def total(self, step: str, values: Sequence[Tensor]) -> list[Tensor]:
         """Return the sums of tensors over the ranks, added in float64, equal on every rank. Two collectives.
 
-        The order of the terms depends on the number of ranks.
-
-        Args:
-            step: Name of the step.
-            values: Tensors of the same shapes on every rank.
-
-        Raises:
-            RankError: As :meth:`exchange`, and if the shapes differ.
+        The order of the terms depends on the number of ranks. Errors as :meth:`exchange`, and if shapes differ.
         """
         shapes = self.objects(step, [tuple(value.shape) for value in values])
         if any(shape != shapes[0] for shape in shapes):
@@ -155,14 +146,7 @@ class Group(ABC):
 
     @contextmanager
     def shielded(self, step: str) -> Iterator[None]:
-        """Run the local work before a step; if it raises, the others are notified at that step and raise too.
-
-        Args:
-            step: Name of the next exchange.
-
-        Raises:
-            Exception: The exception of the block.
-        """
+        """Run the local work before a step; if it raises, the others are notified at that step and raise too."""
         try:
             yield
         except RankError:
@@ -245,11 +229,7 @@ class Traffic:
 
 
 class Counted(Group):
-    """A wrapper of a group that adds :attr:`traffic`.
-
-    Args:
-        group: The group.
-    """
+    """A wrapper of a group that adds :attr:`traffic`."""
 
     def __init__(self, group: Group) -> None:
         self.group, self.traffic = group, Traffic()
@@ -340,14 +320,10 @@ class _Actor(Group):
 
 
 def rehearse(ranks: int, script: Callable[[Group], Any]) -> list[Any]:
-    """Return the result of ``script`` on each rank, or the exception that it raised there.
+    """Return the result of ``script``, called with its group, on each of ≥ 1 ranks, or the exception that it raised there.
 
     The ranks are threads, of which one runs at a time, from one exchange to the next. Messages and picks are those of as many
     machines; the time is more than that of one process.
-
-    Args:
-        ranks: Number of ranks, ≥ 1.
-        script: Called once per rank with its group.
     """
     stage, outcomes = _Stage(ranks), [None] * ranks
 

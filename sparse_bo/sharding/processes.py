@@ -28,16 +28,13 @@ NAMES_OF_A_JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join_job() -> bool:
-    """Join the job of the environment through gloo, unless this process has joined one.
+    """Join the job of the environment through gloo, unless this process has joined one; ``RuntimeError`` if ranks are missing.
 
     A rank restarted by torchrun finds the store of its predecessors: PyTorch 2.13 no longer empties it, and gloo would read the
     addresses of ended processes. On one machine a prefix with the restart count separates the two.
 
     Returns:
         Whether the job has been joined here; ``False`` if it was before, or the environment names none.
-
-    Raises:
-        RuntimeError: If the other ranks cannot be reached.
     """
     if not dist.is_available() or dist.is_initialized() or any(name not in os.environ for name in NAMES_OF_A_JOB):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.validation import check_choice, check_positive, check_probability
-from sparse_bo.widths.norms import form_at_most, norm_at_least
+from sparse_bo.widths.norms import SizeBounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,8 @@ class SBPETheory:
 
     def bounds(self, confidence: BatchConfidence) -> Bounds:
         """Return the bounds; they need picks and dictionaries that depend on no result of the batch."""
-        return Bounds(self.multiplier(confidence, log_inverse_delta(confidence, self.failure_probability)), 0.0)
+        log_inverse = math.log(4.0 * confidence.batches * confidence.arms / self.failure_probability)  # Eq. 13
+        return Bounds(self.multiplier(confidence, log_inverse), 0.0)
 
     def multiplier(self, confidence: BatchConfidence, log_inverse: float) -> float:
         """Return ``β(δ')`` of Thm 3.5 from ``log(1/δ')``."""
@@ -116,26 +118,18 @@ class SBPETheory:
         """See :class:`RefutableWidth`: ``ξ √(2 log(2/share)/c)``."""
         return (2.0 * self.proxy(regularization) * math.log(2.0 / share) / counts).sqrt()
 
+    def size_bounds(self, confidence: BatchConfidence, log_inverse: float) -> SizeBounds:
+        """Return the bounds between the size of the batch's results and F (:mod:`sparse_bo.widths.norms`)."""
+        regularization = confidence.regularization
+        return SizeBounds(self.proxy(regularization), regularization, confidence.ratio, log_inverse)
+
     def form_at_most(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
-        """See :class:`RefutableWidth` and :mod:`sparse_bo.widths.norms`."""
-        return form_at_most(
-            form,
-            self.rkhs_norm,
-            noise_variance=self.proxy(confidence.regularization),
-            regularization=confidence.regularization,
-            ratio=confidence.ratio,
-            log_inverse=log_inverse,
-        )
+        """See :class:`RefutableWidth`."""
+        return self.size_bounds(confidence, log_inverse).form_at_most(form, self.rkhs_norm)
 
     def norm_at_least(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
         """Return the least F that :meth:`form_at_most` does not refute."""
-        return norm_at_least(
-            form,
-            noise_variance=self.proxy(confidence.regularization),
-            regularization=confidence.regularization,
-            ratio=confidence.ratio,
-            log_inverse=log_inverse,
-        )
+        return self.size_bounds(confidence, log_inverse).norm_at_least(form)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,18 +204,11 @@ class SBPEOnBox:
         """See :class:`RefutableWidth`."""
         return self.theory.form_at_most(form, confidence, log_inverse=log_inverse)
 
-    def norm_at_least(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
-        """See :class:`SBPETheory`."""
-        return self.theory.norm_at_least(form, confidence, log_inverse=log_inverse)
-
     def least_pulls(self, confidence: BatchConfidence) -> int:
         """Return how many results a batch needs before it can be expected to eliminate anything.
 
-        That is where the slack is less than ``F κ``: an objective of norm F differs by ``2 F κ`` at most, and two intervals
-        that are centred right are apart only if their centres differ by more than twice the slack. O(log n).
-
-        Args:
-            confidence: Of the batch, but for its ``pulls``.
+        That is where the slack is less than ``F κ``: an objective of norm F differs by ``2 F κ`` at most. O(log n). The
+        ``pulls`` of the argument play no part.
         """
         reach = self.theory.rkhs_norm * math.sqrt(confidence.kappa_squared)
 
@@ -231,11 +218,8 @@ class SBPEOnBox:
         most = 1
         while not enough(most):
             most *= 2
-        least = most // 2
-        while most - least > 1:
-            middle = (least + most) // 2
-            least, most = (least, middle) if enough(middle) else (middle, most)
-        return most
+        least = most // 2 + 1
+        return least + bisect_left(range(least, most), True, key=enough)
 
     def log_discretization(self, confidence: BatchConfidence) -> float:
         """Return ``log Γ``."""
@@ -286,15 +270,5 @@ class GaussianBounds:
 
 
 def bias_constant(ratio: float, bias: BiasConstant) -> float:
-    """Return the factor of F: ``2 + √ρ`` (S-BPE Thm 3.5) or ``√(1+ρ)``, see :class:`SBPETheory`.
-
-    Args:
-        ratio: ``ρ ≥ 0``.
-        bias: ``"paper"`` or ``"tight"``.
-    """
+    """Return the factor of F at ``ratio`` ρ: ``2 + √ρ`` (S-BPE Thm 3.5) or ``√(1+ρ)``, see :class:`SBPETheory`."""
     return 2.0 + math.sqrt(ratio) if bias == "paper" else math.sqrt(1.0 + ratio)
-
-
-def log_inverse_delta(confidence: BatchConfidence, failure_probability: float) -> float:
-    """Return ``log(1/δ')`` with ``δ' = δ/(4 B a)``: upper and lower bounds, all batches, all arms (S-BPE Eq. 13)."""
-    return math.log(4.0 * confidence.batches * confidence.arms / failure_probability)

@@ -49,13 +49,9 @@ class StandardisedErrors:
         return self.factor * (1.0 - math.sqrt(2.0 / (TRUST + self.weight)))
 
     def after(self, y: Tensor, *, means: Tensor, leverages: Tensor, regularization: float) -> StandardisedErrors:
-        """Return the errors after a batch; each counts as at most :data:`LARGEST` standard deviations.
+        """Return the errors after ``q`` observations; each counts as at most :data:`LARGEST` standard deviations.
 
-        Args:
-            y: ``q`` observations.
-            means: ``q`` posterior means (y) from before the batch.
-            leverages: ``q`` leverages from before the batch.
-            regularization: λ (y²).
+        ``means`` (y) and ``leverages`` are the posterior's from before the batch, ``regularization`` is λ (y²).
         """
         shares = leverages / (1.0 + leverages)
         errors = ((y - means) / ((1.0 + leverages).sqrt() * math.sqrt(regularization))).clamp(-LARGEST, LARGEST)

@@ -119,8 +119,8 @@ class GSSBOTheory:
     """GSSBO Thm 5.2: ``β_n = (σ_min β̃_n − A_n)/(σ_min + B_n)``, with β̃_n the β_t of :class:`SrinivasCompact`.
 
     The theorem asks for a width w on the subset such that ``w + (A_n + w B_n)/σ_min`` is that of GP-UCB on all observations.
-    Its lemmas (Eq. 24 to 44) multiply standard deviations by ``β̃_n^½``, its choice of β_n (Eq. 19 and 22) by ``β̃_n``: the first
-    is ``form="root"``, ``w = (σ_min √β̃_n − A_n)/(σ_min + B_n)``, the second ``form="printed"``, ``w = β_n``. Up to M
+    Its lemmas (Eq. 24 to 44) multiply standard deviations by ``β̃_n^½``, its choice of β_n (Eq. 19 and 22) by ``β̃_n``: the
+    first is ``form="root"``, ``w = (σ_min √β̃_n − A_n)/(σ_min + B_n)``, the second ``form="printed"``, ``w = β_n``. Up to M
     observations A = B = 0, and ``"root"`` is GP-UCB's width.
 
     The error bounds make this width *smaller*, although a confidence bound should grow, and A_n has the factor ``C_M ≈

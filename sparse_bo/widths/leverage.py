@@ -12,7 +12,7 @@ from torch import Tensor
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.validation import check_choice, check_number, check_positive, check_probability
 from sparse_bo.widths.bounds import BatchConfidence, Bounds
-from sparse_bo.widths.norms import norm_estimate
+from sparse_bo.widths.norms import SizeBounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class Width(Protocol):
     """A confidence width. A frozen value."""
 
     def gains(self, leverages: Tensor) -> Tensor:
-        """Return the information gain of each pull (``q``), from its leverage at the start of its batch."""
-        ...
+        """Return the information gain of each pull (``q``) from its leverage at the start of its batch; default: zeros."""
+        return torch.zeros_like(leverages)
 
     def __call__(self, confidence: Confidence) -> float:
         """Return the multiplier of √leverage (y)."""
@@ -48,11 +48,7 @@ class Width(Protocol):
 
 
 def botorch_beta(width: float, *, regularization: float) -> float:
-    """Return BoTorch's ``beta`` (multiplies the variance under a root) for a leverage width: ``width²/λ``.
-
-    Args:
-        width: Multiplier of √leverage (y).
-        regularization: λ > 0 (y²).
+    """Return BoTorch's ``beta`` (multiplies the variance under a root) for a width (y) of √leverage: ``width²/λ``.
 
     Raises:
         ValueError: If λ is not positive.
@@ -61,7 +57,7 @@ def botorch_beta(width: float, *, regularization: float) -> float:
 
 
 @dataclass(frozen=True)
-class ConstantWidth:
+class ConstantWidth(Width):
     """A constant number of posterior standard deviations: ``mean + value · sd``, without a guarantee.
 
     Attributes:
@@ -74,10 +70,6 @@ class ConstantWidth:
         if check_number("width", self.value) < 0.0:
             raise ValueError(f"expected width >= 0, got {self.value!r}")
 
-    def gains(self, leverages: Tensor) -> Tensor:
-        """Return zeros: no information is needed."""
-        return torch.zeros_like(leverages)
-
     def __call__(self, confidence: Confidence) -> float:
         """Return ``value · √λ``."""
         return self.value * math.sqrt(confidence.regularization)
@@ -88,7 +80,7 @@ class ConstantWidth:
 
 
 @dataclass(frozen=True)
-class CalibratedWidth:
+class CalibratedWidth(Width):
     """A number of posterior standard deviations, more if the run's own errors show that intervals are too narrow.
 
     ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.calibration`: intervals are never
@@ -113,10 +105,6 @@ class CalibratedWidth:
         if check_number("growth", self.growth) < 0.0:
             raise ValueError(f"expected growth >= 0, got {self.growth!r}")
 
-    def gains(self, leverages: Tensor) -> Tensor:
-        """Return zeros: no information is needed."""
-        return torch.zeros_like(leverages)
-
     def __call__(self, confidence: Confidence) -> float:
         """Return ``√(value² + g · log(t/16)) · κ₋ · √λ``, logarithm and κ₋ within their limits."""
         factor = min(max(confidence.calibration, 1.0), self.limit)
@@ -125,7 +113,7 @@ class CalibratedWidth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormWidth:
+class NormWidth(Width):
     """Settings of widths with a norm F: F (``"estimate"``: from the observations), ξ² (``None``: λ) and δ."""
 
     rkhs_norm: float | Literal["estimate"]
@@ -142,20 +130,14 @@ class NormWidth:
         check_probability("failure_probability", self.failure_probability)
 
     def estimated(self, form: QuadraticForm, *, regularization: float) -> float | None:
-        """Return the upper limit of an estimate of F from observations; ``None`` for a fixed F.
+        """Return the upper limit of an estimate of F from the form of the observations; ``None`` for a fixed F.
 
         No theorem covers it with picks or hyper-parameters that depend on the results.
-
-        Args:
-            form: Quadratic form of the observations.
-            regularization: λ (y²).
         """
         if self.rkhs_norm != "estimate":
             return None
         noise, delta = self.noise_variance or regularization, self.failure_probability
-        return norm_estimate(
-            form, noise_variance=noise, regularization=regularization, ratio=0.0, failure_probability=delta
-        ).upper
+        return SizeBounds(noise, regularization, 0.0, math.log(4.0 / delta)).estimate(form).upper
 
     def _noise(self, confidence: Confidence, information: float) -> float:
         """Return ``ξ √(information + log(1/δ))``."""
@@ -188,10 +170,6 @@ class BKBTheory(NormWidth):
         super().__post_init__()
         check_probability("accuracy", self.accuracy)
 
-    def gains(self, leverages: Tensor) -> Tensor:
-        """Return zeros: the effective dimension of the new posterior is used instead."""
-        return torch.zeros_like(leverages)
-
     def __call__(self, confidence: Confidence) -> float:
         """Return the width; ``log(κ²t)`` is taken as 0 where it is negative."""
         alpha = (1.0 + self.accuracy) / (1.0 - self.accuracy)
@@ -217,10 +195,6 @@ class BBKBTheory(NormWidth):
 @dataclass(frozen=True, kw_only=True)
 class BKBAuthors(NormWidth):
     """The authors' BKB code: ``√λ F + √(ξ² (log t · d_eff + log(1/δ)))``."""
-
-    def gains(self, leverages: Tensor) -> Tensor:
-        """Return zeros: the effective dimension of the new posterior is used instead."""
-        return torch.zeros_like(leverages)
 
     def __call__(self, confidence: Confidence) -> float:
         """Return the width."""

@@ -44,67 +44,51 @@ class NormEstimate(NamedTuple):
         return f"about {self.value:.3g} (estimate; limits {self.lower:.3g} to {self.upper:.3g})"
 
 
-def form_at_most(
-    form: QuadraticForm, rkhs_norm: float, *, noise_variance: float, regularization: float, ratio: float, log_inverse: float
-) -> float:
-    """Return the bound that ``yᵀMy`` exceeds with probability at most ``2 exp(−log_inverse)`` for an objective of norm F.
+class SizeBounds(NamedTuple):
+    """Bounds between the size ``yᵀMy`` of observations and the norm F of their objective."""
 
-    Args:
-        form: Quadratic form of M.
-        rkhs_norm: F > 0.
-        noise_variance: ξ² (y²).
-        regularization: λ (y²).
-        ratio: Upper bound on ρ.
-        log_inverse: Negative log probability of each of the two noise terms.
-    """
-    cross = math.sqrt((0.25 + ratio) / regularization) * rkhs_norm
-    cross_noise = 2.0 * cross * math.sqrt(2.0 * noise_variance * log_inverse)
-    return (1.0 + ratio) * rkhs_norm**2 + cross_noise + form.noise_at_most(noise_variance, log_inverse=log_inverse)
+    noise_variance: float
+    """ξ² (y²)."""
+    regularization: float
+    """λ (y²)."""
+    ratio: float
+    """Upper bound on ρ."""
+    log_inverse: float
+    """Negative log probability that each noise term exceeds its bound."""
 
+    def form_at_most(self, form: QuadraticForm, rkhs_norm: float) -> float:
+        """Return the bound that ``yᵀMy`` exceeds with probability at most ``2 exp(−log_inverse)`` for a norm F."""
+        cross = math.sqrt((0.25 + self.ratio) / self.regularization) * rkhs_norm
+        cross_noise = 2.0 * cross * math.sqrt(2.0 * self.noise_variance * self.log_inverse)
+        noise = form.noise_at_most(self.noise_variance, log_inverse=self.log_inverse)
+        return (1.0 + self.ratio) * rkhs_norm**2 + cross_noise + noise
 
-def norm_at_least(
-    form: QuadraticForm, *, noise_variance: float, regularization: float, ratio: float, log_inverse: float
-) -> float:
-    """Return the F at which :func:`form_at_most` is the form's value, a lower confidence limit of the norm."""
-    excess = form.value - form.noise_at_most(noise_variance, log_inverse=log_inverse)
-    if excess <= 0.0:
-        return 0.0
-    half = math.sqrt((0.25 + ratio) / regularization * 2.0 * noise_variance * log_inverse)
-    return (math.sqrt(half**2 + (1.0 + ratio) * excess) - half) / (1.0 + ratio)
+    def norm_at_least(self, form: QuadraticForm) -> float:
+        """Return the F at which :meth:`form_at_most` is the form's value, a lower confidence limit of the norm."""
+        excess = form.value - form.noise_at_most(self.noise_variance, log_inverse=self.log_inverse)
+        if excess <= 0.0:
+            return 0.0
+        half = math.sqrt((0.25 + self.ratio) / self.regularization * 2.0 * self.noise_variance * self.log_inverse)
+        return (math.sqrt(half**2 + (1.0 + self.ratio) * excess) - half) / (1.0 + self.ratio)
 
+    def estimate(self, form: QuadraticForm) -> NormEstimate:
+        """Return the estimate with its limits, each of failure probability ``2 exp(−log_inverse)``.
 
-def norm_estimate(
-    form: QuadraticForm, *, noise_variance: float, regularization: float, ratio: float, failure_probability: float
-) -> NormEstimate:
-    """Return the estimate with its limits, each of failure probability ``failure_probability/2``.
-
-    The upper one: ``u = √(fᵀMf)`` is at most the root of ``u² − 2u ξ √(2‖M‖L) + n₋ = yᵀMy``, with ``n₋ = ξ²(tr M −
-    2√(tr M² L))`` a lower tail bound of the noise (Laurent & Massart 2000, for Gaussian noise).
-    """
-    seen = form.value - form.of_noise(noise_variance)
-    log_inverse = math.log(4.0 / failure_probability)
-    lower = norm_at_least(
-        form, noise_variance=noise_variance, regularization=regularization, ratio=ratio, log_inverse=log_inverse
-    )
-    least_noise = max(noise_variance * (form.trace - 2.0 * math.sqrt(form.square_trace * log_inverse)), 0.0)
-    half = math.sqrt(2.0 * noise_variance * form.largest * log_inverse)
-    upper = half + math.sqrt(half**2 + max(form.value - least_noise, 0.0))
-    value = math.sqrt(max(seen, 0.0))
-    return NormEstimate(max(value, lower), lower, max(upper, lower))
+        The upper one: ``u = √(fᵀMf)`` is at most the root of ``u² − 2u ξ √(2‖M‖L) + n₋ = yᵀMy``, with ``n₋ = ξ²(tr M −
+        2√(tr M² L))`` a lower tail bound of the noise (Laurent & Massart 2000, for Gaussian noise).
+        """
+        lower, spread = self.norm_at_least(form), 2.0 * math.sqrt(form.square_trace * self.log_inverse)
+        least_noise = max(self.noise_variance * (form.trace - spread), 0.0)
+        half = math.sqrt(2.0 * self.noise_variance * form.largest * self.log_inverse)
+        upper = half + math.sqrt(half**2 + max(form.value - least_noise, 0.0))
+        value = math.sqrt(max(form.value - form.of_noise(self.noise_variance), 0.0))
+        return NormEstimate(max(value, lower), lower, max(upper, lower))
 
 
 def observed_form(
     seen: Observations, dictionary: Dictionary, *, covariance: CovarianceFunction, regularization: float, prior_mean: float
 ) -> QuadraticForm:
-    """Return the form of observations under the sparse model of a dictionary. O(n m² + m³).
-
-    Args:
-        seen: The n ≥ 1 distinct inputs.
-        dictionary: m points.
-        covariance: The kernel.
-        regularization: λ (y²).
-        prior_mean: μ₀ (y).
-    """
+    """Return the form of n ≥ 1 distinct inputs under the sparse model of a dictionary of m points. O(n m² + m³)."""
     points = dictionary.points
     factor = nystrom_factor(covariance.cross(points, points))
     features = factor.features(covariance.cross(points, seen.X))
@@ -160,4 +144,4 @@ def estimate_rkhs_norm(
         candidates = candidates_of(seen, None, covariance=covariance, regularization=noise)
         ratio = residual_bound(candidates, dictionary, generator=torch.Generator().manual_seed(0)).upper
     form = observed_form(seen, dictionary, covariance=covariance, regularization=noise, prior_mean=prior_mean)
-    return norm_estimate(form, noise_variance=proxy, regularization=noise, ratio=ratio, failure_probability=failure_probability)
+    return SizeBounds(proxy, noise, ratio, math.log(4.0 / failure_probability)).estimate(form)

@@ -33,6 +33,7 @@ def check_batch(model, X, values, *, width, pending=None, allowed=None, toleranc
         picks.append(row)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [SparseGP, SingleTaskGP, Ordinary])
 @pytest.mark.parametrize("width", [2.0, 30.0])
 def test_batch_of_an_exact_model_is_exact_gp_bucb(kind, width):

@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, in_memory_posterior
+from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, fit_arms
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp.observations import Observations, add_observations, no_observations, repeated_rows
 from sparse_bo.kernels import covariance_function
@@ -28,9 +28,7 @@ def make_prior(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> ArmPrior:
     covariance = covariance_function(kernel or rbf_kernel(scale=1.0), like=arms)
-    return ArmPrior(
-        arms, covariance, covariance.diagonal(arms), prior_mean, noise, sweep_dtype, memory_bytes, repeated_rows(arms)
-    )
+    return ArmPrior(arms, covariance, prior_mean, noise, sweep_dtype, memory_bytes, repeated_rows(arms))
 
 
 def arm_dictionary(arms: Tensor, indices: Tensor) -> Dictionary:
@@ -59,7 +57,7 @@ class Problem:
         return add_observations(no_observations(self.prior.arms), self.prior.arms, self.pulled, self.y)
 
     def posterior(self, columns_bytes: int = DEFAULT_MEMORY_BYTES) -> InMemoryPosterior:
-        return in_memory_posterior(self.prior, self.observations, self.dictionary, KernelColumns(columns_bytes))[0]
+        return fit_arms(self.prior, self.observations, self.dictionary, KernelColumns(columns_bytes))[0].here
 
     def with_prior(self, **changes: Any) -> Problem:
         return replace(self, prior=replace(self.prior, **changes))

@@ -50,6 +50,7 @@ def _expected(
     return problem.dense().batch(width=width, kind=kind, threshold=threshold, in_batch=in_batch, max_q=max_q)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("kind", RULES)
 def test_picks_are_those_of_full_recomputation(kind, in_batch, device, monkeypatch):
@@ -67,6 +68,7 @@ def test_picks_are_those_of_full_recomputation(kind, in_batch, device, monkeypat
     assert len(sizes) >= (1 if kind == "single" else 4), "the problems should give batches of many sizes"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("kind", RULES)
 def test_a_batch_picked_in_pieces_is_the_batch_picked_at_once(kind, in_batch, device):
@@ -84,6 +86,7 @@ def test_a_batch_picked_in_pieces_is_the_batch_picked_at_once(kind, in_batch, de
                 assert bool(rest.needed) == (done == len(whole.picks)), f"{seed=} {done=}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("kind", RULES)
 def test_picks_go_on_from_any_arms_that_are_out(kind, in_batch, generator):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_bo.arms import KernelColumns, in_memory_posterior
+from sparse_bo.arms import KernelColumns, fit_arms
 from tests.arms.builders import Problem, arm_dictionary, cross, random_problem
 
 A = 20
@@ -15,7 +15,7 @@ COLUMN = 8 * A
 
 def _grow(problem: Problem, columns: KernelColumns, indices: list[int]) -> KernelColumns:
     s = problem.prior
-    return columns.grown(s.covariance, s.arms, torch.tensor(indices, device=s.arms.device))
+    return columns.grown(s.fixed, torch.tensor(indices, device=s.arms.device), s.arms[indices])
 
 
 def _block(columns: KernelColumns, indices: list[int], device: torch.device | str = "cpu") -> torch.Tensor:
@@ -90,6 +90,6 @@ def test_a_run_of_dictionaries_has_the_same_posteriors_for_any_store(budget: int
         g = torch.Generator().manual_seed(seed)
         indices = torch.randperm(A, generator=g)[:5].sort().values.to(device)
         p = Problem(p.prior, p.pulled, p.y, arm_dictionary(p.prior.arms, indices))
-        posterior, columns = in_memory_posterior(p.prior, p.observations, p.dictionary, columns)
-        torch.testing.assert_close(posterior.means, p.dense().dtc().mean, rtol=0, atol=1e-9)
-        torch.testing.assert_close(posterior.leverages, p.dense().dtc().variance / 0.1, rtol=0, atol=1e-9)
+        fit, columns = fit_arms(p.prior, p.observations, p.dictionary, columns)
+        torch.testing.assert_close(fit.here.means, p.dense().dtc().mean, rtol=0, atol=1e-9)
+        torch.testing.assert_close(fit.here.leverages, p.dense().dtc().variance / 0.1, rtol=0, atol=1e-9)

@@ -25,6 +25,7 @@ def _design(prior: ArmPrior, q: int, sampler: Sampler, *, ratio_threshold: float
     return design(prior, q, resampling=resampling, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kernel", [rbf_kernel(0.3, scale=1.0), rbf_kernel(1.5, scale=1.0), matern_kernel()], ids=["short", "long", "matern"]
 )
@@ -43,6 +44,7 @@ def test_exact_picks_are_those_of_full_recomputation(kernel, noise, device, monk
     assert compared >= 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 4.0])
 def test_sparse_picks_are_those_of_full_recomputation(threshold, monkeypatch):
     """A deterministic dictionary that soon no longer holds every pick; no stretch is cut short by the cost of refreshing."""

@@ -89,6 +89,7 @@ MESSAGES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.split()[2])
 @pytest.mark.parametrize("error", [RuntimeError, torch.AcceleratorError], ids=lambda error: error.__name__)
 def test_memory_of_other_allocators_counts_as_well(message, error):
@@ -109,7 +110,7 @@ def test_the_columns_that_fill_the_memory_are_gone_when_it_is_tried_again(monkey
         batch = loop.ask(20)
         loop.tell(batch.tickets, -(batch.X - 0.4).square().sum(-1))
     columns = loop.state.fitted.columns
-    held, plain, seen = weakref.ref(columns.storage.rows), posterior._swept, []
+    held, plain, seen = weakref.ref(columns.storage.rows), posterior.sweep, []
 
     def failing_once(*args, **kwargs):
         seen.append(held() is None)
@@ -118,12 +119,12 @@ def test_the_columns_that_fill_the_memory_are_gone_when_it_is_tried_again(monkey
         return plain(*args, **kwargs)
 
     batch = loop.ask(20)
-    monkeypatch.setattr(posterior, "_swept", failing_once)
+    monkeypatch.setattr(posterior, "sweep", failing_once)
     with pytest.warns(MemoryWarning):
         loop.tell(batch.tickets, -(batch.X - 0.4).square().sum(-1))
     assert seen == [False, True]
     assert loop.history.indices == expected
-    grown = columns.grown(loop.state.posterior.prior.covariance, GRID[:], torch.tensor([3, 5]))
+    grown = columns.grown(loop.state.posterior.prior.fixed, torch.tensor([3, 5]), GRID[torch.tensor([3, 5])])
     every = torch.arange(len(GRID[:]))
     one, both = (grown.of(torch.tensor(chosen)).some(every) for chosen in ([5], [3, 5]))
     torch.testing.assert_close(one, both[1:])

@@ -37,7 +37,7 @@ print(result.history.indices)
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("setting", "expected"), SETTINGS.items())
 def test_any_way_to_set_the_precision_is_read_and_left_alone(setting, expected):
     """In a process of its own: torch remembers which way was used, and refuses the others."""

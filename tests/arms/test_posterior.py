@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel
 
-from sparse_bo.arms import ArmPosterior, KernelColumns, in_memory_posterior
+from sparse_bo.arms import ArmPosterior, KernelColumns, fit_arms
 from sparse_bo.gp import dtc
 from sparse_bo.gp.observations import Observations, no_observations
 from tests.arms.builders import (
@@ -76,9 +76,9 @@ def test_observed_leverages_follow_the_observations(device):
 
 def test_without_observations_the_posterior_is_the_prior(device):
     p = random_problem(3, prior_mean=0.4, device=device)
-    got, _ = in_memory_posterior(p.prior, no_observations(p.prior.arms), p.dictionary, KernelColumns(2**20))
+    got = fit_arms(p.prior, no_observations(p.prior.arms), p.dictionary, KernelColumns(2**20))[0].here
     _close(got.means, torch.full_like(got.means, 0.4))
-    _close(got.leverages, p.prior.prior_variance / 0.1)
+    _close(got.leverages, p.prior.variances / 0.1)
     assert got.effective_dimension == 0.0
 
 
@@ -254,7 +254,7 @@ def test_one_product_and_two_term_form_agree_over_the_arms():
     p = random_problem(21)
     got = p.posterior()
     features = got.state.factor.features(cross(p.prior, p.dictionary.points, p.prior.arms))
-    two_term = dtc.variance(got.state, features, p.prior.prior_variance)
+    two_term = dtc.variance(got.state, features, p.prior.variances)
     _close(got.leverages * p.prior.regularization, two_term, 1e-12)
 
 
@@ -280,7 +280,7 @@ def test_a_dictionary_larger_than_the_data_keeps_the_leverages(noise):
     p = random_problem(0, a=300, pulls=50, m=300, noise=noise, kernel=rbf_kernel(0.1, scale=1.0))
     got, seen = p.posterior(), p.observations.indices
     features = got.state.factor.features(got.kernel_rows(seen))
-    two_terms = dtc.variance(got.state, features, p.prior.prior_variance[seen]) / noise
+    two_terms = dtc.variance(got.state, features, p.prior.variances[seen]) / noise
     torch.testing.assert_close(got.observed_leverages, two_terms, rtol=1e-2, atol=0)
 
 
@@ -293,7 +293,7 @@ def test_an_arm_that_was_pulled_a_million_times_keeps_its_leverage(pulls):
     counts = torch.tensor([pulls, 3, 1, 2, 1], dtype=torch.float64)
     none = torch.zeros(5, dtype=torch.float64)
     observed = Observations(arms[seen], counts, none, none, none, seen, indices=seen)
-    got = in_memory_posterior(prior, observed, arm_dictionary(arms, seen), KernelColumns(0))[0]
+    got = fit_arms(prior, observed, arm_dictionary(arms, seen), KernelColumns(0))[0].here
     with mpmath.workdps(50):  # the dictionary spans the data: the exact GP
         K = mpmath.matrix(cross(prior, arms[:5], arms[:5]).tolist())
         noise = mpmath.diag([mpmath.mpf(0.1) / int(count) for count in counts])

@@ -8,9 +8,8 @@ import torch
 from gpytorch.kernels import LinearKernel
 
 from sparse_bo import BBKB, BKB, AskTell, MemmapArms, ProductGrid
-from sparse_bo.arms import ArmPosterior, ContenderPosterior, StopRule, arm_fit, arm_posterior, pick_batch, resparsification
-from sparse_bo.arms.conditioning import Conditioner
-from sparse_bo.arms.prior import LazyVariances
+from sparse_bo.arms import ArmPosterior, ContenderPosterior, KernelColumns, StopRule, arm_posterior, batch, fit_arms, pick_batch
+from sparse_bo.arms.conditioning import Conditioner, contenders_after
 from sparse_bo.domains.lazy import LazyArms
 from tests.arms.builders import Problem, random_problem
 from tests.arms.low_precision import SETTINGS, set_products
@@ -54,11 +53,11 @@ class Held(LazyArms):
 def streamed(problem: Problem, **changes: object) -> Problem:
     s = problem.prior
     lazy = Held(s.arms)
-    return problem.with_prior(arms=lazy, prior_variance=LazyVariances(s.covariance, lazy), repeats=None, **changes)
+    return problem.with_prior(arms=lazy, repeats=None, **changes)
 
 
 def _swept(problem: Problem, kind: str, threshold: float, width: float = WIDTH) -> ContenderPosterior:
-    fit = arm_fit(problem.prior, problem.observations, problem.dictionary)
+    fit, _ = fit_arms(problem.prior, problem.observations, problem.dictionary, KernelColumns(0))
     return arm_posterior(fit, width=width, stop_rule=StopRule(kind, threshold))
 
 
@@ -72,6 +71,7 @@ def _problem(seed: int, device: torch.device | str = "cpu", **changes: object) -
     return random_problem(seed, device=device, kernel=rbf_kernel(0.3, scale=1.0), **{**settings, **changes})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 4.0])
 def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch, threshold):
@@ -86,17 +86,16 @@ def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch, threshold
     assert min(sizes) < 100, "the pruning should leave most arms out somewhere"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["global", "gp-bucb", "single"])
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("capacity", [1, 3, 20, 1000])
-def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device, monkeypatch):
-    monkeypatch.setattr(resparsification, "capacity", lambda memory_bytes: capacity)
-    monkeypatch.setattr(resparsification, "TILE_ROWS", 13)
+def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device):
     lengths = set()
     for seed in range(6):
         p = _problem(seed, device)
         expected = _pick(p.posterior(), kind, 3.0, in_batch)
-        few = streamed(p, memory_bytes=40 * 9 * 40)
+        few = streamed(p, memory_bytes=40 * 9 * 40, contenders=capacity, tile_rows=13)
         assert _pick(_swept(few, kind, 3.0), kind, 3.0, in_batch) == expected, seed
         lengths.add(len(expected))
     assert kind == "single" or len(lengths) >= 3
@@ -106,11 +105,10 @@ def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device,
 @pytest.mark.parametrize("capacity", [5, 1000])
 def test_low_precision_streams_pick_alike(precision, capacity, monkeypatch):
     set_products(monkeypatch, torch.device("cpu"), precision)
-    monkeypatch.setattr(resparsification, "capacity", lambda memory_bytes: capacity)
     for seed in range(6):
         p = _problem(seed)
         expected = _pick(p.posterior(), "global", 3.0, "fixed")
-        low = _swept(streamed(p, sweep_dtype=torch.float32), "global", 3.0)
+        low = _swept(streamed(p, sweep_dtype=torch.float32, contenders=capacity), "global", 3.0)
         assert _pick(low, "global", 3.0, "fixed") == expected, seed
 
 
@@ -126,16 +124,17 @@ def test_a_bar_of_the_wrong_ratio_would_lose_picks():
 
 def test_a_refill_is_needed_and_used(monkeypatch):
     calls = []
-    refill = ContenderPosterior.contenders_after
+    refill = batch.contenders_after
 
     def counted(*args: object, **kwargs: object) -> object:
         calls.append(1)
         return refill(*args, **kwargs)
 
-    monkeypatch.setattr(ContenderPosterior, "contenders_after", counted)
-    monkeypatch.setattr(resparsification, "capacity", lambda memory_bytes: 2)
+    monkeypatch.setattr(batch, "contenders_after", counted)
     p = _problem(1)
-    assert _pick(_swept(streamed(p), "global", 6.0), "global", 6.0, "fixed") == _pick(p.posterior(), "global", 6.0, "fixed")
+    assert _pick(_swept(streamed(p, contenders=2), "global", 6.0), "global", 6.0, "fixed") == _pick(
+        p.posterior(), "global", 6.0, "fixed"
+    )
     assert calls
 
 
@@ -216,7 +215,7 @@ def test_conditioned_scores_of_a_refill_are_the_oracles(monkeypatch):
     picks = [3, 3, 77]
     where = torch.tensor(picks)
     conditioner = conditioner.absorb(where, conditioner.block(where), torch.arange(3), torch.ones(3, dtype=torch.float64))
-    found = lazy.contenders_after(conditioner)
+    found = contenders_after(lazy, conditioner)
     expected = p.dense().dtc().mean + WIDTH * p.dense().leverages_after(picks, "fixed").sqrt()
     torch.testing.assert_close(found.upper, expected, rtol=1e-8, atol=1e-8)
 
@@ -236,6 +235,7 @@ def _run(arms: object, policy: object, budget: int) -> AskTell:
     return loop
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "policy",
     [

@@ -159,6 +159,7 @@ def test_a_failed_arm_is_retried_ever_more_rarely():
     assert loop.result().best_index == 3
 
 
+@pytest.mark.slow
 def test_a_streamed_arm_set_backs_off_too():
     grid = ProductGrid.linspace(BOUNDS, [200, 150])
     with warnings.catch_warnings():

@@ -64,7 +64,8 @@ def started(path: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("executor", ["loky", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["loky", "processes"])
 def test_imports_of_a_worker_are_not_the_time_of_its_evaluation(executor, tmp_path):
     process = started(script(tmp_path, f"slow_{executor}", SLOW.format(seconds=1.5), executor, 1.0))
     out, err = process.communicate(timeout=120)

@@ -210,6 +210,67 @@ def test_an_out_that_cannot_be_written_into_is_named_before_the_run(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--policy", "bbbk"], "got 'bbbk'; did you mean 'bbkb'?"),
+        (["run", "--problem", "abalon"], "got 'abalon'; did you mean 'abalone'?"),
+        (["plan", "--grid", "9x9", "--kernel", "rbff"], "got 'rbff'; did you mean 'rbf'?"),
+        (["settings", "trustregion"], "got 'trustregion'; did you mean 'trust-region'?"),
+        (["run", "--policy", "bbkb", "--set", "stop_rul=local"], "did you mean 'stop_rule'?"),
+        (["runn"], "No such command 'runn'. Did you mean 'run'? See `sparse-bo --help`"),
+        (["run", "--budgett", "3"], "--budget"),
+        (["resume"], "missing argument 'STORAGE'; see `sparse-bo resume --help`"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_what_was_meant_is_asked(arguments, message):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert message.lower() in done.stderr.lower().replace("root", "sparse-bo")
+
+
+@pytest.mark.parametrize("number", ["1e2", "100"])
+def test_budgets_are_written_alike_everywhere(number, tmp_path):
+    done = invoke("plan", "--grid", "9x9", "--budget", number, "--pilot-seconds", "0.01")
+    assert done.exit_code == 0, done.output
+    assert "100 in about" in done.stdout
+    run = invoke("run", "--problem", "gp-draw", "--arms", "50", "--policy", "random", "--budget", number, "--out", tmp_path)
+    assert "100 on" in run.stdout
+
+
+@pytest.mark.parametrize("storage", ["sqlite:///run.db", "postgresql://user@host/db"])
+@pytest.mark.parametrize("command", [["run", "--policy", "random", "--storage"], ["resume"], ["report"], ["audit"]])
+def test_a_journal_is_no_database(command, storage):
+    done = invoke(*command, storage)
+    assert done.exit_code == 2
+    assert f"a file such as run.journal, got the URL {storage!r}; a journal is no database" in done.stderr
+
+
+def test_a_journal_at_home_is_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert invoke(*QUICK, "--policy", "random", "--out", tmp_path, "--storage", "~/run.journal").exit_code == 0
+    assert (tmp_path / "run.journal").is_file()
+    assert "30 asked, 30 told" in invoke("report", "~/run.journal", "--out", tmp_path).stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    """Of nobody who writes into it."""
+    arms, space, journal = tmp_path / "arms.npy", tmp_path / "space.toml", tmp_path / "run.journal"
+    os.mkfifo(arms)
+    os.mkfifo(space)
+    assert invoke(*QUICK, "--policy", "random", "--out", tmp_path, "--storage", journal).exit_code == 0
+    own = ["run", "--objective", "math:sqrt"]
+    for command in (["audit", journal], ["plan"], own):
+        done = invoke(*command, "--arms-file", arms)
+        assert done.exit_code == 2
+        assert f"expected a .npy file at {arms}, got a folder, pipe or device" in done.stderr
+    done = invoke(*own, "--space", space)
+    assert done.exit_code == 2
+    assert "it is no file" in done.stderr
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", [["run", "--budget", "3"], ["plan", "--grid", "9x9"], ["report", "none.journal"]])
 def test_a_backend_that_matplotlib_does_not_know_is_named(command):

@@ -1,7 +1,11 @@
 """The end of a run: the summary comes first, and nothing is lost where files cannot be written."""
 
 import errno
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,3 +143,67 @@ def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path):
     assert done.exit_code == 1
     assert "30 asked, 30 told" in done.stdout
     assert done.stderr.startswith(f"error: could not write the history and the figure into {out} (File exists)")
+
+
+PROGRAM = [sys.executable, "-m", "sparse_bo"]
+HUGE = """
+import torch
+def largest(X):
+    return torch.where(X[:, 0] > 0.5, torch.tensor(1e308, dtype=X.dtype), torch.tensor(-1e308, dtype=X.dtype))
+"""
+
+
+@pytest.mark.parametrize("order", [[], ["--quiet"]], ids=["printing", "quiet"])
+def test_a_reader_who_leaves_costs_no_results(order, tmp_path):
+    """As ``run | head -1``: the other end of the pipe is closed before the first line."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run([*PROGRAM, *RUN, *order, "--out", tmp_path], stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+    assert done.returncode == (0 if order else 1)
+    assert done.stderr == b""
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert len(History.load(tmp_path / FILES[0]).indices) == 30
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "command", [RUN, ["compare", *RUN[1:9]], ["settings", "bbkb"], ["plan", "--grid", "9x9", "--budget", "9"]]
+)
+def test_an_output_that_is_full_is_said_in_one_line(command, tmp_path):
+    with open("/dev/full", "w") as full:
+        line = [*PROGRAM, *command, *(["--out", tmp_path] if "--arms" in command else [])]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: could not print everything (No space left on device)\n"
+    if command is RUN:
+        assert len(History.load(tmp_path / FILES[0]).indices) == 30
+
+
+@pytest.mark.parametrize("policy", ["random", "expected-improvement"])
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.NumericalWarning")
+def test_the_largest_values_are_saved_drawn_and_shown(policy, tmp_path, monkeypatch, drawn):
+    (tmp_path / "of_largest.py").write_text(HUGE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = ["run", "--objective", "of_largest:largest", "--grid", "4x4", "--budget", "8", "--policy", policy, "--out", "out"]
+    done = invoke(*run, columns=100)
+    assert done.exit_code == 0, done.output
+    values = [value for row in History.load(f"out/largest-{policy}-seed0.jsonl").rows for value in row.values]
+    assert set(values) == {1e308, -1e308}
+    assert not re.search(r"[0-9]{20}", done.output)
+
+
+@pytest.mark.parametrize("error", [OverflowError("too large"), MemoryError(), ValueError("no axes")], ids=repr)
+def test_a_figure_that_cannot_be_drawn_costs_no_history(error, tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(History, "plot", fails)
+    done = invoke(*RUN, "--out", tmp_path)
+    assert done.exit_code == 1
+    assert "30 on 30 distinct arms" in done.stdout
+    assert done.stderr.startswith(f"error: could not write the figure into {tmp_path} ({type(error).__name__}: {error}); ")
+    assert len(History.load(tmp_path / FILES[0]).indices) == 30

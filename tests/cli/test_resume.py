@@ -2,10 +2,12 @@
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 
 from sparse_bo import History
+from sparse_bo.journal import Storage
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.records import read_run
@@ -51,6 +53,34 @@ def test_a_box_is_resumed_and_reported_too(tmp_path):
     assert done.exit_code == 0, done.output
     assert read_run(path).told == 9
     assert "9 asked, 9 told" in invoke("report", path, "--out", str(tmp_path)).output
+
+
+def test_a_budget_below_what_there_is_is_named(tmp_path):
+    path = tmp_path / "run.journal"
+    run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", path, "--out", tmp_path, "--quiet"]
+    assert invoke(*run, "--budget", "20").exit_code == 0
+    before = path.read_bytes()
+    done = invoke("resume", path, "--budget", "10")
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"error: expected --budget of at least the 20 evaluations in {path}, got 10; it counts all of them: raise it\n"
+    )
+    assert path.read_bytes() == before
+    again = invoke("resume", path, "--budget", "25")
+    assert again.exit_code == 0
+    assert "since the resume" in again.stdout
+    assert "25 in 6 dimensions" in again.stdout
+
+
+def test_arms_that_the_journal_lacks_are_asked_for_by_their_option(tmp_path):
+    X, path = torch.rand(200, 2, dtype=torch.float64), tmp_path / "run.journal"
+    with AskTell(X, RandomSearch(), storage=Storage(path, arms_bytes=10)) as loop:
+        loop.run(lambda X: X[:, 0], 12)
+    done = invoke("audit", path)
+    assert done.exit_code == 2
+    assert done.stderr.endswith("pass --arms-file FILE.npy\n")
+    np.save(tmp_path / "arms.npy", X.numpy())
+    assert invoke("audit", path, "--arms-file", tmp_path / "arms.npy").exit_code == 0
 
 
 def test_a_budget_that_no_run_comes_to_is_named(tmp_path):

@@ -149,3 +149,12 @@ def test_a_policy_or_a_journal_that_fails_keeps_what_was_told(error, tmp_path, m
     assert done.stderr == f"stopped: {str(error) or 'MemoryError'}\n"
     assert "distinct arms" in done.stdout
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) >= 12
+
+
+@pytest.mark.parametrize("executor", [[], ["--executor", "threads"]], ids=["here", "threads"])
+def test_a_failing_objective_shows_its_line_on_demand(executor, failing):
+    done = invoke(*failing, *executor, "--traceback")
+    assert done.exit_code == 1
+    assert 'fragile.py", line 4, in f' in done.stderr
+    assert "stopped: the objective failed on" in done.stderr
+    assert len(History.load("out/f-random-seed0.jsonl").indices) == 3

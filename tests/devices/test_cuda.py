@@ -8,7 +8,7 @@ import torch
 
 from sparse_bo import BBKB, AskTell
 from sparse_bo.kernels import FixedInputs, add_squares, covariance_function, differentiable_cross
-from sparse_bo.kernels.covariance import triton_is_there
+from sparse_bo.kernels.tiles import triton_is_there
 from tests.builders import rbf_kernel
 from tests.kernels.builders import NAMES, kernels, set_to
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_bo import gradient_subset
 from sparse_bo.models import VecchiaGP
-from sparse_bo.models.sparse_gp.joint_root import preferred
+from sparse_bo.models.sparse_gp.pivots import preferred
 from sparse_bo.models.sparse_gp.refinement import neighbourhoods
 from tests.builders import matern_kernel
 from tests.second_device import Second

@@ -10,7 +10,6 @@ from botorch.models import SingleTaskGP
 from botorch.models.utils.inducing_point_allocators import GreedyImprovementReduction, GreedyVarianceReduction
 
 from sparse_bo.dictionary import GreedyVarianceSampler, IPASampler, IVMSampler
-from sparse_bo.dictionary.greedy import log_improvement
 from tests.builders import arms
 from tests.dictionary.builders import candidates, kernel_matrix
 
@@ -76,21 +75,6 @@ def test_ipa_is_botorchs(size, maximize, fitted):
     assert got.indices.tolist() == _rows(expected, of.X)
     variance = GreedyVarianceSampler(size=size).sample(of, generator=torch.Generator())
     assert got.indices.tolist() != variance.indices.tolist()
-
-
-def test_the_logarithm_of_the_improvement_is_that_of_its_integral():
-    """``E max(0, f − best)`` by quadrature, and by its tail where that underflows."""
-    u = torch.tensor([0.0, -0.5, -0.999, -1.001, -3.0, -8.0], dtype=torch.float64)
-    t = torch.linspace(0.0, 12.0, 200_001, dtype=torch.float64)
-    density = (-0.5 * (t.unsqueeze(0) - u.unsqueeze(1)).square()).exp() / math.sqrt(2.0 * math.pi)
-    expected = torch.trapezoid(t * density, t, dim=-1).log()
-    sd = 0.7
-    got = log_improvement(sd * u, torch.full_like(u, sd**2))
-    torch.testing.assert_close(got - math.log(sd), expected, rtol=1e-7, atol=0)
-    far = torch.tensor([0.0, -1e3, -9.9e4, -1.01e5, -1e8], dtype=torch.float64)
-    tail = -0.5 * far.square() - 0.5 * math.log(2.0 * math.pi) - 2.0 * far.abs().log()
-    torch.testing.assert_close(log_improvement(far, torch.ones_like(far))[1:], tail[1:], rtol=1e-14, atol=1e-4)
-    assert bool((log_improvement(far, torch.ones_like(far)).diff() < 0).all())
 
 
 def test_ipa_chooses_sensibly_where_improvements_underflow():

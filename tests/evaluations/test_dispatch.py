@@ -45,7 +45,7 @@ def loky_executor():
     pool.shutdown(kill_workers=True)
 
 
-@pytest.fixture(params=["threads", "processes", "loky", "dask", "own threads"])
+@pytest.fixture(params=["threads", "processes", "loky", pytest.param("dask", marks=pytest.mark.slow), "own threads"])
 def executor(request):
     if request.param == "dask":
         yield request.getfixturevalue("dask_client").get_executor()
@@ -96,7 +96,7 @@ EXITS = {"threads": "thread", "processes": "process", "loky": "process", "dask":
         ("processes", 16),
         pytest.param("processes", 64, marks=pytest.mark.slow),
         pytest.param("loky", 64, marks=pytest.mark.slow),
-        ("dask", 64),
+        pytest.param("dask", 64, marks=pytest.mark.slow),
     ],
     ids=["threads", "processes", "64 processes", "loky", "dask"],
 )
@@ -636,6 +636,7 @@ def test_asynchronous_workers_are_kept_busy_while_a_slow_one_works():
     assert order.index(1) > 20
 
 
+@pytest.mark.slow
 def test_the_worker_count_may_change_while_it_runs(dask_client):
     evaluate = Evaluate(flaky.smooth, "X", True)
     seen = []

@@ -414,6 +414,7 @@ def may_mount() -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs a mount of its own")
 def test_a_journal_on_a_read_only_disk_is_read_and_not_written(path):
     with AskTell(arms(), policy(), seed=1, storage=path) as loop:

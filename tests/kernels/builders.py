@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.kernels import CovarianceFunction, covariance_function
-from sparse_bo.kernels.structure import Product, Stationary, Structure, Sum
+from sparse_bo.kernels.structure import Stationary, Structure
 
 
 def set_to(kernel: Kernel, *, lengthscale: float) -> Kernel:
@@ -62,8 +62,7 @@ def exact(structure: Structure, X: Tensor, Y: Tensor) -> Tensor:
     """Return ``k(X, Y)`` from differences in float64, part by part."""
     if not isinstance(structure, Stationary):
         values = torch.stack([exact(part, X, Y) for part in structure.parts])
-        assert isinstance(structure, Sum | Product)
-        return values.sum(dim=0) if isinstance(structure, Sum) else values.prod(dim=0)
+        return values.sum(dim=0) if structure.adds else values.prod(dim=0)
     X, Y, inverse = structure.of(X).double(), structure.of(Y).double(), structure.inverse_lengthscale.double()
     r = ((X.unsqueeze(-2) - Y.unsqueeze(-3)) * inverse).square().sum(dim=-1).sqrt()
     value = {

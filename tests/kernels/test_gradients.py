@@ -106,7 +106,7 @@ def test_the_kernel_for_gpus(profile: str, monkeypatch: pytest.MonkeyPatch) -> N
     module = interpreted_module("triton_kernel", monkeypatch)
     X, Y = inputs(33, 3), inputs(65, 3, seed=1)
     X[3], gradient = Y[7], inputs(33, 65, seed=2) - 0.5
-    leaf = Stationary(profile, 1.0, torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64), None, None)
+    leaf = Stationary(profile, torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
     out = torch.empty_like(gradient)
     module.weigh(leaf, X, Y, gradient, out)
     squares = ((X.unsqueeze(1) - Y) * leaf.inverse_lengthscale).square().sum(dim=-1)
@@ -124,7 +124,8 @@ def test_the_whole_path_for_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     )
     arguments, found = [X, Y, *kernel.parameters()], []
     for here in (False, True):
-        monkeypatch.setattr("sparse_bo.kernels.gradients.on_triton", lambda _, here=here: here)
+        for module in ("gradients", "tiles"):
+            monkeypatch.setattr(f"sparse_bo.kernels.{module}.on_triton", lambda _, here=here: here)
         K = differentiable_cross(kernel, X, Y)
         assert K is not None
         found.append([K, *torch.autograd.grad(K.square().sum(), arguments)])

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def changes(*code: str) -> str:
     command = [sys.executable, "-m", "tests.models.use_everything", *code]
@@ -24,6 +26,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_changes_are_found():
     found = changes("\n".join(CHANGES))
     assert [change for change, name in CHANGES.items() if name not in found] == []

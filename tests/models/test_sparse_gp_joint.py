@@ -34,7 +34,8 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 from sparse_bo.models import JointSettings, SparseGP
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, partition, preferred, root_of
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, root_of
+from sparse_bo.models.sparse_gp.pivots import partition, preferred
 from sparse_bo.models.sparse_gp.posterior import begins_with, constant_rows, shared_rows
 from tests.builders import unit_box
 from tests.models.sparse_problems import D, N, data, dense_log_prob, joint_sizes, make_sparse, pair, points
@@ -70,7 +71,7 @@ def test_the_law_is_exact_on_variances_at_pivots_and_in_blocks(configuration, ob
     root = operator.root_decomposition().root
     law = (matrix(root) @ matrix(root).mT).detach()
     exact, _ = dense(model, points(Q), observation_noise=observation_noise)
-    order = root.parts.order
+    order = root.order
     assert order.sort().values.tolist() == list(range(Q))
     torch.testing.assert_close(law.diagonal(dim1=-2, dim2=-1), exact.diagonal(dim1=-2, dim2=-1), **TIGHT)
     torch.testing.assert_close(law[..., order[:6], :], exact[..., order[:6], :], **TIGHT)
@@ -462,7 +463,7 @@ def test_a_baseline_of_repeated_points(few_pivots):
     with torch.no_grad():
         samples = SobolQMCNormalSampler(torch.Size([5]), seed=0)(model.posterior(X)).squeeze(-1)
         operator = operator_of(model.posterior(X))
-        order = operator.root_decomposition().root.parts.order
+        order = operator.root_decomposition().root.order
         law = matrix(operator.root_decomposition().root, 21)
         law = law @ law.mT
     assert bool(torch.isfinite(samples).all())

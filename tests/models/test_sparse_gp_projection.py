@@ -243,7 +243,6 @@ def test_a_covariance_on_demand_is_a_dense_operator_to_all_who_look_closer():
     )
     torch.testing.assert_close((operator + operator).to_dense(), 2 * matrix)
     torch.testing.assert_close(operator.scaled(torch.full((3,), 2.0, dtype=torch.float64)).to_dense(), 4 * matrix)
-    torch.testing.assert_close(operator[0].scaled(torch.full((3,), 2.0, dtype=torch.float64)).to_dense(), 4 * matrix[0])
     root = operator.root_decomposition().root.to_dense()
     torch.testing.assert_close(root @ root.mT, matrix, rtol=1e-6, atol=1e-8)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from gpytorch.kernels import Kernel, RBFKernel
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.errors import StorageError
@@ -104,3 +104,9 @@ def test_a_prior_comes_back_with_its_kernel_or_with_the_policys():
     assert thaw_prior(frozen, given=other).covar_module is other
     with pytest.raises(ValueError, match="cannot be rebuilt"):
         thaw_prior(freeze_prior(KnownPrior(Unknown(), 0.0, 0.1)), given=None)
+
+
+def test_the_part_of_a_kernel_that_is_not_known_is_named():
+    frozen = freeze_prior(KnownPrior(ScaleKernel(Unknown()), 0.0, 0.1))
+    with pytest.raises(ValueError, match=r"test_persistence\.Unknown cannot be rebuilt"):
+        thaw_prior(frozen, given=None)

@@ -36,6 +36,8 @@ bench = Bench()
 NUMBER = 3.0
 '''
 
+pytestmark = pytest.mark.usefixtures("undrawn_figures")
+
 
 def invoke(*arguments: str):
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
@@ -267,7 +269,7 @@ def test_arms_of_a_built_in_problem_that_are_too_many_for_the_journal_are_made_a
             ["--objective", "experiment:measure", "--grid", "9x9", "--noise-sd", "0", "--dims", "2"],
             "--noise-sd, --dims: of the",
         ),
-        (["--objective", "experiment:measure", "--grid", "9x9", "--standardize"], "--scaling: of the built-in problems"),
+        (["--objective", "experiment:measure", "--grid", "9x9", "--standardize"], "--standardize: of the built-in problems"),
         (["--objective", "experiment:absent", "--grid", "9x9"], "has no 'absent'"),
         (["--objective", "experiment:measure", "--grid", "9y9"], "got '9y9'"),
         (["--objective", "experiment:measure", "--arms-file", "absent.npy"], "got no such file"),

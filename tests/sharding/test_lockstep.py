@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from sparse_bo import AskTell, maximize
-from sparse_bo.arms import resparsification
+from sparse_bo.arms import posterior
 from sparse_bo.domains import sharded as sharded_arms
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RankError, StorageError, TicketError
 from sparse_bo.runs.recorder import Recorder
@@ -154,7 +154,7 @@ def one_round(group):
 
 
 def test_ranks_whose_posteriors_round_differently_find_out(monkeypatch):
-    monkeypatch.setattr(resparsification, "_fingerprint", lambda fit: float(here()))
+    monkeypatch.setattr(posterior, "_fingerprint", lambda fit: float(here()))
     assert all("do not round alike" in str(error) for error in rehearse(2, one_round))
 
 
@@ -231,14 +231,14 @@ def test_ranks_that_do_different_things_find_out():
 
 
 def test_a_rank_that_runs_out_of_memory_is_named_by_the_others(monkeypatch):
-    swept = resparsification._swept
+    sweep = posterior.sweep
 
-    def short_of_memory(fit, columns):
+    def short_of_memory(*arguments):
         if here() == 1:
             raise MemoryError("no room")
-        return swept(fit, columns)
+        return sweep(*arguments)
 
-    monkeypatch.setattr(resparsification, "_swept", short_of_memory)
+    monkeypatch.setattr(posterior, "sweep", short_of_memory)
     first, second, third = rehearse(3, one_round)
     assert isinstance(second, MemoryError)
     assert "rank 1 of 3 stopped: MemoryError: no room" in str(first)

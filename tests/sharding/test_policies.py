@@ -83,8 +83,6 @@ def test_few_contenders_give_the_same_picks_by_more_passes(monkeypatch, in_batch
     policy = bbkb(regularization=2.0, in_batch=in_batch)
     expected = picks_of(scattered(), policy, rounds=6)
     monkeypatch.setattr(contenders, "GATHERED", 4)
-    monkeypatch.setattr(contenders, "PLACES", tuple(2**power for power in range(1, 14)))
-    monkeypatch.setattr(contenders, "_share", lambda size: 3)
     assert rehearse(3, lambda group: picks_of(split(scattered(), group), policy, rounds=6)) == [expected] * 3
 
 

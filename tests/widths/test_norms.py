@@ -8,7 +8,7 @@ import torch
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.widths import NormEstimate, SBPELightTailed, SBPETheory, estimate_rkhs_norm
-from sparse_bo.widths.norms import form_at_most, norm_at_least
+from sparse_bo.widths.norms import SizeBounds
 from tests.builders import rbf_kernel
 from tests.oracles import rbf
 
@@ -28,11 +28,11 @@ def member(seed: int, n: int = 80, repeats: int = 1) -> tuple[torch.Tensor, torc
 
 @pytest.mark.parametrize("ratio", [0.0, 0.7])
 def test_the_least_norm_is_the_one_at_which_the_form_is_at_its_limit(ratio):
-    common = {"noise_variance": 2 * NOISE, "regularization": NOISE, "ratio": ratio, "log_inverse": 5.0}
-    least = norm_at_least(FORM, **common)
+    bounds = SizeBounds(noise_variance=2 * NOISE, regularization=NOISE, ratio=ratio, log_inverse=5.0)
+    least = bounds.norm_at_least(FORM)
     assert least > 0.0
-    assert form_at_most(FORM, least, **common) == pytest.approx(FORM.value)
-    assert norm_at_least(FORM._replace(value=10.0), **common) == 0.0, "all of it may be noise"
+    assert bounds.form_at_most(FORM, least) == pytest.approx(FORM.value)
+    assert bounds.norm_at_least(FORM._replace(value=10.0)) == 0.0, "all of it may be noise"
 
 
 def test_the_limits_hold_and_the_estimate_is_near():

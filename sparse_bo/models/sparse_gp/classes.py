@@ -52,6 +52,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     *Caches* follow data and parameters: after any change the next posterior is computed anew, and the default dictionary is
     chosen anew with the parameters of that moment.
 
+    ``subset_output`` keeps posterior and dictionary of the outputs that are left.
+
     *A subclass* with its own ``forward`` (deep kernels, other means) learns and predicts from it.
 
     Differences to ``SingleTaskGP``:
@@ -60,7 +62,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
       of a fantasy. After ``condition_on_observations(..., noise=...)`` the mean uses the given noise.
     - The joint posterior of more than 4,096 points is lazy. Means and variances are exact. Samples and cached roots (qLogNEI,
       qLogNEHVI) are exact on variances, at 1,024 pivots and inside blocks of 256 neighbours; between blocks they correlate as
-      the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`).
+      the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`). Log densities, solutions and determinants are those
+      of the same distribution. KL divergences and precision matrices, which need a dense root, raise ``UnsupportedError``.
     - BoTorch's pruning of a baseline draws joint samples of all its rows: 12 CPU seconds at n = 20,000. Pass
       ``X_baseline=prune_baseline(model, train_X)`` (:func:`sparse_bo.models.prune_baseline`): half a second.
     - ``ModelListGP`` makes the joint covariance of more than 4,096 points dense, with a ``MemoryWarning``, and raises
@@ -125,28 +128,14 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         *,
-        dictionary: DictionaryOption = None,
-        max_dictionary: int | None = None,
-        fit: Fit | None = None,
-        seed: int = 0,
-        robust: bool = False,
         previous: SparseGP | None = None,
-        settings: SparseSettings | None = None,
+        **options: Unpack[SparseOptions],
     ) -> None:
         check_training_data(train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
         )
-        self._configure(
-            train_X,
-            dictionary=dictionary,
-            max_dictionary=max_dictionary,
-            fit=fit,
-            seed=seed,
-            robust=robust,
-            settings=settings,
-            previous=previous,
-        )
+        self._configure(train_X, previous=previous, **options)
 
 
 class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # the base class ships no types

@@ -1,7 +1,7 @@
 """The joint posterior covariance of many points, computed only when asked for.
 
-``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`) costs O(m r) for a pair
-of points; its Cholesky factor costs O(q³). Up to ``JointSettings.dense`` rows the root is that factor. Beyond, it is a
+``C(x, x')`` costs O(m r) for a pair of points (:mod:`sparse_bo.models.sparse_gp.process`); its Cholesky factor costs O(q³).
+Up to ``JointSettings.dense`` rows the root is that factor. Beyond, it is a
 :class:`~sparse_bo.models.sparse_gp.joint_root.JointRoot`, exact on variances, at pivots and inside blocks.
 
 Rows after a *base* (a baseline that all elements of a batch share) are exact among themselves and with the base's pivots; with
@@ -17,16 +17,22 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from linear_operator.operators import DiagLinearOperator, LinearOperator, to_linear_operator
+from linear_operator.operators import (
+    DenseLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+    to_linear_operator,
+)
 from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, JointSettings, Partition, Root, check_lower, partition, solved_rows
-from sparse_bo.models.sparse_gp.process import AnyProcess, Base, Entries, between, joint_parts, shared_product
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, View, check_lower, remainder_floor, solved_rows
+from sparse_bo.models.sparse_gp.pivots import Columns, joint_root, partition
+from sparse_bo.models.sparse_gp.process import AnyProcess, Base, between, shared_product, total
 
-View = Callable[[Tensor, int], Tensor]
-"""A change of batch dimensions: takes a tensor and the number of its trailing dimensions."""
+ALL = slice(None)
 
 
 class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
@@ -38,7 +44,6 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         X: ``batch_shape x q x d`` points, transformed; the first are those of ``base``.
         process: The posterior.
         mean: ``… x q`` posterior means of the process, without outcome transform.
-        settings: Sizes.
         base: Leading rows that were computed before.
         noise: ``… x q`` variances added to the diagonal.
         scale: ``… x q`` factors of the values.
@@ -54,7 +59,6 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         *,
         process: AnyProcess,
         mean: Tensor,
-        settings: JointSettings,
         base: Base | None = None,
         noise: Tensor | None = None,
         scale: Tensor | None = None,
@@ -63,9 +67,9 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         graph: bool = True,
         keep: Callable[[Base], None] | None = None,
     ) -> None:
-        options = {"process": process, "mean": mean, "settings": settings, "base": base, "noise": noise, "scale": scale}
+        options = {"process": process, "mean": mean, "base": base, "noise": noise, "scale": scale}
         super().__init__(X, **options, summed=summed, view=view, graph=graph, keep=keep)
-        self.X, self.process, self.mean, self.settings, self.base = X, process, mean, settings, base
+        self.X, self.process, self.mean, self.settings, self.base = X, process, mean, process.settings, base
         self.noise, self.scale, self.summed, self.view, self.graph, self.keep = noise, scale, summed, view, graph, keep
         self._root: JointRoot | None = None
 
@@ -73,6 +77,15 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
     def is_lazy(self) -> bool:
         """Whether there are too many rows for a dense matrix."""
         return bool(self.shape[-1] > self.settings.dense)
+
+    def detach(self) -> JointCovariance:
+        """Return the covariance outside the graph of the points and of the kernel's parameters."""
+        constant: JointCovariance = super().detach()
+        return constant._with(process=self.process.detached())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JointCovariance:
+        """Return the covariance outside the graph, whose nodes have no copies."""
+        return self.detach()
 
     # --- other covariances of the same process -----------------------------------------------------------------------------
 
@@ -89,12 +102,12 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
 
     def added(self) -> JointCovariance:
         """Return the covariance of the sum of the (independent) outputs, the last batch dimension."""
-        total = self._with(summed=True)
+        summed = self._with(summed=True)
         base = self.base
-        if base is None or base.parts is None:
-            return total
-        known = base.weights is not None and total.scale is not None and torch.equal(base.weights, total._weights())
-        return total if known else total._with(base=None)
+        if base is None or base.root is None:
+            return summed
+        known = base.weights is not None and summed.scale is not None and torch.equal(base.weights, summed._weights())
+        return summed if known else summed._with(base=None)
 
     def __add__(self, other: Any) -> LinearOperator:
         """Add observation noise; everything else as any operator."""
@@ -104,6 +117,10 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         if self.scale is not None:
             variances = variances / self.scale.square()
         return self._with(noise=variances if self.noise is None else self.noise + variances)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        """Add variances: one, or one for each row."""
+        return self + DiagLinearOperator(diag.expand(self.shape[:-1]))
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if self.summed or self.view is not None or bool((other < 0).any()):
@@ -151,124 +168,142 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         variances = variances if self.scale is None else variances * self.scale.square()
         return self._finished(variances, 1)
 
-    def _block(self, rows: Any, columns: Any) -> Tensor:
+    def _block(self, rows: Any, others: Any) -> Tensor:
         """Return the covariance between two index sets, finished."""
-        return self._finished(self._dressed(self._entries(rows, columns), rows, columns), 2)
+        left = self._columns(rows)
+        same = rows is others or (isinstance(rows, slice) and rows == others)
+        return self._finished(self._between(rows, others, left, left if same else self._columns(others)), 2)
 
-    def _entries(self, rows: Any, columns: Any) -> Tensor:
-        X, Y = self.X[..., rows, :], self.X[..., columns, :]
-        same = rows is columns or (isinstance(rows, slice) and rows == columns)
-        left = self.process.columns(X)
-        return between(self.process, X, Y, left, left if same else self.process.columns(Y))
+    def _columns(self, rows: Any) -> Columns:
+        return self.process.columns(self.X[..., rows, :])
 
-    def _dressed(self, block: Tensor, rows: Any, columns: Any) -> Tensor:
+    def _between(self, rows: Any, others: Any, left: Columns, right: Columns) -> Tensor:
+        """Return the covariance between two index sets from their columns, with noise and scale."""
+        return self._dressed(between(self.process, self.X[..., rows, :], self.X[..., others, :], left, right), rows, others)
+
+    def _dressed(self, block: Tensor, rows: Any, others: Any) -> Tensor:
         """Add noise and scale."""
         if self.noise is not None:
             every = torch.arange(self.X.shape[-2], device=self.X.device)
-            same = every[rows].unsqueeze(-1) == every[columns]
+            same = every[rows].unsqueeze(-1) == every[others]
             block = block + self._full(self.noise)[..., rows].unsqueeze(-1) * same
         if self.scale is not None:
             scale = self._full(self.scale)
-            block = scale[..., rows].unsqueeze(-1) * block * scale[..., columns].unsqueeze(-2)
+            block = scale[..., rows].unsqueeze(-1) * block * scale[..., others].unsqueeze(-2)
         return block
 
+    def _full(self, values: Tensor) -> Tensor:
+        """Return noise or scale with one entry per row."""
+        return values.expand(*values.shape[:-1], self.X.shape[-2])
+
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        every = slice(None)
         chosen = self
-        if any(not (isinstance(index, slice) and index == every) for index in batch_indices):
+        if any(not (isinstance(index, slice) and index == ALL) for index in batch_indices):
             chosen = self._viewed(lambda tensor, _: tensor[batch_indices])
-        if all(isinstance(index, slice) and index == every for index in (row_index, col_index)):
+        if all(isinstance(index, slice) and index == ALL for index in (row_index, col_index)):
             return chosen
         base, slices = self.base, isinstance(row_index, slice) and isinstance(col_index, slice)
-        if base is not None and slices and col_index == every and (base.parts is None or self._base_has_root()):
+        if base is not None and slices and col_index == ALL and (base.root is None or self._base_has_root()):
             start, stop, step = row_index.indices(self.X.shape[-2])
             if start >= base.rows and step == 1:
-                return to_linear_operator(chosen._after(slice(start, stop)))
+                return to_linear_operator(chosen._after(base, slice(start, stop)))
         return to_linear_operator(chosen._block(row_index, col_index))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        raise UnsupportedError("single entries of a lazy joint covariance are not available; take slices, or to_dense()")
+        entries: Tensor = self._dense()._get_indices(row_index, col_index, *batch_indices)
+        return entries
 
     # --- rows after the base -----------------------------------------------------------------------------------------------
 
-    def _after(self, rows: slice) -> Tensor:
+    def _after(self, base: Base, rows: slice) -> Tensor:
         """Return all entries of rows after the base, finished."""
-        entries = self._tail(rows)
-        if self.base is not None and self.base.weights is not None:  # summed already
+        entries = self._tail(base, rows)
+        if base.weights is not None:  # summed already
             return entries if self.view is None else self.view(entries, 2)
-        return self._finished(self._dressed(entries, rows, slice(None)), 2)
+        return self._finished(self._dressed(entries, rows, ALL), 2)
 
-    def _tail(self, rows: slice) -> Tensor:
+    def _tail(self, base: Base, rows: slice) -> Tensor:
         """Return all entries of rows after the base, ``… x t x q``, in the base's units. O(t m r + t p (r + q))."""
-        assert self.base is not None
-        base = self.base
-        after = slice(base.rows, None)
-        X, Y = self.X[..., rows, :], self.X[..., after, :]
         if rows == slice(base.rows, self.X.shape[-2]):
-            own, cross = self.process.after(X, base)
+            own, cross = self.process.after(self.X[..., rows, :], base)
         else:
-            left = self.process.columns(X)
-            own = between(self.process, X, Y, left, self.process.columns(Y))
+            X, after, left = self.X[..., rows, :], slice(base.rows, None), self._columns(rows)
+            own = between(self.process, X, self.X[..., after, :], left, self._columns(after))
             cross = between(self.process, X, base.X[base.pivots], left, base.columns)
         cross = cross.expand(*own.shape[:-2], *cross.shape[-2:])
         if base.weights is not None:
             squares = base.weights.square()[..., None, None]
             own, cross = (own * squares).sum(dim=-3), (cross * squares).sum(dim=-3)
-        if base.parts is None:
+        if base.root is None:
             return torch.cat([cross, own], dim=-1)
-        coefficients = solved_rows(base.parts.pivots, cross)
-        others = shared_product(coefficients, base.parts.others.mT)
-        whole = torch.cat([cross, others], dim=-1)[..., base.parts.order.argsort()]
-        return torch.cat([whole, own], dim=-1)
+        coefficients = solved_rows(base.root.pivots, cross)
+        others = [shared_product(coefficients, known.mT) for known, _ in base.root.groups]
+        return torch.cat([torch.cat([cross, *others], dim=-1)[..., base.root.order.argsort()], own], dim=-1)
 
     # --- roots and samples ----------------------------------------------------------------------------------------------------
 
     def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a root: the Cholesky factor of few rows, a :class:`JointRoot` of many; cached.
-
-        Raises:
-            NotPSDError: If a block of the covariance is not finite or not positive semi-definite.
-        """
+        """Return a root: the Cholesky factor of few rows, a :class:`JointRoot` of many; cached. Errors as :func:`root_of`."""
         if not self.is_lazy:
-            return to_linear_operator(self.to_dense()).root_decomposition(*args, **kwargs)
+            return self._dense().root_decomposition(*args, **kwargs)
         if self._root is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.graph):
                 self._root = self._made_root()
-        return Root(self._root)
+        return RootLinearOperator(self._root)
 
     def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the root of :meth:`root_decomposition`, which of many rows only multiplies and solves.
-
-        Raises:
-            UnsupportedError: For an upper factor of many rows.
-        """
+        """Return the root of :meth:`root_decomposition`, which of many rows is lower, and only multiplies and solves."""
         if not self.is_lazy:
-            return to_linear_operator(self.to_dense()).cholesky(upper=upper)
+            return self._dense().cholesky(upper=upper)
         check_lower(upper=upper)
         root: LinearOperator = self.root_decomposition().root
         return root
 
     def _made_root(self) -> JointRoot:
-        tail = None
-        if self.base is not None and self._base_has_root() and self.noise is None:
-            assert self.base.parts is not None
-            parts, tail = self.base.parts, self._appended()
+        base, noise = self.base, self.noise
+        if base is not None and base.root is not None and self._base_has_root() and noise is None:
+            root = self._appended(base, base.root)
         else:
-            scale = self._full(self.scale) if self.summed else None
-            entries = Entries(self.process, self.X, self._full(self.noise), scale, summed=self.summed)
-            parts, columns = joint_parts(entries, self._partition())
-            single, constant = self.X[..., 0, 0].numel() == 1, not parts.pivots.requires_grad
-            if self.keep is not None and self.noise is None and single and constant:
+            unscaled = self._with(view=None, scale=self.scale if self.summed else None)  # of outputs, scale comes after
+            root, columns = unscaled._root_of_rows()
+            if self.keep is not None and noise is None and self.X[..., 0, 0].numel() == 1 and not root.pivots.requires_grad:
                 X = self.X.detach().reshape(self.X.shape[-2:])
-                self.keep(Base(X, self.mean.detach(), columns, parts, self._weights() if self.summed else None))
+                self.keep(Base(X, self.mean.detach(), columns, root, self._weights() if self.summed else None))
         if self.summed:
-            view = self.view or (lambda tensor, _: tensor)
-            return JointRoot(parts.map(view), tail=None if tail is None else (view(tail[0], 2), view(tail[1], 2)))
+            return root if self.view is None else root.map(self.view)
         scale = None if self.scale is None else self._finished(self._full(self.scale), 1)
-        if self._inner_batch() == parts.pivots.shape[:-2] and self.view is None:
-            return JointRoot(parts, tail=tail, scale=scale)
-        finished = None if tail is None else (self._finished(tail[0], 2), self._finished(tail[1], 2))
-        return JointRoot(parts.map(self._finished), tail=finished, scale=scale)
+        if root.batch_shape != self._inner_batch() or self.view is not None:
+            root = root.map(self._finished)
+        return root.scaled(scale)
+
+    def _root_of_rows(self) -> tuple[JointRoot, Columns]:
+        """Return the root of all rows, without view, and the pivots' columns."""
+        with torch.no_grad():
+            mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
+            chosen = partition(self.X, mean, prior=self.process.prior, settings=self.settings)
+
+        def entries(rows: Tensor, others: Tensor, left: Columns, right: Columns) -> Tensor:
+            block = self._between(rows, others, left, right)
+            return block.sum(dim=-3) if self.summed else block
+
+        return joint_root(chosen, self._columns, entries, floor=self._floor, chunk=self.settings.chunk)
+
+    def _floor(self, rows: Tensor, root: Tensor, columns: Columns) -> float:
+        """Return the floor of variances that ``rows``, with this root and these columns, leave of others."""
+        with torch.no_grad():
+            variances = root.square().sum(dim=-1)
+            explained = total(column.square().sum(dim=-1) for column in columns)
+            explained = explained if self.scale is None else explained * self._full(self.scale)[..., rows].square()
+            return remainder_floor(variances, variances + (explained.sum(dim=-2) if self.summed else explained))
+
+    def _appended(self, base: Base, root: JointRoot) -> JointRoot:
+        """Return the base's root with the rows after it."""
+        s = base.rows
+        if self.X.shape[-2] == s:
+            return root
+        entries = self._tail(base, slice(s, self.X.shape[-2]))
+        coefficients = solved_rows(root.pivots, entries[..., base.pivots])
+        return root.appended(coefficients, root.root_of_rest(entries[..., s:] - coefficients @ coefficients.mT))
 
     def _weights(self) -> Tensor:
         """Return the weights of the outputs in their sum, ``… m`` (the same for all rows)."""
@@ -278,28 +313,33 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
     def _base_has_root(self) -> bool:
         """Return whether the base has a root of these values (of outputs, or of their sum)."""
         base = self.base
-        return base is not None and base.parts is not None and (base.weights is not None) == self.summed
+        return base is not None and base.root is not None and (base.weights is not None) == self.summed
 
-    def _partition(self) -> Partition:
-        with torch.no_grad():
-            mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
-            return partition(self.X, mean, prior=self.process.prior, settings=self.settings)
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``; of many rows by the root, as samples follow. O(q (p + b) c)."""
+        if not self.is_lazy:
+            return self._dense().solve(right_tensor, left_tensor)
+        single = right_tensor.dim() == 1
+        solution = self.cholesky()._cholesky_solve(right_tensor.unsqueeze(-1) if single else right_tensor)
+        solution = solution if left_tensor is None else left_tensor @ solution
+        return solution.squeeze(-1) if single else solution
 
-    def _full(self, values: Tensor | None) -> Any:
-        """Return noise or scale with one entry per row."""
-        return None if values is None else values.expand(*values.shape[:-1], self.X.shape[-2])
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``Σ yᵀ C⁻¹ y`` over columns (or of each) and ``log |C|``; of many rows by the root. O(q (p + b) c)."""
+        if not self.is_lazy:
+            return self._dense().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
+        root, quadratic = self.cholesky(), self.X.new_zeros(self.batch_shape)
+        if inv_quad_rhs is not None:
+            columns = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
+            quadratic = root.solve_triangular(columns, upper=False).square().sum(dim=-2)
+            quadratic = quadratic.sum(dim=-1) if reduce_inv_quad else quadratic
+        return quadratic, 2.0 * root._diagonal().log().sum(dim=-1) if logdet else self.X.new_zeros(self.batch_shape)
 
-    def _appended(self) -> tuple[Tensor, Tensor] | None:
-        """Return the coefficients and the factor of the rows after the base."""
-        assert self.base is not None
-        assert self.base.parts is not None
-        s = self.base.rows
-        if self.X.shape[-2] == s:
-            return None
-        entries = self._tail(slice(s, self.X.shape[-2]))
-        coefficients = solved_rows(self.base.parts.pivots, entries[..., self.base.pivots])
-        remainder = entries[..., s:] - coefficients @ coefficients.mT
-        return coefficients, self.base.parts.root_of_rest(remainder)
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        """Return the first part of :meth:`inv_quad_logdet`."""
+        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
         """Return joint samples less their mean, ``num_samples x batch_shape x q``, from torch's CPU generator."""
@@ -318,17 +358,39 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         slices = row_slices(self.X.shape[-2], chunk=4 * self.settings.chunk)
-        product = torch.cat([self._block(rows, slice(None)) @ columns for rows in slices], dim=-2)
+        product = torch.cat([self._block(rows, ALL) @ columns for rows in slices], dim=-2)
         return product.squeeze(-1) if rhs.dim() == 1 else product
+
+    def _dense(self) -> LinearOperator:
+        return to_linear_operator(self.to_dense())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or a pickle of a covariance with other batch dimensions is the dense matrix."""
+        return super().__reduce__() if self.view is None else (DenseLinearOperator, (self.to_dense().detach(),))
+
+    def _mul_matrix(self, other: Any) -> LinearOperator:
+        return self._dense()._mul_matrix(other)
+
+    def _prod_batch(self, dim: int) -> LinearOperator:
+        return self._dense()._prod_batch(dim)
+
+    def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
+        """Append rows to the dense matrix."""
+        return self._dense().cat_rows(*args, **kwargs)
+
+    def type(self, dtype: torch.dtype) -> LinearOperator:
+        """Return the dense matrix in another precision; itself in its own."""
+        return self if dtype == self.dtype else self._dense().type(dtype)
+
+    def to(self, *args: Any, **kwargs: Any) -> LinearOperator:
+        """Return the dense matrix on another device or in another precision; itself on its own."""
+        like = self.X.to(*args, **kwargs)
+        return self if (like.dtype, like.device) == (self.dtype, self.device) else self._dense().to(*args, **kwargs)
 
     def to_dense(self) -> Tensor:
         """Return the covariance as a tensor, ``batch_shape x q x q``. O(q² r).
 
-        Raises:
-            UnsupportedError: For more than ``JointSettings.largest_dense`` rows.
-
-        Warns:
-            MemoryWarning: For more than ``JointSettings.dense`` rows.
+        ``MemoryWarning`` for more than ``JointSettings.dense`` rows, ``UnsupportedError`` for more than ``largest_dense``.
         """
         q = self.shape[-1]
         if q > self.settings.largest_dense:
@@ -344,4 +406,4 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
                 MemoryWarning,
                 stacklevel=2,
             )
-        return self._block(slice(None), slice(None))
+        return self._block(ALL, ALL)

@@ -236,15 +236,15 @@ def _errors_at(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | No
     targets, known = (None if part is None else part.mT if outputs > 1 else part.squeeze(-1) for part in (Y, Yvar))
     assert targets is not None
     noise = model.noise_at(points, targets.shape) if known is None else known
-    predictor = model.predictor()
-    parts = (targets - predictor.mean(points), predictor.variance(points), noise)
+    process = model.process()
+    parts = (targets - process.mean(points), process.variance(points), noise)
     return tuple(part.double().expand(targets.shape) for part in parts)  # type: ignore[return-value]
 
 
 def scaled_copy(model: Any, cache: PosteriorCache, factor: Tensor) -> Any:
     """Return a copy with ``factor`` (``batch_shape``) times the covariance, and its posterior made from the model's."""
     factor = factor.to(model.train_targets)
-    scaled = model.copy_sharing_data(model.prediction_strategy)
+    scaled = model.copy_sharing_data()
     kernel = ScaleKernel(scaled.covar_module, batch_shape=factor.shape).to(factor)
     kernel.outputscale = factor
     kernel.raw_outputscale.requires_grad_(False)

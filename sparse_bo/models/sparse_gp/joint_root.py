@@ -7,9 +7,6 @@ Notation: ``P`` pivots (p rows), ``O`` the others (o rows) in blocks of at most 
 The covariance of ``f`` is ``C`` on every variance, between a pivot and any row, and within a block; between blocks it is the
 part that pivots explain, ``A_i A_jᵀ`` (PITC with pivots for inducing points: Quiñonero-Candela and Rasmussen 2005). With all
 rows pivots it is the Cholesky factor. Row ``i`` of the samples is driven by base sample ``i``, so rows may be appended below.
-
-Half of the pivots are the rows that some monotone preference over the outputs (of either sign) puts first; half are random.
-The others go into blocks of neighbours in the geometry of the kernel, where most of the unexplained correlation is.
 """
 
 from __future__ import annotations
@@ -17,7 +14,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -27,10 +25,10 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.linalg.reductions import largest
+from sparse_bo.linalg.chunking import broadcast_shapes, fold_rows, unfold_rows
 
-Prior: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""The prior covariance of two sets of points."""
+View: TypeAlias = Callable[[Tensor, int], Tensor]
+"""A change of batch dimensions: takes a tensor and the number of its trailing dimensions."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +55,9 @@ def root_of(covariance: Tensor, *, largest: Tensor | None = None) -> Tensor:
     """Return the Cholesky factor of ``… x n x n``, with as little jitter as it takes. O(n³).
 
     Some kernels are positive definite in exact arithmetic only. Where jitter of the size of round-off is too little, the
-    shortfall of the smallest eigenvalue is added to all variances, with a warning.
-
-    Args:
-        covariance: The matrix.
-        largest: The largest variance, if ``covariance`` is the remainder of a larger one; default: that of each matrix.
-
-    Raises:
-        NotPSDError: If the smallest eigenvalue is below zero by more than 1 % of the largest variance, or not finite.
-
-    Warns:
-        NumericalWarning: If more than round-off is added.
+    shortfall of the smallest eigenvalue is added to all variances, with a ``NumericalWarning``; ``NotPSDError`` if it is more
+    than 1 % of the largest variance, or the matrix not finite. ``largest`` is that variance, if ``covariance`` is the remainder
+    of a larger matrix; default: that of each matrix.
     """
     try:
         return safe_cholesky(covariance).factor
@@ -100,79 +90,65 @@ def remainder_floor(variances: Tensor, prior: Tensor) -> float:
     return float(torch.maximum(max(1e-10, 16.0 * eps) * variances.amax(), 256.0 * eps * prior.amax()))
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """The tensors of a root; all have the same batch shape."""
+class LowerRoot(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """A lower root that multiplies and solves, and is never made dense."""
 
-    order: Tensor
-    """``q`` rows: pivots, then the others by block."""
-    pivots: Tensor
-    """``batch_shape x p x p``, ``L_P``."""
-    others: Tensor
-    """``batch_shape x o x p``, ``A``."""
-    blocks: Tensor
-    """``batch_shape x k x b x b``, ``B``; the last block is filled up by an identity."""
-    floor: float = 0.0
-    """Added to the variances that pivots leave."""
+    def to_dense(self) -> Any:
+        """Return the operator itself: BoTorch asks for a root as a tensor only to solve with it."""
+        return self
 
     @classmethod
-    def of_pivots(cls, order: Tensor, pivots: Tensor, floor: float = 0.0) -> Parts:
-        """Return the parts without other rows."""
-        return cls(order, pivots, pivots[..., :0, :], pivots[..., None, :0, :0], floor)
-
-    def map(self, function: Callable[[Tensor, int], Tensor]) -> Parts:
-        """Return a copy with ``function(tensor, trailing dimensions)`` applied to all but the order."""
-        tensors = function(self.pivots, 2), function(self.others, 2), function(self.blocks, 3)
-        return Parts(self.order, *tensors, floor=self.floor)
-
-    def root_of_rest(self, covariance: Tensor) -> Tensor:
-        """Return the root of the part of some rows' covariance that pivots leave, ``… x t x t``. O(t³).
-
-        Raises:
-            NotPSDError: If it is not finite or not positive semi-definite.
-        """
-        diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-        added = (-diagonal).clamp_min(0.0) + self.floor  # variances are at least 0
-        return root_of(covariance + torch.diag_embed(added), largest=self.pivots.detach().square().sum(dim=-1).amax())
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of the operator; refuse those that need the matrix."""
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except NotImplementedError as error:
+            raise UnsupportedError(
+                f"{func.__name__} needs the dense root of a joint covariance, which is never made for so many points; use at "
+                "most JointSettings.dense points"
+            ) from error
 
 
-class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """``S L`` with ``L`` as in the module's notation, ``t`` rows appended to it, and a diagonal ``S``.
+class JointRoot(LowerRoot):
+    """``S L`` with ``L`` as in the module's notation and a diagonal ``S``.
 
     BoTorch caches it for a baseline: it multiplies base samples, and ``torch.linalg.solve_triangular`` solves with it.
 
     Args:
-        parts: The factor.
-        tail: ``(T, L_t)`` of ``t`` appended rows: ``… x t x p`` coefficients of the pivots, ``… x t x t`` lower triangular.
-        scale: ``… x (q + t)`` factors of the rows.
+        pivots: ``… x p x p``, ``L_P``.
+        *others: Groups of other rows, two tensors each: ``… x o x p``, ``A``, and ``… x k x b x b``, ``B``; the last block is
+            filled up by an identity.
+        order: ``q`` rows: pivots, then the others by group and block.
+        floor: Added to the variances that pivots leave.
+        scale: ``… x q`` factors of the rows.
     """
 
-    def __init__(self, parts: Parts, *, tail: tuple[Tensor, Tensor] | None = None, scale: Tensor | None = None) -> None:
-        super().__init__(parts.pivots, parts=parts, tail=tail, scale=scale)
-        self.parts, self.tail, self.scale = parts, tail, scale
+    def __init__(self, pivots: Tensor, *others: Tensor, order: Tensor, floor: float = 0.0, scale: Tensor | None = None) -> None:
+        super().__init__(pivots, *others, order=order, floor=floor, scale=scale)
+        self.pivots, self.others, self.order, self.floor, self.scale = pivots, others, order, floor, scale
 
-    def _size(self) -> torch.Size:
-        rows = len(self.parts.order) + (0 if self.tail is None else self.tail[1].shape[-1])
-        shapes = [self.parts.pivots.shape[:-2]]
-        shapes += [] if self.tail is None else [self.tail[1].shape[:-2]]
-        shapes += [] if self.scale is None else [self.scale.shape[:-1]]
-        return torch.broadcast_shapes(*shapes) + torch.Size([rows, rows])  # type: ignore[no-untyped-call]
+    @property
+    def groups(self) -> list[tuple[Tensor, Tensor]]:
+        """Coefficients and blocks of each group of other rows."""
+        return list(zip(self.others[::2], self.others[1::2], strict=True))
 
-    def _viewed(self, view: Callable[[Tensor, int], Tensor]) -> JointRoot:
-        """Return the root with other batch dimensions: ``view`` takes a tensor and the number of its trailing dimensions."""
-        batch_shape = self.batch_shape
+    # --- other roots -------------------------------------------------------------------------------------------------------
 
-        def viewed(tensor: Tensor, trailing: int) -> Tensor:
-            return view(tensor.expand(*batch_shape, *tensor.shape[tensor.dim() - trailing :]), trailing)
+    def map(self, function: Callable[[Tensor, int], Tensor]) -> JointRoot:
+        """Return the root with ``function(tensor, trailing dimensions)`` applied to all but the order."""
+        others = [function(tensor, 2 + index % 2) for index, tensor in enumerate(self.others)]
+        scale = None if self.scale is None else function(self.scale, 1)
+        return JointRoot(function(self.pivots, 2), *others, order=self.order, floor=self.floor, scale=scale)
 
-        tail = None if self.tail is None else (viewed(self.tail[0], 2), viewed(self.tail[1], 2))
-        return JointRoot(self.parts.map(viewed), tail=tail, scale=None if self.scale is None else viewed(self.scale, 1))
+    def appended(self, coefficients: Tensor, triangle: Tensor) -> JointRoot:
+        """Return the root with t more rows below: ``… x t x p`` coefficients, ``… x t x t`` lower triangular; no scale."""
+        q, t = len(self.order), triangle.shape[-1]
+        order = torch.cat([self.order, torch.arange(q, q + t, device=self.order.device)])
+        return JointRoot(self.pivots, *self.others, coefficients, triangle.unsqueeze(-3), order=order, floor=self.floor)
 
-    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return self._viewed(lambda tensor, _: tensor.unsqueeze(dim))
-
-    def _expand_batch(self, batch_shape: Any) -> LinearOperator:
-        return self._viewed(lambda tensor, trailing: tensor.expand(*batch_shape, *tensor.shape[tensor.dim() - trailing :]))
+    def scaled(self, scale: Tensor | None) -> JointRoot:
+        """Return the root with these factors of its rows."""
+        return JointRoot(self.pivots, *self.others, order=self.order, floor=self.floor, scale=scale)
 
     def flat_batch(self, inner: int = 0) -> JointRoot:
         """Return the root with its batch dimensions, except the last ``inner``, as one."""
@@ -184,23 +160,44 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
         """Return the root with one batch dimension for ``-1, q, q``, as a log-density asks for; otherwise expanded."""
         return self.flat_batch() if sizes[:1] == (-1,) else self.expand(*sizes)
 
-    def _diagonal(self) -> Tensor:
-        parts = self.parts
-        blocks = parts.blocks.diagonal(dim1=-2, dim2=-1).flatten(-2)[..., : parts.others.shape[-2]]
-        diagonal = torch.cat([parts.pivots.diagonal(dim1=-2, dim2=-1), blocks], dim=-1)[..., parts.order.argsort()]
-        diagonal = diagonal.expand(*self.batch_shape, diagonal.shape[-1])
-        if self.tail is not None:
-            last = self.tail[1].diagonal(dim1=-2, dim2=-1)
-            diagonal = torch.cat([diagonal, last.expand(*self.batch_shape, last.shape[-1])], dim=-1)
-        return diagonal if self.scale is None else self.scale * diagonal
+    def _viewed(self, view: View) -> JointRoot:
+        shape = self.batch_shape
+        return self.map(lambda tensor, n: view(tensor.expand(*shape, *tensor.shape[tensor.dim() - n :]), n))
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._viewed(lambda tensor, _: tensor.unsqueeze(dim))
+
+    def _expand_batch(self, batch_shape: Any) -> LinearOperator:
+        return self._viewed(lambda tensor, trailing: tensor.expand(*batch_shape, *tensor.shape[tensor.dim() - trailing :]))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Return the roots of some elements of the batch."""
+        if row_index != slice(None) or col_index != slice(None):
+            raise UnsupportedError("single rows of the root of a joint covariance of many points are not available")
+        return self._viewed(lambda tensor, _: tensor[batch_indices])
+
+    def _size(self) -> torch.Size:
+        shapes = [self.pivots.shape[:-2]] + [blocks.shape[:-3] for _, blocks in self.groups]
+        shapes += [] if self.scale is None else [self.scale.shape[:-1]]
+        return broadcast_shapes(*shapes) + torch.Size([len(self.order)] * 2)
 
     def _transpose_nonbatch(self) -> LinearOperator:
         raise UnsupportedError("the root of a joint covariance of many points multiplies and solves from the left only")
 
+    # --- products and solutions --------------------------------------------------------------------------------------------
+
+    def _diagonal(self) -> Tensor:
+        parts = [self.pivots.diagonal(dim1=-2, dim2=-1)]
+        for coefficients, blocks in self.groups:
+            parts.append(blocks.diagonal(dim1=-2, dim2=-1).flatten(-2)[..., : coefficients.shape[-2]])
+        diagonal = torch.cat([part.expand(*self.batch_shape, -1) for part in parts], dim=-1)[..., self.order.argsort()]
+        return diagonal if self.scale is None else self.scale * diagonal
+
     def matmul(self, other: Tensor) -> Tensor:
         """Return ``S L ε`` for base samples ``ε``, ``… x q x s``. O(q (p + b) s)."""
-        tensors = (other, self.parts.pivots) + ((self.scale,) if self.scale is not None else ()) + (self.tail or ())
-        graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        graph = torch.is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad for tensor in (other, self.pivots, *self.others, self.scale)
+        )
         columns = 128  # at a time without gradients: 2,048 samples of 20,000 rows are 330 MB, and six times that at once
         if graph or other.shape[-1] <= columns:
             return self._product(other)
@@ -211,65 +208,69 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
             values[..., index * columns : index * columns + part.shape[-1]] = self._product(part) if index else first
         return values
 
-    def _product(self, other: Tensor) -> Tensor:
-        parts, q, p = self.parts, len(self.parts.order), self.parts.pivots.shape[-1]
-        folded, lead = _folded(other[..., :q, :], self.parts.pivots.shape[:-2])
-        ordered = folded[..., parts.order, :]
-        first, rest = ordered[..., :p, :], ordered[..., p:, :]
-        values = torch.cat([parts.pivots @ first, parts.others @ first + self._in_blocks(rest, torch.matmul)], dim=-2)
-        values = _unfolded(values[..., parts.order.argsort(), :], lead)
-        if self.tail is not None:
-            coefficients, triangle = self.tail
-            appended = coefficients @ _unfolded(first, lead) + triangle @ other[..., q:, :]
-            values = torch.cat([values, appended], dim=-2)
-        return values if self.scale is None else self.scale.unsqueeze(-1) * values
-
     def _matmul(self, rhs: Tensor) -> Tensor:
         return self.matmul(rhs)
 
+    def _product(self, other: Tensor) -> Tensor:
+        first, rest = self._split(other)
+        values = [_shared(torch.matmul, self.pivots, first)]
+        for (coefficients, blocks), rows in zip(self.groups, rest, strict=True):
+            own = _shared(partial(_in_blocks, torch.matmul), blocks, rows, 3)
+            values.append(_shared(torch.matmul, coefficients, first) + own)
+        product = self._joined(values)
+        return product if self.scale is None else self.scale.unsqueeze(-1) * product
+
     def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
-        """Return ``L⁻¹ S⁻¹ Y`` for ``… x q x c``; ``torch.linalg.solve_triangular`` calls this. O(q (p + b) c).
-
-        Raises:
-            UnsupportedError: For anything but a lower factor on the left.
-        """
+        """Return ``L⁻¹ S⁻¹ Y`` for ``… x q x c``; ``torch.linalg.solve_triangular`` calls this. O(q (p + b) c)."""
         check_lower(upper=upper, left=left, unitriangular=unitriangular)
-        parts, q, p = self.parts, len(self.parts.order), self.parts.pivots.shape[-1]
-        rhs = rhs if self.scale is None else rhs / self.scale.unsqueeze(-1)
-        folded, lead = _folded(rhs[..., :q, :], parts.pivots.shape[:-2])
-        ordered = folded[..., parts.order, :]
-        first = torch.linalg.solve_triangular(parts.pivots, ordered[..., :p, :], upper=False)
-        rest = self._in_blocks(ordered[..., p:, :] - parts.others @ first, solve_lower)
-        solution = _unfolded(torch.cat([first, rest], dim=-2)[..., parts.order.argsort(), :], lead)
-        if self.tail is None:
-            return solution
-        coefficients, triangle = self.tail
-        below = solve_lower(triangle, rhs[..., q:, :] - coefficients @ _unfolded(first, lead))
-        return torch.cat([solution, below], dim=-2)
+        first, rest = self._split(rhs if self.scale is None else rhs / self.scale.unsqueeze(-1))
+        first = _shared(solve_lower, self.pivots, first)
+        values = [first]
+        for (coefficients, blocks), rows in zip(self.groups, rest, strict=True):
+            remainder = rows - _shared(torch.matmul, coefficients, first)
+            values.append(_shared(partial(_in_blocks, solve_lower), blocks, remainder, 3))
+        return self._joined(values)
 
-    def _in_blocks(self, rows: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        blocks = self.parts.blocks
-        count, size = blocks.shape[-3], blocks.shape[-1]
-        o, c = rows.shape[-2:]
-        if o == 0:
-            return rows
-        padded = torch.nn.functional.pad(rows, (0, 0, 0, count * size - o)).reshape(*rows.shape[:-2], count, size, c)
-        return function(blocks, padded).flatten(-3, -2)[..., :o, :]
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        """Return ``Lᵀ S Y``. O(q (p + b) c)."""
+        first, rest = self._split(rhs if self.scale is None else self.scale.unsqueeze(-1) * rhs)
+        first = _shared(torch.matmul, self.pivots.mT, first)
+        values = []
+        for (coefficients, blocks), rows in zip(self.groups, rest, strict=True):
+            first = first + _shared(torch.matmul, coefficients.mT, rows)
+            values.append(_shared(partial(_in_blocks, torch.matmul), blocks.mT, rows, 3))
+        return self._joined([first, *values])
 
-    def to_dense(self) -> Any:
-        """Return the operator itself: BoTorch asks for a root as a tensor only to solve with it.
+    def _cholesky_solve(self, rhs: Tensor, upper: bool | None = False) -> Tensor:
+        """Return ``(S L Lᵀ S)⁻¹ Y``. O(q (p + b) c)."""
+        first, rest = self._split(self.solve_triangular(rhs, upper=bool(upper)))
+        values = []
+        for (coefficients, blocks), rows in zip(self.groups, rest, strict=True):
+            values.append(_shared(partial(_in_blocks, solve_upper), blocks.mT, rows, 3))
+            first = first - _shared(torch.matmul, coefficients.mT, values[-1])
+        solution = self._joined([_shared(solve_upper, self.pivots.mT, first), *values])
+        return solution if self.scale is None else solution / self.scale.unsqueeze(-1)
 
-        ``root.matmul(torch.eye(q))`` is the matrix.
-        """
-        return self
+    def root_of_rest(self, covariance: Tensor) -> Tensor:
+        """Return the root of the part of some rows' covariance that pivots leave, ``… x t x t``. O(t³). Errors: `root_of`."""
+        diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+        added = (-diagonal).clamp_min(0.0) + self.floor  # variances are at least 0
+        return root_of(covariance + torch.diag_embed(added), largest=self.pivots.detach().square().sum(dim=-1).amax())
+
+    def _split(self, columns: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the rows of the pivots, and those of each group."""
+        sizes = [self.pivots.shape[-1]] + [coefficients.shape[-2] for coefficients, _ in self.groups]
+        first, *rest = torch.split(columns[..., self.order, :], sizes, dim=-2)
+        return first, rest
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        """Undo :meth:`_split`."""
+        shape = broadcast_shapes(*(part.shape[:-2] for part in parts))
+        return torch.cat([part.expand(*shape, *part.shape[-2:]) for part in parts], dim=-2)[..., self.order.argsort(), :]
 
 
 def check_lower(*, upper: bool, left: bool = True, unitriangular: bool = False) -> None:
-    """Refuse to treat the lower root of a joint covariance as anything else.
-
-    Raises:
-        UnsupportedError: For an upper factor, a solve from the right, or a unit diagonal.
-    """
+    """Refuse (``UnsupportedError``) an upper factor, a solve from the right, or a unit diagonal."""
     if upper or not left or unitriangular:
         raise UnsupportedError("the root of a joint covariance of many points is a lower factor, and solves from the left")
 
@@ -279,126 +280,25 @@ def solve_lower(factor: Tensor, rhs: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, rhs, upper=False)
 
 
+def solve_upper(factor: Tensor, rhs: Tensor) -> Tensor:
+    """Return ``U⁻¹ Y`` of an upper factor."""
+    return torch.linalg.solve_triangular(factor, rhs, upper=True)
+
+
 def solved_rows(triangle: Tensor, rows: Tensor) -> Tensor:
     """Return ``rows L⁻ᵀ`` of ``… x t x p`` rows and ``batch_shape x p x p`` ``L``, without a copy of ``L`` for each batch."""
-    every = torch.arange(triangle.shape[-1], device=triangle.device)
-    return JointRoot(Parts.of_pivots(every, triangle)).solve_triangular(rows.mT).mT
+    return _shared(solve_lower, triangle, rows.mT).mT
 
 
-def _folded(rows: Tensor, batch_shape: torch.Size) -> tuple[Tensor, torch.Size]:
-    """Move batch dimensions that a factor lacks into the columns of ``rows`` (``lead x batch_shape x q x s``).
-
-    Broadcasting would copy the factor for each of them.
-
-    Returns:
-        ``batch_shape x q x (s · lead)``, and the shape ``s x lead`` of its columns.
-    """
-    extra = max(rows.dim() - 2 - len(batch_shape), 0)
-    lead = rows.shape[:extra]
-    rows = rows.expand(*lead, *torch.broadcast_shapes(batch_shape, rows.shape[extra:-2]), *rows.shape[-2:])  # type: ignore[no-untyped-call]
-    columns = rows.shape[-1:] + lead
-    return rows.movedim(tuple(range(extra)), tuple(range(-extra, 0))).flatten(rows.dim() - extra - 1), columns
+def _shared(function: Callable[[Tensor, Tensor], Tensor], factor: Tensor, columns: Tensor, trailing: int = 2) -> Tensor:
+    """Apply a function of a factor to ``… x q x s`` columns; batch dimensions that the factor lacks become columns."""
+    folded, shape = fold_rows(columns.mT, columns.dim() - 2 - (factor.dim() - trailing))
+    return unfold_rows(function(factor, folded.mT).mT, shape).mT
 
 
-def _unfolded(rows: Tensor, columns: torch.Size) -> Tensor:
-    """Undo :func:`_folded`."""
-    extra = len(columns) - 1
-    return rows.reshape(*rows.shape[:-1], *columns).movedim(tuple(range(-extra, 0)), tuple(range(extra)))
-
-
-class Root:
-    """The return value of ``root_decomposition``: an object with a ``root``."""
-
-    def __init__(self, root: LinearOperator) -> None:
-        self.root = root
-
-
-class Partition(NamedTuple):
-    """Rows in the order pivots, then blocks."""
-
-    order: Tensor
-    """``q`` rows."""
-    pivots: int
-    """Number of pivots."""
-    block: int
-    """Rows per block; the last block may be shorter."""
-
-
-def partition(X: Tensor, mean: Tensor, *, prior: Prior, settings: JointSettings) -> Partition:
-    """Choose pivots and blocks. O(q), and the same for the same arguments.
-
-    Args:
-        X: ``… x q x d``, transformed; the batch shares the partition of its first element.
-        mean: ``… x m x q`` posterior means of ``m`` outputs (``m`` = 1 if the model has one).
-        prior: The prior covariance of two sets of points, ``batch_shape x q x q'``.
-        settings: Sizes.
-    """
-    q, batch = mean.shape[-1], mean.shape[:-1].numel()
-    most = max(settings.factor_bytes // (batch * q * mean.element_size()), 16)
-    pivots = min(q, settings.pivots, most)
-    if pivots == q:
-        return Partition(torch.arange(q, device=mean.device), q, 1)
-    block = min(q - pivots, settings.block, most)
-    generator = torch.Generator().manual_seed(0)  # private: the choice is no part of the user's randomness
-    outputs = mean.detach().reshape(-1, *mean.shape[-2:])[0]
-    first = preferred(outputs, pivots // 2, generator=generator)
-    free = torch.ones(q, dtype=torch.bool, device=mean.device)
-    free[first] = False
-    rest = free.nonzero().squeeze(-1)
-    drawn = torch.randperm(len(rest), generator=generator, device="cpu").to(rest.device)[: pivots - len(first)]
-    free[rest[drawn]] = False
-    chosen, others = (~free).nonzero().squeeze(-1), free.nonzero().squeeze(-1)
-    points = X.detach().reshape(-1, *X.shape[-2:])[0]
-    neighbours = others[_tree_order(_geometry(prior, points[others], generator), block)]
-    return Partition(torch.cat([chosen, neighbours]), pivots, block)
-
-
-def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
-    """Return at most ``count`` rows that Chebyshev preferences of random weights and signs put first.
-
-    Args:
-        outputs: ``m x q`` posterior means.
-        count: The number of rows.
-        generator: The source of the weights (``m`` > 1).
-    """
-    m, q = outputs.shape
-    lowest = outputs.amin(dim=-1, keepdim=True)
-    spread = (outputs.amax(dim=-1, keepdim=True) - lowest).clamp_min(torch.finfo(outputs.dtype).tiny)
-    unit = (outputs - lowest) / spread
-    if m == 1:
-        scores = torch.cat([unit, 1 - unit])
-    else:
-        several = 64  # preferences
-        signs = torch.randint(2, (several, m, 1), generator=generator, device="cpu").to(outputs) * 2 - 1
-        signs[: several // 4] = 1  # most users maximise all outputs
-        weights = -torch.rand(several, m, 1, generator=generator, dtype=torch.float64, device="cpu").to(outputs).log()
-        good = torch.where(signs > 0, unit, 1 - unit)  # 1 is best, 0 worst
-        scores = -((1 - good) / weights.clamp_min(1e-12)).amax(dim=-2)
-    each = min(max(count // len(scores), 1), q)
-    rows: Tensor = torch.unique(largest(scores, each))
-    return rows[:count]
-
-
-def _geometry(prior: Prior, X: Tensor, generator: torch.Generator) -> Tensor:
-    """Return 32 kernel columns, ``q x g``, in which neighbours are close."""
-    at = torch.randperm(len(X), generator=generator, device="cpu")[:32].to(X.device)
-    with torch.no_grad():
-        columns = prior(X, X[at])
-    return columns.reshape(-1, *columns.shape[-2:]).movedim(0, -1).reshape(len(X), -1)
-
-
-def _tree_order(features: Tensor, size: int) -> Tensor:
-    """Order rows so that consecutive ones are close: halve along the widest direction until ``size`` is reached."""
-    done, pending = [], [torch.arange(len(features), device=features.device)]
-    while pending:
-        rows = pending.pop()
-        if len(rows) <= size:
-            done.append(rows)
-            continue
-        part = features[rows]
-        centred = part - part.mean(dim=0)
-        along = centred @ torch.linalg.eigh(centred.mT @ centred).eigenvectors[:, -1]
-        half = size * max(round(len(rows) / (2 * size)), 1)  # whole blocks, so that consecutive cuts are nodes of the tree
-        order = rows[along.argsort(stable=True)]
-        pending += [order[half:], order[:half]]
-    return torch.cat(done)
+def _in_blocks(function: Callable[[Tensor, Tensor], Tensor], blocks: Tensor, rows: Tensor) -> Tensor:
+    """Apply a function of each block to its rows, ``… x o x c``."""
+    count, size, o = blocks.shape[-3], blocks.shape[-1], rows.shape[-2]
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, count * size - o))
+    padded = padded.reshape(*rows.shape[:-2], count, size, rows.shape[-1])
+    return function(blocks, padded).flatten(-3, -2)[..., :o, :]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.gp import dtc
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
-from sparse_bo.models.sparse_gp.row_sums import AllRows, dictionary_factor, fit_dtc, sweep
+from sparse_bo.models.sparse_gp.row_sums import Rows, dictionary_factor, fit_dtc, sweep
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Pilot(NamedTuple):
 
 
 def pilot_posterior(
-    kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor, *, rows: AllRows | None = None
+    kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor, *, rows: Rows | None = None
 ) -> Pilot:
     """Return the DTC posterior over ``pilot`` at every point. O(n p²).
 

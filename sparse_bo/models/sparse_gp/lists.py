@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,18 @@ from botorch.models import ModelListGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
-from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, to_linear_operator
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    CatLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+    TriangularLinearOperator,
+)
 from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, Root, check_lower, solve_lower
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, LowerRoot, check_lower
 from sparse_bo.models.sparse_gp.model import SparseModel
 from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, lazy_operator
 from sparse_bo.models.sparse_gp.process import Process, SumOfProcesses, Term
@@ -55,14 +62,7 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
         observation_noise: bool | Tensor = False,
         posterior_transform: PosteriorTransform | None = None,
     ) -> Any:
-        """Return the joint posterior of all members' outputs at ``… x q x d`` points, as ``ModelListGP`` does.
-
-        Args:
-            X: ``… x q x d``.
-            output_indices: Outputs to compute, all by default.
-            observation_noise: Whether to add the likelihoods' noise, or ``… x q x m`` noise variances.
-            posterior_transform: Transform of the posterior.
-        """
+        """Return the joint posterior of all members' outputs at ``… x q x d`` points; arguments as in ``ModelListGP``."""
         weighted = type(posterior_transform) is ScalarizedPosteriorTransform and output_indices is None
         if weighted and isinstance(observation_noise, bool):
             total = _weighted_sum(self.models, X, observation_noise, posterior_transform)
@@ -72,50 +72,87 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
         return joined if posterior_transform is None else posterior_transform(posterior=joined, X=X)
 
 
-class StackedCovariance(CatLinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """Covariances of several models' outputs along a batch dimension; its root is the stack of theirs."""
+class _Stacked(CatLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """Operators of several models' outputs along the last batch dimension."""
+
+    def __init__(self, *members: LinearOperator, dim: int = -3, output_device: Any = None) -> None:
+        super().__init__(*members, dim=dim, output_device=output_device)
+
+    def _of_each(self, method: str, columns: Tensor, **options: Any) -> Tensor:
+        """Apply a method of the members to ``… x m x q x c`` columns."""
+        columns = columns.expand(*broadcast_shapes(self.batch_shape, columns.shape[:-2]), *columns.shape[-2:])
+        parts = torch.split(columns, [member.shape[-3] for member in self.linear_ops], dim=-3)
+        found = [getattr(member, method)(part, **options) for member, part in zip(self.linear_ops, parts, strict=True)]
+        return torch.cat(found, dim=-3)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Return some rows, or elements of other batch dimensions, of all members; CatLinearOperator loses the dimension."""
+        if isinstance(batch_indices[-1], slice) and batch_indices[-1] == slice(None):
+            members = [member._getitem(row_index, col_index, *batch_indices) for member in self.linear_ops]
+            return type(self)(*members, output_device=self.output_device)
+        return super()._getitem(row_index, col_index, *batch_indices)
+
+
+class StackedCovariance(_Stacked):
+    """Covariances of several models' outputs; the root is the stack of theirs."""
 
     is_lazy = True
 
     def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
         """Return the members' lower roots, stacked; arguments are ignored."""
-        return Root(self.cholesky())
+        return RootLinearOperator(self.cholesky())
 
     def cholesky(self, upper: bool = False) -> LinearOperator:
         """Return the members' lower roots, stacked; upper ones are refused."""
         check_lower(upper=upper)
-        return StackedRoot(*(member.cholesky() for member in self.linear_ops), dim=self.cat_dim, output_device=self.device)
+        return StackedRoot(*(member.cholesky() for member in self.linear_ops), output_device=self.device)
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``, of each member."""
+        solution = self._of_each("solve", right_tensor)
+        return solution if left_tensor is None else left_tensor @ solution
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``Σ yᵀ C⁻¹ y`` over columns (or of each) and ``log |C|`` of each output."""
+        columns: Sequence[Tensor | None] = [None] * len(self.linear_ops)
+        if inv_quad_rhs is not None:
+            columns = torch.split(inv_quad_rhs, [member.shape[-3] for member in self.linear_ops], dim=-3)
+        parts = zip(self.linear_ops, columns, strict=True)
+        found = [member.inv_quad_logdet(part, logdet, reduce_inv_quad) for member, part in parts]
+        quadratic, determinant = zip(*found, strict=True)
+        return torch.cat(quadratic, dim=-1 if reduce_inv_quad else -2), torch.cat(determinant, dim=-1)
 
 
-class StackedRoot(CatLinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """Lower roots along a batch dimension: multiplies base samples, and solves with ``torch.linalg.solve_triangular``."""
+class StackedRoot(LowerRoot, _Stacked):
+    """Lower roots: multiplies base samples, and solves with ``torch.linalg.solve_triangular``."""
 
     def matmul(self, other: Tensor) -> Tensor:
         """Multiply base samples, ``… x m x q x s``; gradients reach the members."""
         product: Tensor = self._matmul(other)
         return product
 
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        return self._of_each("_t_matmul", rhs)
+
+    def _cholesky_solve(self, rhs: Tensor, upper: bool | None = False) -> Tensor:
+        return self._of_each("_cholesky_solve", rhs, upper=upper)
+
     def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
         """Return ``L⁻¹ Y`` for ``… x m x q x c`` right-hand sides, member by member; only with a lower factor on the left."""
-        check_lower(upper=upper, left=left, unitriangular=unitriangular)
-        sizes = [member.shape[self.cat_dim] for member in self.linear_ops]
-        parts = zip(self.linear_ops, torch.split(rhs, sizes, dim=self.cat_dim), strict=True)
-        return torch.cat([solve_lower(member.to_dense(), part) for member, part in parts], dim=self.cat_dim)
+        return self._of_each("solve_triangular", rhs, upper=upper, left=left, unitriangular=unitriangular)
 
     def flat_batch(self, inner: int = 0) -> StackedRoot:
         """Return the root with its batch dimensions, except the last ``inner``, as one."""
-        return StackedRoot(*(_flat(member, inner) for member in self.linear_ops), dim=-3, output_device=self.output_device)
-
-    def to_dense(self) -> Any:
-        """Return the operator itself, as :meth:`~sparse_bo.models.sparse_gp.joint_root.JointRoot.to_dense` does."""
-        return self
+        return StackedRoot(*(_flat(member, inner) for member in self.linear_ops), output_device=self.output_device)
 
 
 def _flat(root: LinearOperator, inner: int) -> LinearOperator:
     if isinstance(root, JointRoot | StackedRoot):
         return root.flat_batch(inner)
     dense = root.to_dense()  # of a member that is not sparse
-    return to_linear_operator(dense.flatten(0, -3 - inner) if dense.dim() > 2 + inner else dense.unsqueeze(0))
+    return TriangularLinearOperator(dense.flatten(0, -3 - inner) if dense.dim() > 2 + inner else dense.unsqueeze(0))
 
 
 def _stacked(posterior: Any) -> Any:
@@ -128,7 +165,7 @@ def _stacked(posterior: Any) -> Any:
         return posterior
     if not any(isinstance(member, JointCovariance) and member.is_lazy for member in members.linear_ops):
         return posterior
-    side_by_side = StackedCovariance(*members.linear_ops, dim=members.cat_dim, output_device=members.device)
+    side_by_side = StackedCovariance(*members.linear_ops, output_device=members.device)
     mean = posterior.distribution.mean
     return GPyTorchPosterior(OutputsNormal(mean, IndependentOutputs(side_by_side), interleaved=False))
 
@@ -177,4 +214,4 @@ def _summed_covariance(members: list[JointCovariance], weights: Tensor) -> Joint
     X = torch.cat([member.X.expand(*batch, *member.X.shape[-2:]) for member in members], dim=-1)
     noise = sum(noises[1:], start=noises[0]) if noises else None
     options = {"mean": sum(means[1:], start=means[0]), "noise": noise, "graph": any(member.graph for member in members)}
-    return JointCovariance(X, process=SumOfProcesses(tuple(terms)), settings=members[0].settings, **options)
+    return JointCovariance(X, process=SumOfProcesses(tuple(terms)), **options)

@@ -9,7 +9,6 @@ chooses points, a :class:`~sparse_bo.models.sparse_gp.representation.Representat
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -42,9 +41,9 @@ from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints, DictionarySettings, data_points
 from sparse_bo.models.sparse_gp.outputs import lazy_posterior, transformed, untransformed
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
-from sparse_bo.models.sparse_gp.posterior import Predictor, constant_rows
-from sparse_bo.models.sparse_gp.prior import ForwardKernel, PriorKernel, check_overrides
-from sparse_bo.models.sparse_gp.process import Base
+from sparse_bo.models.sparse_gp.posterior import constant_rows, joint_of_few, joint_of_many
+from sparse_bo.models.sparse_gp.prior import ForwardKernel, PriorKernel, check_overrides, copied, frozen
+from sparse_bo.models.sparse_gp.process import Base, Process
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc
 from sparse_bo.models.sparse_gp.state import (
@@ -60,11 +59,7 @@ from sparse_bo.models.sparse_gp.triangular import ProductSizes
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """Sizes and tolerances of a sparse model, with tested defaults.
-
-    Raises:
-        TypeError: If a part has another type than its default.
-    """
+    """Sizes and tolerances of a sparse model, with tested defaults; ``TypeError`` for a part of another type."""
 
     dictionary: DictionarySettings = field(default_factory=DictionarySettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
@@ -103,8 +98,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     """Rows of ``train_X`` that a fit with ``robust=True`` has left out, ascending; ``None``: none."""
     _previous: PreviousPosterior | None = None
     _certified: tuple[PosteriorCache, Certificate] | None = None
-    # A tensor, ``Appended`` rows that are joined when they are read, or None:
-    _stored_inputs: Any
+    _stored_inputs: Any  # a tensor, ``Appended`` rows that are joined when they are read, or None
     _stored_targets: Any
     _stored_originals: Any = None
     _num_outputs: int
@@ -201,11 +195,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Return the prior at ``x``, as the BoTorch class does: transformed here in training mode only.
 
-        A subclass may override it; training, posterior, conditioning and leave-one-out all follow.
-
-        Raises:
-            UnsupportedError: At all training inputs, if the model is sparse: BoTorch's ``loo_cv`` asks for this, and would
-                return the leave-one-out predictions of the exact GP.
+        A subclass may override it; training, posterior, conditioning and leave-one-out all follow. At all training inputs of a
+        sparse model it raises ``UnsupportedError``: BoTorch's ``loo_cv`` would return the predictions of the exact GP.
         """
         inputs = None if self._stored_inputs is None else joined(self._stored_inputs)
         if x is inputs and self._is_configured and not self._is_exact(x.shape[-2]):
@@ -292,10 +283,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """Return the posterior in the form ``(D, α, R)``, in the outcome transform's units and transformed inputs."""
         return self.cache().representation
 
-    def predictor(self, cache: PosteriorCache | None = None) -> Predictor:
+    def process(self) -> Process:
         """Return the posterior with its prior, in the outcome transform's units and transformed inputs."""
-        representation = (cache or self.cache()).representation
-        return Predictor(self.prior_kernel, self.prior_mean, representation, self.settings.joint)
+        return Process(self.prior_kernel, self.prior_mean, self.cache().representation, self.settings.joint)
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
         """Return the posterior of the data; from the previous model's where it can be."""
@@ -356,29 +346,16 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             prior = self.learner.prior(self, X)
             return super().__call__(X, **kwargs) if prior is None else prior
         check_width(X, self._stored_inputs)
-        cache = self.cache()
-        broadcast_shapes(X.shape[:-2], cache.representation.batch_shape)  # raises what SingleTaskGP raises
-        if X.shape[-2] > self.settings.joint.dense:
-            return self._lazy(X, cache)
-        return self.predictor(cache).few(X)
+        process = self.process()
+        broadcast_shapes(X.shape[:-2], process.posterior.batch_shape)  # raises what SingleTaskGP raises
+        return self._lazy(X) if X.shape[-2] > self.settings.joint.dense else joint_of_few(process, X)
 
-    def _lazy(self, X: Tensor, cache: PosteriorCache, base: Base | None = None) -> MultivariateNormal:
-        if cache.baseline.kernel is None:
-            cache.baseline.kernel = self._frozen_kernel()
-        return self.predictor(cache).many(X, cache.baseline, base)
-
-    def _frozen_kernel(self) -> PriorKernel:
-        """Return a copy of the prior covariance for lazy posteriors, which a later change of parameters does not reach.
-
-        The copy's parameters are nodes of the graph, so that gradients reach the model's.
-        """
-        with torch.enable_grad():
-            values = [(parameter, parameter.clone()) for parameter in self.parameters()]
-        kernel = self.prior_kernel
-        if not isinstance(kernel, ForwardKernel):
-            return _copied(kernel, values)
-        shared = [(part, part) for part in (*self._data_parts(), self.likelihood)]
-        return ForwardKernel(_copied(self, [*values, *shared, (self.prediction_strategy, None)]), like=kernel.like)
+    def _lazy(self, X: Tensor, base: Base | None = None) -> MultivariateNormal:
+        baseline = self.cache().baseline
+        if baseline.kernel is None:
+            with torch.enable_grad():  # nodes of the graph, so that gradients reach the parameters
+                baseline.kernel = frozen(self.prior_kernel, torch.clone)
+        return joint_of_many(replace(self.process(), kernel=baseline.kernel), X, baseline, base)
 
     def posterior(
         self,
@@ -403,14 +380,14 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             return super().posterior(X, output_indices, observation_noise, posterior_transform)
         inputs = self.transform_inputs(X)
         with gpt_posterior_settings():
-            cache, outputs = self.cache(), self._num_outputs
+            outputs = self._num_outputs
             constant = constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1))
-            base = self.predictor(cache).base(inputs, constant, cache.baseline)
+            base = self.cache().baseline.of(self.process(), inputs, constant)
             few = base is None and inputs.shape[-2] <= self.settings.joint.dense
             if few and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
                 return super().posterior(X, output_indices, observation_noise, posterior_transform)
             points = inputs if outputs == 1 else add_output_dim(inputs, self._input_batch_shape)[0]
-            mvn = self(points) if few else self._lazy(points, cache, base)
+            mvn = self(points) if few else self._lazy(points, base)
             mvn = self._apply_noise(X=points, mvn=mvn, observation_noise=observation_noise)
         posterior = lazy_posterior(mvn, outputs=None if outputs == 1 else output_indices or list(range(outputs)))
         posterior = untransformed(posterior, getattr(self, "outcome_transform", None), X=inputs)
@@ -424,7 +401,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         Args:
             X: ``batch_shape x q x d`` inputs of the new observations.
             Y: ``batch_shape' x q x m``, as in :class:`~botorch.models.SingleTaskGP`.
-            **kwargs: ``noise``, as ``Y``, in the outcome transform's units; the rest goes to :meth:`get_fantasy_model`.
+            **kwargs: ``noise``, as ``Y``, in the outcome transform's units.
         """
         noise = kwargs.pop("noise", None)
         if hasattr(self, "outcome_transform"):
@@ -470,20 +447,51 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         X = X.unsqueeze(-1) if X.dim() == 1 else X
         check_width(X, self._stored_inputs)
         parts, cache, likelihood = conditioned(self, X, targets, **kwargs)
-        shared = [(part, part) for part in (self._stored_originals, self.rule)]
-        new = [*zip(self._data_parts()[:2], parts, strict=True), (self.likelihood, likelihood)]
-        dropped = [(self.prediction_strategy, None), (self._previous, None)]
-        fantasy: Self = _copied(self, [*shared, *new, *dropped])
+        new = [*zip(self._data_parts()[:2], parts, strict=True), (self.likelihood, likelihood), (self.rule, self.rule)]
+        fantasy = self.copy_sharing_data(*new, (self._previous, None))
         fantasy.rule = replace(self.rule, rows=cache.rows, points=cache.points)
         fantasy.prediction_strategy = replace(cache, stamp=Stamp(*fantasy.made_from()))
         return fantasy
 
-    def copy_sharing_data(self, *others: Any) -> Self:
-        """Return a deep copy that shares the data, and the objects ``others`` with them."""
-        return _copied(self, [(part, part) for part in (*self._data_parts(), *others)])
+    def copy_sharing_data(self, *replaced: tuple[Any, Any]) -> Self:
+        """Return a deep copy without posterior that shares the data, with a new object for each ``(old, new)``."""
+        copy: Self = copied(self, [*((part, part) for part in self._data_parts()), (self.prediction_strategy, None), *replaced])
+        return copy
 
     def _data_parts(self) -> tuple[Any, ...]:
         return self._stored_inputs, self._stored_targets, self._stored_originals
+
+    # --- outputs -----------------------------------------------------------------------------------------------------------
+
+    def subset_output(self, idcs: list[int]) -> Self:
+        """Return the model of some outputs: the same posterior of these, entry for entry, over the same dictionary."""
+        count, training, shape = self._num_outputs, self.training, getattr(self, "_aug_batch_shape", torch.Size())
+        if not hasattr(self, "_subset_batch_dict") or idcs == list(range(count)) or self._is_untrained:
+            return super().subset_output(idcs)
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):  # as of the kernel of a calibrated model
+            own = name.startswith(("covar_module.", "data_noise_factor")) and tensor.shape[: len(shape)] == shape
+            if own and name not in self._subset_batch_dict:
+                self._subset_batch_dict[name] = len(shape) - 1 - tensor.dim()
+        cache, index = self.eval().cache(), torch.tensor(idcs, device=self.train_targets.device)
+
+        def pick(tensor: Tensor, trailing: int) -> Tensor:
+            dim = tensor.dim() - trailing - 1
+            if dim < 0:  # the same of all outputs
+                return tensor
+            tensor = tensor if tensor.shape[dim] == 1 else tensor.index_select(dim, index)
+            return tensor.squeeze(dim) if len(idcs) == 1 else tensor
+
+        subset: Self = super().subset_output(idcs)
+        if self._stored_originals is not None:
+            subset.__dict__["_stored_originals"] = pick(joined(self._stored_originals), 2)
+        if not cache.holds_all(self.train_targets.shape[-1]):
+            subset.rule = replace(self.rule, rows=cache.rows, points=cache.points)
+        stamp, form = Stamp(*subset.made_from()), cache.representation.viewed(pick)
+        subset.prediction_strategy = PosteriorCache(form, stamp, cache.rows, cache.points, cache.unexplained)
+        if training:
+            self.train()
+            subset.train()
+        return subset
 
     # --- learning ----------------------------------------------------------------------------------------------------------
 
@@ -608,25 +616,13 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     @classmethod
     def construct_inputs(cls, training_data: SupervisedDataset, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Construct the keyword arguments of the constructor from a data set, BoTorch's options and the model's own.
+        """Construct the keyword arguments of the constructor from a data set of one outcome; ``TypeError`` for anything else.
 
-        Args:
-            training_data: The data set of one outcome.
-            *args: As in the BoTorch class.
-            **kwargs: As in the BoTorch class; ``dictionary``, ``max_dictionary``, ``fit``, ``seed`` and ``robust`` as
-                in :class:`sparse_bo.SparseGP`.
-
-        Raises:
-            TypeError: If ``training_data`` is not a ``SupervisedDataset``.
+        Options are those of the BoTorch class, and ``dictionary``, ``max_dictionary``, ``fit``, ``seed`` and ``robust``.
         """
         names = ("dictionary", "max_dictionary", "fit", "seed", "robust")
         own = {name: kwargs.pop(name) for name in names if name in kwargs}
         return {**super().construct_inputs(training_data, *args, **kwargs), **own}
-
-
-def _copied(model: Any, replacements: list[tuple[Any, Any]]) -> Any:
-    """Return a deep copy in which each ``(old, new)`` object is replaced and not copied."""
-    return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
 
 
 DrawMatheronPaths.register(SparseModel)(draw_matheron_path)

@@ -13,11 +13,11 @@ from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosterio
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, OutcomeTransform, Standardize
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from linear_operator.operators import BlockDiagLinearOperator, LinearOperator
+from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, RootLinearOperator, to_linear_operator
 from torch import Tensor
 
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.joint_root import Root
+from sparse_bo.models.sparse_gp.joint_root import LowerRoot
 from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
 
 
@@ -26,22 +26,36 @@ class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the 
 
     def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs' roots side by side."""
-        return Root(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
+        return RootLinearOperator(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
 
     def cholesky(self, upper: bool = False) -> LinearOperator:
         """Return the outputs' lower roots side by side (no upper ones); of few points, the Cholesky factor."""
         base = self.base_linear_op
         return _OutputRoots(base.cholesky(upper=upper)) if base.is_lazy else super().cholesky(upper=upper)
 
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``, output by output."""
+        single = right_tensor.dim() == 1
+        columns = self._add_batch_dim(right_tensor.unsqueeze(-1) if single else right_tensor)
+        solution = self._remove_batch_dim(self.base_linear_op.solve(columns))
+        solution = solution if left_tensor is None else left_tensor @ solution
+        return solution.squeeze(-1) if single else solution
+
+    def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
+        """Append rows to the dense matrix."""
+        return to_linear_operator(self.to_dense()).cat_rows(*args, **kwargs)
+
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        """Return one output's covariance unchanged, as BoTorch's lists ask for it; otherwise as the base class."""
-        q = self.base_linear_op.shape[-1]
+        """Return one output's covariance unchanged, as BoTorch's lists ask for it; otherwise as any operator."""
+        q, every = self.base_linear_op.shape[-1], slice(None)
         if isinstance(row_index, slice) and row_index == col_index and row_index.step is None:
+            if row_index == every:
+                return super()._getitem(row_index, col_index, *batch_indices)
             start, stop, _ = row_index.indices(self.shape[-1])
             if stop - start == q and start % q == 0:
-                every = slice(None)
                 return self.base_linear_op._getitem(every, every, *batch_indices, start // q)
-        return super()._getitem(row_index, col_index, *batch_indices)
+        # BlockLinearOperator cuts slices as if outputs were interleaved, which they are not here.
+        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)
 
 
 class OutputsNormal(MultitaskMultivariateNormal):  # type: ignore[misc]  # the base class ships no types
@@ -54,25 +68,30 @@ class OutputsNormal(MultitaskMultivariateNormal):  # type: ignore[misc]  # the b
         return MultivariateNormal.log_prob(self, value.mT.reshape(*value.shape[:-2], -1))
 
 
-class _OutputRoots(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+class _OutputRoots(LowerRoot, BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """Roots side by side; ``… x (m q) x c`` columns go to each output's."""
+
     def matmul(self, other: Tensor) -> Tensor:
-        """Multiply base samples, ``… x (m q) x s``."""
-        product: Tensor = self._remove_batch_dim(self.base_linear_op.matmul(self._add_batch_dim(other)))
-        return product
+        """Multiply base samples."""
+        return self._of_each("matmul", other)
+
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        return self._of_each("_t_matmul", rhs)
 
     def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
-        """Return ``L⁻¹ Y`` for ``… x (m q) x c`` right-hand sides, output by output."""
-        options = {"upper": upper, "left": left, "unitriangular": unitriangular}
-        solution: Tensor = self._remove_batch_dim(self.base_linear_op.solve_triangular(self._add_batch_dim(rhs), **options))
-        return solution
+        """Return ``L⁻¹ Y``."""
+        return self._of_each("solve_triangular", rhs, upper=upper, left=left, unitriangular=unitriangular)
+
+    def _cholesky_solve(self, rhs: Tensor, upper: bool | None = False) -> Tensor:
+        return self._of_each("_cholesky_solve", rhs, upper=upper)
+
+    def _of_each(self, method: str, columns: Tensor, **options: Any) -> Tensor:
+        found: Tensor = getattr(self.base_linear_op, method)(self._add_batch_dim(columns), **options)
+        return self._remove_batch_dim(found)
 
     def reshape(self, *sizes: Any) -> LinearOperator:
         """Return the roots with one batch dimension for ``-1, m q, m q``, as a log-density asks for; otherwise expanded."""
         return _OutputRoots(self.base_linear_op.flat_batch(inner=1)) if sizes[:1] == (-1,) else self.expand(*sizes)
-
-    def to_dense(self) -> Any:
-        """Return the operator itself, as :meth:`~sparse_bo.models.sparse_gp.joint_root.JointRoot.to_dense` does."""
-        return self
 
 
 def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPyTorchPosterior:

@@ -50,14 +50,9 @@ Spread: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def matheron_weights(representation: Representation, spread: Spread, prior_values: Tensor) -> Tensor:
-    """Return ``α − R (Rᵀ f + ζ)``, ``sample_shape x batch_shape x m``. Draws from torch's CPU generator. O(m²) each.
+    """Return ``α − R (Rᵀ f + ζ)``, ``sample_shape x batch_shape x m``, from values ``f`` of prior paths of mean zero at ``D``.
 
-    BoTorch's prior paths have Sobol points for weights, also made on the CPU: one seed gives the same paths on every device.
-
-    Args:
-        representation: The posterior, without extension.
-        spread: Gives ``ζ``.
-        prior_values: ``sample_shape x batch_shape x m`` values at ``D`` of prior paths of mean zero.
+    Draws from torch's CPU generator, as BoTorch's prior paths do: one seed gives the same paths on every device. O(m²) each.
     """
     R = representation.root
     projected = torch.einsum("...m,...mr->...r", prior_values, R)  # sample_shape x batch_shape x r
@@ -66,11 +61,9 @@ def matheron_weights(representation: Representation, spread: Spread, prior_value
 
 
 def exact_spread(representation: Representation, noise: Tensor) -> Spread:
-    """Return ``ζ = Rᵀ N^½ ξ`` of an exact posterior, whose ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``: ``I − RᵀKR = RᵀNR``. O(m²).
+    """Return ``ζ = Rᵀ N^½ ξ`` of an exact posterior with ``batch_shape x m`` noise variances. O(m²).
 
-    Args:
-        representation: An exact posterior, without extension.
-        noise: ``batch_shape x m`` noise variances of the rows.
+    There ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``, so ``I − RᵀKR = RᵀNR``.
     """
     return lambda normal: _times(representation.root.mT, noise.clamp_min(0.0).sqrt() * normal)
 
@@ -80,10 +73,6 @@ def spread_at_dictionary(representation: Representation, posterior: PosteriorAtD
 
     ``c ~ N(0, K − K R Rᵀ K)`` independent of ``ξ``, so with ``M = RᵀKR`` the covariance is ``(I − M)² + M (I − M) = I − M``.
     Draws from torch's CPU generator.
-
-    Args:
-        representation: The posterior, without extension.
-        posterior: The same at its dictionary.
     """
     R = representation.root
 
@@ -98,21 +87,17 @@ def spread_at_dictionary(representation: Representation, posterior: PosteriorAtD
 
 
 def sparse_spread(representation: Representation, K: Callable[[], Tensor]) -> Spread:
-    """Return ``ζ`` by the Cholesky factor of ``I − RᵀKR``, for a conditioned or grown posterior.
+    """Return ``ζ`` of a conditioned or grown posterior by the Cholesky factor of ``I − RᵀKR``; ``K()`` makes ``k(D, D)``.
 
     O(m³) the first time for a posterior, then O(m²).
-
-    Args:
-        representation: The posterior, without extension.
-        K: Makes ``k(D, D)``, ``batch_shape x m x m``.
     """
     R = representation.root
     if R.requires_grad:
-        factor = _factor(representation, K())
+        factor = _factor(R, K())
     else:  # as constant as α and R are
         size = R.shape[-1] ** 2 * R.shape[:-2].numel() * R.element_size()
         with torch.no_grad():
-            factor = representation.recent.once("spread", lambda: _factor(representation, K()), size=size)
+            factor = representation.recent.once("spread", lambda: _factor(R, K()), size=size)
     return lambda normal: _times(factor, normal)
 
 
@@ -121,57 +106,17 @@ def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
     return torch.einsum("...mr,...r->...m", matrix, vectors)
 
 
-def _factor(representation: Representation, K: Tensor) -> Tensor:
+def _factor(R: Tensor, K: Tensor) -> Tensor:
     """Return the Cholesky factor of ``I − RᵀKR``, ``batch_shape x r x r``. O(m³)."""
-    R = representation.root
     remainder = -(R.mT @ (K @ R))
     remainder.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return safe_cholesky(remainder).factor
 
 
-def draw_paths(
-    model: Any,
-    representation: Representation,
-    sample_shape: torch.Size,
-    prior_sampler: Callable[..., Any],
-    noise: Tensor | None = None,
-) -> tuple[Any, GeneralizedLinearPath]:
-    """Return prior and update paths in the outcome transform's units; ``forward`` takes transformed inputs.
-
-    Args:
-        model: The model, in evaluation mode.
-        representation: The model's posterior, without extension.
-        sample_shape: The shape of the set of paths.
-        prior_sampler: As in :func:`botorch.sampling.pathwise.draw_matheron_paths`.
-        noise: Of an exact posterior: ``batch_shape x m`` noise variances of the rows.
-
-    Raises:
-        UnsupportedError: If the prior is that of a ``forward`` that is more than ``mean_module`` and ``covar_module``.
-    """
-    if isinstance(model.prior_kernel, ForwardKernel):
-        raise UnsupportedError(
-            f"random features stand for a kernel, and the prior of {type(model).__name__} is that of its forward; "
-            "sample from model.posterior(X) instead of paths"
-        )
-    points = representation.points
-    with delattr_ctx(model, "outcome_transform"):
-        prior_paths = prior_sampler(model=model, sample_shape=sample_shape)
-    prior_values = prior_paths.forward(points) - model.mean_module(points)
-    if noise is None and representation.at_dictionary is not None:
-        spread = spread_at_dictionary(representation, representation.at_dictionary)
-    elif noise is None:
-        spread = sparse_spread(representation, lambda: kernel_matrix(model.covar_module, points, points))
-    else:
-        spread = exact_spread(representation, noise)
-    weight = matheron_weights(representation, spread, prior_values)
-    feature_map = DictionaryMap(kernel=model.covar_module, points=points, input_transform=get_input_transform(model))
-    return prior_paths, DictionaryPath(feature_map=feature_map, weight=weight)
-
-
 def draw_matheron_path(
     model: Any, *, sample_shape: torch.Size, prior_sampler: Callable[..., Any], update_strategy: Callable[..., Any]
 ) -> MatheronPath:
-    """Draw paths of a ``SparseGP``'s posterior; registered with BoTorch's ``draw_matheron_paths``.
+    """Draw paths of a sparse model's posterior; registered with BoTorch's ``draw_matheron_paths``.
 
     Args:
         model: The model, a ``SparseGP``.
@@ -180,18 +125,29 @@ def draw_matheron_path(
         update_strategy: BoTorch's default and no other: the update is the dictionary's.
 
     Raises:
-        UnsupportedError: For another ``update_strategy``.
+        UnsupportedError: For another ``update_strategy``, or if the prior is that of a ``forward`` that is more than
+            ``mean_module`` and ``covar_module``.
     """
     if update_strategy is not gaussian_update:
         raise UnsupportedError("SparseGP has its own pathwise update over the dictionary; leave update_strategy at its default")
     model.eval()
-    form, noise = model.representation().full(model.covar_module), _noise_if_exact(model)
-    prior_paths, update_paths = draw_paths(model, form, sample_shape, prior_sampler, noise)
+    if isinstance(model.prior_kernel, ForwardKernel):
+        raise UnsupportedError(
+            f"random features stand for a kernel, and the prior of {type(model).__name__} is that of its forward; "
+            "sample from model.posterior(X) instead of paths"
+        )
+    kernel, cache = model.covar_module, model.cache()
+    form: Representation = cache.representation.full(kernel)
+    with delattr_ctx(model, "outcome_transform"):
+        prior_paths = prior_sampler(model=model, sample_shape=sample_shape)
+    prior_values = prior_paths.forward(form.points) - model.mean_module(form.points)
+    if cache.representation.extension is None and cache.holds_all(model.train_targets.shape[-1]):
+        spread = exact_spread(form, model.data_noise(model.train_inputs[0], model.train_targets.shape).detach())
+    elif form.at_dictionary is not None:
+        spread = spread_at_dictionary(form, form.at_dictionary)
+    else:
+        spread = sparse_spread(form, lambda: kernel_matrix(kernel, form.points, form.points))
+    weight = matheron_weights(form, spread, prior_values)
+    feature_map = DictionaryMap(kernel=kernel, points=form.points, input_transform=get_input_transform(model))
+    update_paths = DictionaryPath(feature_map=feature_map, weight=weight)
     return MatheronPath(prior_paths=prior_paths, update_paths=update_paths, output_transform=get_output_transform(model))
-
-
-def _noise_if_exact(model: Any) -> Tensor | None:
-    """Return the noise variances of the rows, ``batch_shape x n``, if all are in the dictionary and nothing else is."""
-    cache = model.cache()
-    exact = cache.representation.extension is None and cache.holds_all(model.train_targets.shape[-1])
-    return model.data_noise(model.train_inputs[0], model.train_targets.shape).detach() if exact else None

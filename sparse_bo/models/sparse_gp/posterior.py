@@ -6,7 +6,6 @@ every step. The baseline's part is the same every time, so it is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,10 +19,9 @@ from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.joint_root import JointSettings
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal
 from sparse_bo.models.sparse_gp.process import Base, Process
-from sparse_bo.models.sparse_gp.representation import Projection, Representation
+from sparse_bo.models.sparse_gp.representation import Projection
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,18 +64,21 @@ class PointCovariance:
 class DeferredCovariance(DenseLinearOperator):  # type: ignore[misc]  # the base class ships no types
     """A dense operator whose matrix is computed when it is needed: means alone cost O(m) a point, variances O(m²).
 
-    Args:
-        source: The points' covariance, or a matrix.
+    Operators that are made of it are dense.
     """
 
-    def __init__(self, source: Tensor | PointCovariance) -> None:
+    def __new__(cls, source: Tensor | PointCovariance) -> Any:
+        """Return a plain operator of a matrix: linear_operator makes new operators by their class."""
+        return DenseLinearOperator(source) if isinstance(source, Tensor) else super().__new__(cls)
+
+    def __init__(self, source: PointCovariance) -> None:
         self.source = source
         super().__init__(source)
 
     @property
     def tensor(self) -> Tensor:
         """The matrix, ``batch_shape x q x q``."""
-        return self.source.dense if isinstance(self.source, PointCovariance) else self.source
+        return self.source.dense
 
     @tensor.setter
     def tensor(self, value: Any) -> None:
@@ -91,36 +92,28 @@ class DeferredCovariance(DenseLinearOperator):  # type: ignore[misc]  # the base
     def _args(self, value: Any) -> None:
         """Ignore the assignment of the base class's constructor."""
 
-    def _check_args(self, source: Any) -> str | None:
-        return None if isinstance(source, PointCovariance) else super()._check_args(source)
+    def _check_args(self, source: PointCovariance) -> None:
+        return None
 
     def scaled(self, factors: Tensor) -> DeferredCovariance:
         """Return the covariance of the values times ``factors`` (``… x q``)."""
-        if isinstance(self.source, PointCovariance):
-            return DeferredCovariance(self.source.scaled(factors))
-        return DeferredCovariance(factors.unsqueeze(-1) * self.source * factors.unsqueeze(-2))
+        return DeferredCovariance(self.source.scaled(factors))
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the matrix."""
-        return self._known.dtype
+        return self.source.prior.dtype
 
     @property
     def device(self) -> torch.device:
         """Device of the matrix."""
-        return self._known.device
-
-    @property
-    def _known(self) -> Tensor:
-        return self.source.projection.K if isinstance(self.source, PointCovariance) else self.source
+        return self.source.prior.device
 
     def _size(self) -> torch.Size:
         return self.source.shape
 
     def _diagonal(self) -> Tensor:
-        if isinstance(self.source, PointCovariance) and "dense" not in vars(self.source):
-            return self.source.diagonal
-        return self.tensor.diagonal(dim1=-2, dim2=-1)
+        return self.tensor.diagonal(dim1=-2, dim2=-1) if "dense" in vars(self.source) else self.source.diagonal
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or a pickle is the matrix, without the model."""
@@ -138,85 +131,57 @@ class Baseline:
         """Replace the cached baseline."""
         self.base = base
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"base": None, "kernel": None}
-
-
-@dataclass(frozen=True, eq=False)
-class Predictor:
-    """A posterior with its prior: the distribution of the function at any points, in the outcome transform's units."""
-
-    kernel: PriorKernel
-    prior_mean: Callable[[Tensor], Tensor]
-    representation: Representation
-    settings: JointSettings
-
-    def mean(self, X: Tensor) -> Tensor:
-        """Return the posterior mean at ``… x q x d`` transformed points, ``batch_shape x q``. O(q m)."""
-        mean: Tensor = self.prior_mean(X) + self.representation.project(self.kernel, X).mean
-        return mean
-
-    def variance(self, X: Tensor) -> Tensor:
-        """Return the posterior variance at ``… x q x d`` transformed points, ``batch_shape x q``. O(q m r)."""
-        return Process(self.kernel, self.representation, self.settings.chunk).variance(X)
-
-    def few(self, X: Tensor) -> MultivariateNormal:
-        """Return the joint distribution at few points; its covariance is computed when it is needed."""
-        projection = self.representation.project(self.kernel, X)
-        mean = self.prior_mean(X) + projection.mean
-        single = X.shape[-2] == 1
-        prior = kernel_diagonal(self.kernel, X).unsqueeze(-1) if single else kernel_matrix(self.kernel, X, X)
-        shape = torch.Size([*mean.shape, mean.shape[-1]])
-        source = PointCovariance(projection, prior, shape, graph=torch.is_grad_enabled())
-        small = projection.K.numel() * projection.K.element_size() <= self.settings.cached_bytes // 2
-        return MultivariateNormal(mean, DeferredCovariance(source) if small else to_linear_operator(source.dense))
-
-    def many(self, X: Tensor, baseline: Baseline, base: Base | None = None) -> MultivariateNormal:
-        """Return the lazy joint distribution at ``… x q x d`` transformed points, the first of which are those of ``base``.
-
-        ``baseline.kernel`` is the prior covariance of the distribution.
-        """
-        assert baseline.kernel is not None
-        process = Process(baseline.kernel, self.representation, self.settings.chunk)
-        start = 0 if base is None else base.rows
-        slices = row_slices(X.shape[-2] - start, chunk=self.settings.chunk) if X.shape[-2] > start else []
-        means = [self.mean(X[..., start + rows.start : start + rows.stop, :]) for rows in slices]
-        batch_shape = broadcast_shapes(X.shape[:-2], *(mean.shape[:-1] for mean in means))
-        means = means if base is None else [base.mean, *means]
-        mean = torch.cat([part.expand(*batch_shape, part.shape[-1]) for part in means], dim=-1)
-        through = X.requires_grad or gpytorch.settings.detach_test_caches.off()
-        graph = torch.is_grad_enabled() and through
-        sizes = self.settings
-        covariance = JointCovariance(X, process=process, mean=mean, settings=sizes, base=base, graph=graph, keep=baseline.put)
-        return MultivariateNormal(mean, covariance)
-
-    def base(self, X: Tensor, constant: int, baseline: Baseline) -> Base | None:
+    def of(self, process: Process, X: Tensor, constant: int) -> Base | None:
         """Return the baseline that ``X`` (``… x q x d``, transformed) begins with, if there is one; cache a new one.
 
         Args:
+            process: The posterior.
             X: Points.
             constant: How many leading rows provably have no gradient.
-            baseline: The cache.
         """
         if X.dim() < 2 or X.shape[-2] == 0 or gpytorch.settings.detach_test_caches.off():
             return None
-        known, q = baseline.base, X.shape[-2]
+        known, q, settings = self.base, X.shape[-2], process.settings
         if known is not None and known.rows < q and known.rows <= constant and begins_with(X, known.X):
             return known
-        batch = X.shape[:-2].numel()
         outside = not (torch.is_grad_enabled() and X.requires_grad)
-        if q > self.settings.dense or (outside and (batch == 1 or torch.is_grad_enabled())):
+        if q > settings.dense or (outside and (X.shape[:-2].numel() == 1 or torch.is_grad_enabled())):
             return None
         s = shared_rows(X, min(constant, q))
         if not 0 < s < q:
             return None
         rows = X.detach().reshape(-1, *X.shape[-2:])[0, :s]
         with torch.no_grad():
-            columns = self.representation.project(self.kernel, rows).columns
-            base = Base(rows.clone(), self.mean(rows), columns)
-        if sum(column.numel() * column.element_size() for column in base.columns) <= self.settings.cached_bytes:
-            baseline.put(base)
+            base = Base(rows.clone(), process.mean(rows), process.columns(rows))
+        if sum(column.numel() * column.element_size() for column in base.columns) <= settings.cached_bytes:
+            self.put(base)
         return base
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"base": None, "kernel": None}
+
+
+def joint_of_few(process: Process, X: Tensor) -> MultivariateNormal:
+    """Return the joint distribution at few points, ``… x q x d``; its covariance is computed when it is needed."""
+    projection = process.at(X)
+    mean = process.prior_mean(X) + projection.mean
+    prior = kernel_diagonal(process.kernel, X).unsqueeze(-1) if X.shape[-2] == 1 else process.prior(X, X)
+    shape = torch.Size([*mean.shape, mean.shape[-1]])
+    source = PointCovariance(projection, prior, shape, graph=torch.is_grad_enabled())
+    small = projection.K.numel() * projection.K.element_size() <= process.settings.cached_bytes // 2
+    return MultivariateNormal(mean, DeferredCovariance(source) if small else to_linear_operator(source.dense))
+
+
+def joint_of_many(process: Process, X: Tensor, baseline: Baseline, base: Base | None) -> MultivariateNormal:
+    """Return the lazy joint distribution at ``… x q x d`` points, the first of which are those of ``base``."""
+    start = 0 if base is None else base.rows
+    slices = row_slices(X.shape[-2] - start, chunk=process.settings.chunk)
+    means = [process.mean(X[..., start + rows.start : start + rows.stop, :]) for rows in slices]
+    batch_shape = broadcast_shapes(X.shape[:-2], *(mean.shape[:-1] for mean in means))
+    means = means if base is None else [base.mean, *means]
+    mean = torch.cat([part.expand(*batch_shape, part.shape[-1]) for part in means], dim=-1)
+    graph = torch.is_grad_enabled() and (X.requires_grad or gpytorch.settings.detach_test_caches.off())
+    return MultivariateNormal(mean, JointCovariance(X, process=process, mean=mean, base=base, graph=graph, keep=baseline.put))
 
 
 def constant_rows(X: Tensor) -> int:

@@ -6,8 +6,9 @@ kernel between two sets from ``forward`` of both together; GPyTorch's lazy covar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, NamedTuple, TypeAlias
 
 import gpytorch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from sparse_bo.kernels import differentiable_cross
 from sparse_bo.kernels.structure import untouched
-from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
+from sparse_bo.linalg.chunking import broadcast_shapes, fold_rows, row_slices, unfold_rows
 
 
 class ForwardKernel:
@@ -138,32 +139,35 @@ def kernel_diagonal(kernel: PriorKernel, X: Tensor) -> Tensor:
 
 
 def folded_kernel(kernel: PriorKernel, X: Tensor, Y: Tensor) -> tuple[Tensor, torch.Size]:
-    """Return ``k(X, Y)`` with the batch dimensions that ``Y`` lacks moved into the rows of ``X``.
+    """Return ``k(X, Y)`` with the batch dimensions that ``Y`` and ``kernel`` lack moved into the rows of ``X``.
 
-    One large product against a shared matrix is many times faster than a batch of small ones. Of ``lead x batch_shape x q x d``
-    and ``batch_shape x m x d`` points: ``batch_shape x (lead · q) x m``, and the shape ``lead x q`` of its rows.
+    Of ``lead x batch_shape x q x d`` and ``batch_shape x m x d`` points: ``batch_shape x (lead · q) x m``, and the shape
+    ``lead x q`` of its rows.
     """
-    dims = max(Y.dim() - 2, len(kernel.batch_shape))
-    extra = max(X.dim() - 2 - dims, 0)
-    rows = X.shape[:extra] + X.shape[-2:-1]
-    if extra:
-        moved = X.movedim(tuple(range(extra)), tuple(range(X.dim() - 2 - extra, X.dim() - 2)))
-        X = moved.reshape(*X.shape[extra:-2], rows.numel(), X.shape[-1])
+    X, rows = fold_rows(X, X.dim() - max(Y.dim(), 2 + len(kernel.batch_shape)))
     return kernel_matrix(kernel, X, Y), rows
-
-
-def unfolded(A: Tensor, rows: torch.Size) -> Tensor:
-    """Return ``lead x batch_shape x q x r`` of ``batch_shape x (lead · q) x r``: undo :func:`folded_kernel`."""
-    extra, inner = len(rows) - 1, A.dim() - 2
-    if not extra:
-        return A
-    spread = A.reshape(*A.shape[:-2], *rows, A.shape[-1])
-    return spread.movedim(tuple(range(inner, inner + extra)), tuple(range(extra)))
 
 
 def cross_covariance(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
     """Return ``k(X, Y)`` of ``… x q x d`` and ``batch_shape x m x d``, ``… x q x m``, by one folded product. O(q m d)."""
-    return unfolded(*folded_kernel(kernel, X, Y))
+    return unfold_rows(*folded_kernel(kernel, X, Y))
+
+
+def frozen(kernel: PriorKernel, function: Callable[[Tensor], Tensor]) -> PriorKernel:
+    """Return a copy of a prior covariance with ``function`` (``clone`` or ``detach``) applied to its parameters.
+
+    A later change of the original does not reach it.
+    """
+    if not isinstance(kernel, ForwardKernel):
+        return copied(kernel, [(parameter, function(parameter)) for parameter in kernel.parameters()])
+    model = kernel.model
+    replaced = [(parameter, function(parameter)) for parameter in model.parameters()]
+    return ForwardKernel(model.copy_sharing_data(*replaced, (model.likelihood, model.likelihood)), like=kernel.like)
+
+
+def copied(model: Any, replacements: list[tuple[Any, Any]]) -> Any:
+    """Return a deep copy in which each ``(old, new)`` object is replaced and not copied."""
+    return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
 
 
 class StationaryParts(NamedTuple):
@@ -178,10 +182,7 @@ class StationaryParts(NamedTuple):
 
 
 def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
-    """Return the parts of a kernel whose likelihood has a closed-form gradient; ``None`` for any other. O(d).
-
-    These are unmodified RBF and Matérn-5/2 kernels over all columns, and these scaled.
-    """
+    """Return the parts of an unmodified RBF or Matérn-5/2 kernel over all columns, or of one scaled; else ``None``. O(d)."""
     inner: Any = kernel
     scale = None
     if type(inner) is ScaleKernel:

@@ -111,14 +111,9 @@ def last_groups(
 
 
 def neighbourhoods(Z: Tensor, count: int, size: int, *, generator: torch.Generator, distances: Distances = euclidean) -> Tensor:
-    """Return the nearest rows of random rows, ``count x size``, each ascending. O(count · n d). Draws a permutation of n.
+    """Return the ``size`` nearest rows of ``count`` random rows of ``Z`` (``n x d``), ``count x size``, each ascending.
 
-    Args:
-        Z: ``n x d`` inputs.
-        count: Number of neighbourhoods, at most n.
-        size: Rows of each, the centre included, at most n.
-        generator: A CPU generator, the only source of randomness.
-        distances: The measure of nearness.
+    The centre is one of them. O(count · n d). Draws a permutation of n from the CPU generator.
     """
     centres = torch.randperm(len(Z), generator=generator, device="cpu")[:count].to(Z.device)
     nearest = [largest(-distances(Z, Z[centre]), size) for centre in centres]
@@ -129,13 +124,8 @@ def shorten(model: Any, *, size: int, generator: torch.Generator, settings: Refi
     """Multiply the lengthscales of a model in place by a factor in ``[step², 1]``, one for each of its GPs. O(rows · points²).
 
     The factor maximises likelihood times the priors of the lengthscales. Fixed lengthscales stay, and so do those that a batch
-    of GPs shares.
-
-    Args:
-        model: A sparse model in training mode; unchanged unless :func:`stationary_parts` recognises its kernel.
-        size: The largest size of its dictionary.
-        generator: A CPU generator, the only source of randomness.
-        settings: Sizes.
+    of GPs shares, and a model whose kernel :func:`stationary_parts` does not recognise. ``size`` is the largest size of the
+    dictionary of the model, which is in training mode.
     """
     kernel = model.prior_kernel
     if stationary_parts(kernel) is None:

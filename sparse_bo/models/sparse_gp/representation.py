@@ -17,21 +17,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
-from sparse_bo.gp.posterior import MatrixRoot
+from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot
 from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
-from sparse_bo.linalg.chunking import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes, unfold_rows
 from sparse_bo.models.sparse_gp import triangular
-from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix, unfolded
+from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix
 from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, ProductSizes, Recent, TimesRoot
 
 
-@dataclass(frozen=True, eq=False)
-class Extension:
+class Extension(NamedTuple):
     """Points on which the process was conditioned after the data."""
 
     points: Tensor
@@ -59,7 +59,7 @@ class Projection:
     @cached_property
     def mean(self) -> Tensor:
         """``batch_shape x q``: the posterior mean less the prior mean (y). O(q m)."""
-        mean = unfolded(self.K @ self.posterior.alpha.unsqueeze(-1), self.rows).squeeze(-1)
+        mean = unfold_rows(self.K @ self.posterior.alpha.unsqueeze(-1), self.rows).squeeze(-1)
         extension, g = self.posterior.extension, self._gain
         return mean if extension is None or g is None else mean + (g @ extension.weights.unsqueeze(-1)).squeeze(-1)
 
@@ -77,12 +77,10 @@ class Projection:
     def lifted(self) -> Tensor:
         """``R h``, ``batch_shape x q x m``. O(q m r)."""
         if self.few:
-            return unfolded(self._products[1], self.rows)
-        root, h = self.posterior.root, self._folded_h
-        dense = not self.posterior.is_large
-        return unfolded(
-            h @ root.mT if dense else triangular.times_root_transpose(h, root, self.posterior.recent.sizes.block), self.rows
-        )
+            return unfold_rows(self._products[1], self.rows)
+        root, h, block = self.posterior.root, self._folded_h, self.posterior.recent.sizes.block
+        lifted = triangular.times_root_transpose(h, root, block) if self.posterior.is_large else h @ root.mT
+        return unfold_rows(lifted, self.rows)
 
     def variance(self, prior_variance: Tensor) -> Tensor:
         """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q m r)."""
@@ -90,7 +88,7 @@ class Projection:
             prior_variance = prior_variance - self._explained.diagonal(dim1=-2, dim2=-1)
         elif self._many:
             squares = triangular.squares(self.K, self.posterior.root, self.posterior.recent.sizes.block).unsqueeze(-1)
-            prior_variance = prior_variance - unfolded(squares, self.rows).squeeze(-1)
+            prior_variance = prior_variance - unfold_rows(squares, self.rows).squeeze(-1)
         else:
             prior_variance = prior_variance - self._h.square().sum(dim=-1)
         if self._gain is not None:
@@ -110,7 +108,7 @@ class Projection:
 
     def times(self, lifted: Tensor) -> Tensor:
         """Return ``h hᵀ`` with p points from their ``R h`` (``batch_shape x p x m``), ``batch_shape x q x p``. O(q m p)."""
-        return torch.einsum("...qm,...pm->...qp", unfolded(self.K, self.rows), lifted)
+        return torch.einsum("...qm,...pm->...qp", unfold_rows(self.K, self.rows), lifted)
 
     @cached_property
     def few(self) -> bool:
@@ -137,7 +135,7 @@ class Projection:
         """``h hᵀ``, ``batch_shape x q x q``, of few points."""
         E = self._products[0]  # batch_shape x lead x q x q
         rows = torch.Size([*self.rows[:-1], self.rows[-1] ** 2])
-        E_rows = unfolded(E.flatten(-3).unsqueeze(-1), rows).squeeze(-1)
+        E_rows = unfold_rows(E.flatten(-3).unsqueeze(-1), rows).squeeze(-1)
         return E_rows.reshape(*E_rows.shape[:-1], *E.shape[-2:])
 
     @cached_property
@@ -152,7 +150,7 @@ class Projection:
 
     @cached_property
     def _h(self) -> Tensor:
-        return unfolded(self._folded_h, self.rows)
+        return unfold_rows(self._folded_h, self.rows)
 
     @cached_property
     def _gain(self) -> Tensor | None:
@@ -161,7 +159,7 @@ class Projection:
         if extension is None or self.cross is None:
             return None
         # A product would copy one for every batch element of the other.
-        known = torch.einsum("...qm,...me->...qe", unfolded(self.K, self.rows), extension.lifted)
+        known = torch.einsum("...qm,...me->...qe", unfold_rows(self.K, self.rows), extension.lifted)
         return torch.linalg.solve_triangular(extension.root, (self.cross - known).mT, upper=False).mT
 
 
@@ -201,12 +199,16 @@ class Representation:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Representation:
         """Return a copy with ``function`` applied to every tensor."""
-        extension = self.extension
+        return self.viewed(lambda tensor, _: function(tensor))
+
+    def viewed(self, view: Callable[[Tensor, int], Tensor]) -> Representation:
+        """Return a copy with ``view(tensor, trailing dimensions)`` of every tensor."""
+        extension, at_dictionary = self.extension, self.at_dictionary
         if extension is not None:
-            parts = (extension.points, extension.lifted, extension.root, extension.weights)
-            extension = Extension(*map(function, parts))
-        at_dictionary = None if self.at_dictionary is None else self.at_dictionary.map(function)
-        base = (function(self.points), function(self.alpha), function(self.root))
+            extension = Extension(*(view(tensor, trailing) for tensor, trailing in zip(extension, (2, 2, 2, 1), strict=True)))
+        if at_dictionary is not None:
+            at_dictionary = PosteriorAtDictionary(view(at_dictionary.triangles, 2), view(at_dictionary.scale, 0))
+        base = (view(self.points, 2), view(self.alpha, 1), view(self.root, 2))
         return Representation(*base, extension, self.triangular, at_dictionary, Recent(self.recent.sizes))
 
     def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
@@ -266,14 +268,12 @@ def _expanded(A: Tensor, batch_shape: torch.Size) -> Tensor:
 def _joined(old: Extension, new: Extension, gain: Tensor) -> Extension:
     """Append ``new`` to ``old`` by a block Cholesky step; ``gain`` is ``g`` of the old extension at the new points."""
     batch_shape = broadcast_shapes(old.root.shape[:-2], new.root.shape[:-2], gain.shape[:-2])
-    upper = new.root.new_zeros(*batch_shape, old.root.shape[-1], new.root.shape[-1])
-    above = torch.cat([_expanded(old.root, batch_shape), upper], dim=-1)
-    below = torch.cat([_expanded(gain, batch_shape), _expanded(new.root, batch_shape)], dim=-1)
+    root = CholeskyRoot(old.root).extended(_expanded(gain, batch_shape).mT, new.root).lower
     target_shape = broadcast_shapes(old.weights.shape[:-1], new.weights.shape[:-1])
     return Extension(
         torch.cat([_expanded(part.points, batch_shape) for part in (old, new)], dim=-2),
         torch.cat([_expanded(part.lifted, batch_shape) for part in (old, new)], dim=-1),
-        torch.cat([above, below], dim=-2),
+        root,
         torch.cat([part.weights.expand(*target_shape, -1) for part in (old, new)], dim=-1),
     )
 
@@ -298,23 +298,15 @@ def exact_representation(
     L = safe_cholesky(covariance).factor
     alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
     root = triangular_inverse(L).mT  # upper triangular
-    points = X.expand(L.shape[:-2] + X.shape[-2:])
-    return Representation(points, alpha.to(X), root.to(X), triangular=True, recent=Recent(sizes))
+    return Representation(_expanded(X, L.shape[:-2]), alpha.to(X), root.to(X), triangular=True, recent=Recent(sizes))
 
 
 def dtc_representation(state: dtc.DTC, points: Tensor, sizes: ProductSizes | None = None) -> Representation:
     """Return a DTC posterior over a dictionary (``batch_shape x m x d``, transformed) in the form ``(D, α, R)``. O(m³)."""
     form = dtc.one_product(state, relative=True)
-    batch_shape = form.root.shape[:-2]
     alpha = form.alpha.to(points).clone()  # a view would hold all columns in memory
     at_dictionary = None
     if form.triangular and not form.columns.requires_grad:
-        at_dictionary = PosteriorAtDictionary.of(state.factor.matrix, state.gram_cholesky).map(lambda part: part.to(points))
-    return Representation(
-        points.expand(batch_shape + points.shape[-2:]),
-        alpha,
-        form.root.to(points),
-        triangular=form.triangular,
-        at_dictionary=at_dictionary,
-        recent=Recent(sizes),
-    )
+        at_dictionary = PosteriorAtDictionary.of(state.factor.matrix, state.gram_cholesky, like=points)
+    options = {"triangular": form.triangular, "at_dictionary": at_dictionary, "recent": Recent(sizes)}
+    return Representation(_expanded(points, form.root.shape[:-2]), alpha, form.root.to(points), **options)  # type: ignore[arg-type]

@@ -5,10 +5,10 @@ Rows are summed a block at a time, in float64: an ``n x m`` matrix is never in m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from sparse_bo.linalg.cholesky import add_lower_gram, from_lower, safe_cholesky,
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, broadcast_shapes, chunk_rows, row_slices
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_block, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
+from sparse_bo.sharding import Alone, Group
+
+SUMS = "sums over rows"
 
 
 @dataclass(frozen=True)
@@ -39,42 +42,40 @@ class Summation:
     """Memory of a block of rows."""
 
 
-class AllRows(Protocol):
-    """The rows of a data set, some of which may be with other processes."""
+class Rows:
+    """The rows of a data set over the ranks of a group, ``here`` of them on this one. A collective call."""
 
-    @property
-    def total(self) -> int:
-        """Number n of rows of all processes."""
-
-    def own(self, numbers: Tensor) -> Tensor:
-        """Return this process's rows among ``numbers`` (of all rows, ascending), counted from its first row."""
-
-    def summed(self, parts: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
-        """Return the sums of ``parts()`` over all processes; a collective call."""
-
-
-@dataclass(frozen=True)
-class LocalRows:
-    """The rows of a data set that one process holds whole."""
-
-    total: int
+    def __init__(self, group: Group, here: int) -> None:
+        self.group = group
+        counts = [int(count[0]) for count in group.numbers("counting rows", [here])]
+        starts = [0, *accumulate(counts)]
+        self.total = starts[-1]
+        """Number n of rows on all ranks."""
+        self.here = slice(starts[group.rank], starts[group.rank + 1])
+        """Numbers of this rank's rows."""
 
     def own(self, numbers: Tensor) -> Tensor:
-        """See :class:`AllRows`."""
-        return numbers
+        """Return this rank's rows among ``numbers`` (of all rows, ascending), counted from its first row."""
+        mine = numbers - self.here.start
+        return mine[(mine >= 0) & (mine < self.here.stop - self.here.start)]
 
     def summed(self, parts: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
-        """See :class:`AllRows`."""
-        return list(parts())
+        """Return the sums of ``parts()`` over all ranks. Two collectives; gradients on a single rank only."""
+        with self.group.shielded(SUMS):
+            local = list(parts())
+        return self.group.total(SUMS, local)
+
+    def gathered(self, numbers: Tensor, *columns: Tensor) -> list[Tensor]:
+        """Return some rows (``q`` numbers, ascending) of every tensor, ``q x …``, on every rank. Two collectives."""
+        mine = self.own(numbers)
+        ranks = self.group.tensors("gathering rows", [column.detach()[mine] for column in columns])
+        return [torch.cat([part[k] for part in ranks]).to(column) for k, column in enumerate(columns)]
 
 
 def dictionary_factor(kernel: PriorKernel, points: Tensor) -> NystromFactor:
-    """Whiten a dictionary (``batch_shape x m x d``, transformed) in float64. O(m³).
+    """Whiten a dictionary (``batch_shape x m x d``, transformed) in float64; ``ValueError`` if there is no factor. O(m³).
 
     A float32 dictionary gets the jitter of its own precision (``10 m · eps · max diag``), so that ``R`` can be rounded.
-
-    Raises:
-        ValueError: If the kernel matrix is not finite or has no positive eigenvalue.
     """
     wide = points.double()
     K = kernel_matrix(kernel, wide, wide).double()
@@ -95,26 +96,21 @@ def row_sums(
     noise: Tensor,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> LowRankSums:
-    """Sum the data over a dictionary, with gradients. O(n m²).
-
-    Args:
-        kernel: The prior covariance.
-        factor: Whitening of the dictionary.
-        points: ``batch_shape x m x d``, the dictionary, transformed.
-        X: ``batch_shape x n x d``, transformed.
-        residuals: ``batch_shape x n``: targets less the prior mean.
-        noise: ``batch_shape x n`` noise variances.
-        memory_bytes: Memory of a block of rows.
-    """
-    residuals, noise, dictionary = residuals.double(), noise.double(), points.double()
+    """Sum the data over a dictionary of that ``factor``, with gradients; other arguments as :func:`fit_dtc`. O(n m²)."""
+    residuals, noise = residuals.double(), noise.double()
 
     def block(rows: slice) -> LowRankSums:
-        wide = X[..., rows, :].double()
-        features = factor.features(kernel_matrix(kernel, dictionary, wide).double())
-        prior = kernel_diagonal(kernel, wide).double()
+        features, prior = _features(kernel, factor, points, X[..., rows, :])
         return low_rank_sums(features, residuals[..., rows], noise[..., rows], prior)
 
     return sum_blocks(block, sweep(points, X, memory_bytes))
+
+
+def _features(kernel: PriorKernel, factor: NystromFactor, points: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features and prior variances of some rows in float64, ``batch_shape x n x r`` and ``batch_shape x n``."""
+    wide = X.double()
+    features = factor.features(kernel_matrix(kernel, points.double(), wide).double())
+    return features, kernel_diagonal(kernel, wide).double()
 
 
 def sweep(points: Tensor, X: Tensor, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> list[slice]:
@@ -135,7 +131,7 @@ def fit_dtc(
     *,
     residuals: Tensor,
     noise: Tensor,
-    rows: AllRows | None = None,
+    rows: Rows | None = None,
     how: Summation | None = None,
 ) -> dtc.DTC:
     """Fit the DTC posterior over a dictionary. O(n m² + m³).
@@ -146,21 +142,21 @@ def fit_dtc(
         X: ``batch_shape x n x d``, transformed.
         residuals: ``batch_shape x n``: targets less the prior mean.
         noise: ``batch_shape x n`` noise variances.
-        rows: The data set of which ``X`` are this process's rows; ``largest_precision`` is that of these rows.
+        rows: The data set of which ``X`` are this rank's rows; ``largest_precision`` is that of these rows.
         how: Settings of the sums.
 
     Raises:
         ValueError: If a kernel matrix is not finite or has no positive eigenvalue.
     """
-    rows, how = rows or LocalRows(X.shape[-2]), how or Summation()
+    rows, how = rows or Rows(Alone(), X.shape[-2]), how or Summation()
     data = _Data(kernel, dictionary_factor(kernel, points), points, X, residuals, noise, rows, how)
     if torch.is_grad_enabled() or rows.total <= how.together_from:
         return data.posterior(*rows.summed(data.sums))
     if data.whiten_together():
         gram, projected = rows.summed(partial(data.normal_sums, whiten=False))
         whitened = whitened_gram(data.factor.matrix, gram)
-        # Round-off makes eigenvalues negative in directions of which the data say nearly nothing. Summed over processes, so
-        # that unlike processors decide alike.
+        # Round-off makes eigenvalues negative in directions of which the data say nearly nothing. Summed over ranks, so that
+        # unlike processors decide alike.
         (failed,) = rows.summed(lambda: [gram.new_tensor(float(try_cholesky(whitened, jitter=0.0) is None))])
         if not bool(failed):
             return data.refined(data.posterior(whitened, data.whitened_vector(projected)))
@@ -177,7 +173,7 @@ class _Data:
     X: Tensor
     residuals: Tensor
     noise: Tensor
-    rows: AllRows
+    rows: Rows
     how: Summation
 
     def posterior(self, gram: Tensor, projected: Tensor) -> dtc.DTC:
@@ -187,26 +183,24 @@ class _Data:
         return dtc.DTC(self.factor, gram, safe_cholesky(gram).factor, projected, 0.0, precision)
 
     def sums(self) -> tuple[Tensor, Tensor]:
-        """Return ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r`` of this process's rows, with gradients."""
-        data = {"residuals": self.residuals, "noise": self.noise, "memory_bytes": self.how.memory_bytes}
-        sums = row_sums(self.kernel, self.factor, self.points, self.X, **data)  # type: ignore[arg-type]
+        """Return ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r`` of this rank's rows, with gradients."""
+        parts = (self.kernel, self.factor, self.points, self.X)
+        sums = row_sums(*parts, residuals=self.residuals, noise=self.noise, memory_bytes=self.how.memory_bytes)
         return sums.gram, sums.projected
 
     def normal_sums(self, *, whiten: bool = True) -> tuple[Tensor, Tensor]:
         """Return :meth:`sums` without gradients, in 0.6 to 0.9 of the time; with ``K_DX`` for ``Zᵀ`` if not ``whiten``."""
         gram = projected = torch.zeros((), dtype=torch.float64, device=self.X.device)
-        for some in self._sweep():
-            S = self._scaled(some)  # m x rows
+        for S, outcomes in self._scaled_blocks():
             S = self.factor.features(S).mT if whiten else S
-            outcomes = self.residuals[..., some].double() * self.noise[..., some].double().rsqrt()
             if not gram.dim():
                 gram = S.new_zeros(*S.shape[:-1], S.shape[-2])
             add_lower_gram(gram, S)
-            projected = projected + (S @ outcomes.unsqueeze(-1)).squeeze(-1)
+            projected = projected + (S @ outcomes).squeeze(-1)
         return from_lower(gram), projected
 
     def whiten_together(self) -> bool:
-        """Return whether whitening all rows together loses little and saves work; the same on all processes."""
+        """Return whether whitening all rows together loses little and saves work; the same on all ranks."""
         n, m = self.rows.total, self.points.shape[-2]
         if not self.factor.triangular or n < self.how.together_per_point * m:
             return False
@@ -214,7 +208,7 @@ class _Data:
         some = self.rows.own(torch.linspace(0, n - 1, count, dtype=torch.float64, device=self.X.device).long())
 
         def bound() -> list[Tensor]:
-            if not len(some):  # a process with few rows may have none of them
+            if not len(some):  # a rank with few rows may have none of them
                 return [torch.zeros((), dtype=torch.float64, device=self.X.device)]
             trace = self._scaled(some).square().sum(dim=(-2, -1)) * (n / count)
             return [trace.new_tensor(whitening_error(self.factor.matrix, trace))]
@@ -237,20 +231,20 @@ class _Data:
 
         def remainder() -> list[Tensor]:
             total = torch.zeros_like(state.projected)
-            for some in self._sweep():
-                S = self._scaled(some)
-                outcomes = self.residuals[..., some].double() * self.noise[..., some].double().rsqrt()
-                total += (S @ (outcomes.unsqueeze(-1) - S.mT @ alpha)).squeeze(-1)
+            for S, outcomes in self._scaled_blocks():
+                total += (S @ (outcomes - S.mT @ alpha)).squeeze(-1)
             return [total]
 
         (rest,) = self.rows.summed(remainder)
         return replace(state, projected=state.projected + self.whitened_vector(rest) - state.weights)
 
-    def _sweep(self) -> list[slice]:
-        return sweep(self.points, self.X, self.how.memory_bytes)
+    def _scaled_blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield ``K_DX N^(−½)`` and ``N^(−½) r`` of each block of rows, ``batch_shape x m x rows`` and ``… x rows x 1``."""
+        for some in sweep(self.points, self.X, self.how.memory_bytes):
+            outcomes = self.residuals[..., some].double() * self.noise[..., some].double().rsqrt()
+            yield self._scaled(some), outcomes.unsqueeze(-1)
 
     def _scaled(self, some: slice | Tensor) -> Tensor:
-        """Return ``K_DX N^(−½)`` of some rows, ``batch_shape x m x rows``."""
         X = self.X[..., some, :].double()
         K_DX = kernel_block(self.kernel, self.points.double(), X).double()
         scale = self.noise[..., some].double().rsqrt().unsqueeze(-2)
@@ -258,15 +252,9 @@ class _Data:
 
 
 def left_out_of_exact(representation: Representation, *, residuals: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the leave-one-out posterior of an exact GP from ``R = L⁻ᵀ``. O(n²) (Rasmussen & Williams 2006, Eq. 5.12).
+    """Return the leave-one-out posterior of an exact GP from ``R = L⁻ᵀ``; see :func:`left_out_of_dtc`. O(n²).
 
-    Args:
-        representation: An exact posterior.
-        residuals: ``batch_shape x n`` targets less the prior mean (y).
-        noise: ``batch_shape x n`` noise variances (y²).
-
-    Returns:
-        Means less the prior mean and variances of f, each ``batch_shape x n``.
+    Rasmussen & Williams 2006, Eq. 5.12.
     """
     variances = representation.root.square().sum(dim=-1).reciprocal()
     return residuals - representation.alpha * variances, (variances - noise).clamp_min(0.0)
@@ -275,19 +263,16 @@ def left_out_of_exact(representation: Representation, *, residuals: Tensor, nois
 def left_out_of_dtc(
     kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor, how: Summation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the leave-one-out posterior over a fixed dictionary, in float64. O(n m² + m³); arguments as :func:`fit_dtc`.
+    """Return the leave-one-out posterior over a fixed dictionary, in float64; arguments as :func:`fit_dtc`. O(n m² + m³).
 
     Returns:
         Means less the prior mean and variances of f, each ``batch_shape x n``.
     """
     how = how or Summation()
     state = fit_dtc(kernel, points, X, residuals=residuals, noise=noise, how=how)
-    residuals, noise, dictionary = residuals.double(), noise.double(), points.double()
-    parts = []
+    residuals, noise, parts = residuals.double(), noise.double(), []
     for rows in sweep(points, X, how.memory_bytes):
-        wide = X[..., rows, :].double()
-        features = state.factor.features(kernel_matrix(kernel, dictionary, wide).double())
-        prior = kernel_diagonal(kernel, wide).double()
+        features, prior = _features(kernel, state.factor, points, X[..., rows, :])
         parts.append(dtc.left_out(state, features, residuals[..., rows], noise[..., rows], prior))
     means, variances = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     return means, variances

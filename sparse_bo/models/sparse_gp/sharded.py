@@ -1,8 +1,14 @@
-"""ShardedSparseGP: SparseGP for data that are distributed over ranks."""
+"""ShardedSparseGP: SparseGP for data that are distributed over ranks.
+
+A rank holds ``n_r`` of the ``n`` rows, numbered through all ranks in their order. Ranks exchange sums of size m² and few rows:
+O(m²) bytes for a posterior or a likelihood, O(parameters) for its gradient.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -18,31 +24,34 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn import Module
 
+from sparse_bo._version import __version__
+from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp.woodbury import (
+    LowRankSums,
     dtc_log_likelihood_from_sums,
     gaussian_log_likelihood,
     vfe_log_likelihood_from_sums,
 )
-from sparse_bo.models.sparse_gp.classes import SparseGP
+from sparse_bo.models.sparse_gp.classes import SparseGP, SparseOptions
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
-from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
-from sparse_bo.models.sparse_gp.model import SparseSettings
+from sparse_bo.models.sparse_gp.leverage_sampling import (
+    distinct_inputs,
+    judged_rows,
+    needed_size,
+    pilot_posterior,
+    race_weights,
+    race_winners,
+    sample_size,
+    uniform_rows,
+)
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
 from sparse_bo.models.sparse_gp.representation import dtc_representation, exact_representation
-from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums
-from sparse_bo.models.sparse_gp.shards import (
-    MEETING,
-    ShardedRows,
-    check_parameters,
-    check_sharded_options,
-    chosen_points,
-    differentiable_sums,
-    digest,
-    fit_of_all,
-)
-from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, joined
+from sparse_bo.models.sparse_gp.row_sums import SUMS, Rows, dictionary_factor, fit_dtc, row_sums
+from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp
 from sparse_bo.models.sparse_gp.training import TrainingPrior
 from sparse_bo.sharding import Group, Processes
+
+MEETING = "meeting over data in shards"
 
 
 class ShardedSparseGP(SparseGP):
@@ -67,11 +76,9 @@ class ShardedSparseGP(SparseGP):
         outcome_transform: ``None``, or left out: outcomes are standardised by mean and deviation of all rows.
         input_transform: One that learns nothing from the data (``Normalize(d, bounds=...)``).
         group: The ranks; ``None``: all processes of the job.
-        dictionary: ``m x d`` points, the same on every rank; ``None``: rows chosen by leverage, by the rule of ``SparseGP``.
-        max_dictionary: As in ``SparseGP``.
-        fit: As in ``SparseGP``; ``"exact"`` gathers all rows.
-        seed: As in ``SparseGP``, the same on every rank.
-        settings: As in ``SparseGP``, the same on every rank.
+        **options: ``max_dictionary``, ``fit``, ``seed`` and ``settings`` as in ``SparseGP``, the same on every rank
+            (``fit="exact"`` gathers all rows). ``dictionary``: ``m x d`` points, the same on every rank; ``None``: rows chosen
+            by leverage, by the rule of ``SparseGP``.
 
     Raises:
         RankError: If a rank has failed or is lost.
@@ -101,50 +108,44 @@ class ShardedSparseGP(SparseGP):
         input_transform: InputTransform | None = None,
         *,
         group: Group | None = None,
-        dictionary: Tensor | None = None,
-        max_dictionary: int | None = None,
-        fit: Fit | None = None,
-        seed: int = 0,
-        settings: SparseSettings | None = None,
+        **options: Unpack[SparseOptions],
     ) -> None:
         group = Processes() if group is None else group
         with group.shielded(MEETING):
-            check_sharded_options(dictionary, outcome_transform, input_transform)
+            _check_options(options, outcome_transform, input_transform)
             validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
-        options = {"max_dictionary": max_dictionary, "fit": fit, "seed": seed, "dictionary": digest(dictionary)}
-        options["kind of noise"] = "learned" if train_Yvar is None else "known"
-        rows = ShardedRows.checked(group, train_X, train_Y, options)
+        dictionary = options.get("dictionary")
+        points = dictionary.detach().double().cpu().numpy().tobytes() if isinstance(dictionary, Tensor) else None
+        own = {
+            "max_dictionary": options.get("max_dictionary"),
+            "fit": options.get("fit"),
+            "seed": options.get("seed", 0),
+            "dictionary": None if points is None else hashlib.blake2b(points, digest_size=6).hexdigest(),
+            "kind of noise": "learned" if train_Yvar is None else "known",
+        }
+        _check_ranks(group, train_X, train_Y, own)
+        rows = Rows(group, len(train_X))
+        transform = None
         if outcome_transform is not None:
-            outcome_transform = _standardize(rows, train_Y)
+            transform = _standardize(rows, train_Y)
+            train_Y, train_Yvar = transform(train_Y, train_Yvar)
         with validate_input_scaling_setting(False):  # of one rank's rows, which are not all
             super().__init__(
-                train_X,
-                train_Y,
-                train_Yvar,
-                likelihood=likelihood,
-                covar_module=covar_module,
-                mean_module=mean_module,
-                outcome_transform=outcome_transform,
-                input_transform=input_transform,
-                dictionary=dictionary,
-                max_dictionary=max_dictionary,
-                fit=fit,
-                seed=seed,
-                settings=settings,
+                train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, None, input_transform, **options
             )
+        if transform is not None:
+            self.outcome_transform = transform
         self.rows = rows
-        self.learner = ShardedLearner(fit, seed, self.settings.learning, rows)
+        self.learner = ShardedLearner(self.learner.fit_name, self.learner.seed, self.settings.learning, rows)
 
     def local_data(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's inputs (as the mode has them), targets and noise variances."""
-        assert self._stored_inputs is not None
-        assert self._stored_targets is not None
-        X, targets = joined(self._stored_inputs), joined(self._stored_targets)
+        X, targets = self.training_data()
         return X, targets, self.noise_at(X, targets.shape)
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
-        rows, kernel = self.rows, self.prior_kernel
-        check_parameters(rows.group, dict(self.named_parameters()))
+        rows, kernel, products = self.rows, self.prior_kernel, self.settings.products
+        _check_parameters(rows.group, dict(self.named_parameters()))
         with torch.no_grad():
             X, targets, noise = self.local_data()
             nothing = torch.empty(0, dtype=torch.long, device=X.device)
@@ -153,38 +154,43 @@ class ShardedSparseGP(SparseGP):
             try:
                 if points is None and rows.total <= size:
                     every = torch.arange(rows.total, device=X.device)
-                    data = (X, self.original_inputs(), residuals, noise)
-                    all_X, all_raw, all_residuals, all_noise = rows.gathered(every, *data)
-                    exact = exact_representation(
-                        kernel, all_X, residuals=all_residuals, noise=all_noise, sizes=self.settings.products
-                    )
+                    all_X, all_raw, *data = rows.gathered(every, X, self.original_inputs(), residuals, noise)
+                    exact = exact_representation(kernel, all_X, residuals=data[0], noise=data[1], sizes=products)
                     return PosteriorCache(exact, stamp, nothing, all_raw)
                 if points is None:
                     points = self.dictionary_of_all(X, noise, size)
-                inputs = self.transform_inputs(points)
-                state = fit_of_all(rows, kernel, inputs, X, residuals=residuals, noise=noise, how=self.settings.sums)
+                D = self.transform_inputs(points)
+                state = fit_dtc(kernel, D, X, residuals=residuals, noise=noise, rows=rows, how=self.settings.sums)
             except ValueError as error:  # the type that SingleTaskGP raises
                 raise NotPSDError(str(error)) from error
-            return PosteriorCache(dtc_representation(state, inputs, self.settings.products), stamp, nothing, points)
+            return PosteriorCache(dtc_representation(state, D, products), stamp, nothing, points)
 
     def dictionary_of_all(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
-        """Return a dictionary of at most ``size`` points for the rows of all ranks; ``X`` are this rank's, transformed."""
-        kernel, generator, settings = self.prior_kernel, self.learner.generator(), self.settings.dictionary
-        raw = self.original_inputs()
-        return chosen_points(self.rows, kernel, X, raw, noise, size=size, generator=generator, settings=settings)
+        """Choose at most ``size`` rows by leverages, as one process with all rows would. O(n_r p²).
 
-    def log_likelihood_of_all(self) -> Tensor:
-        """Return the log-likelihood of the observations of all ranks (or its bound, by ``fit``), scalar, with gradients.
-
-        Called on every rank, in training mode; the same on all.
-
-        Raises:
-            NotPSDError: If a covariance is not finite or not positive semi-definite.
+        Every rank computes the leverages of its own rows (``X``, transformed) from a shared pilot, and runs the exponential
+        races with the numbers of its rows, drawn as one process draws them; the winners of all ranks meet. Rows that repeat are
+        not merged before, but a point enters once. Returns ``m x d`` points in the user's units, the same on every rank.
         """
-        try:
-            return self.learner.log_likelihood(self)
-        except ValueError as error:  # the error that BoTorch's fitting loop retries
-            raise NotPSDError(str(error)) from error
+        rows, kernel, generator, settings = self.rows, self.prior_kernel, self.learner.generator(), self.settings.dictionary
+        n, group, raw = rows.total, rows.group, self.original_inputs()
+        numbers = uniform_rows(n, min(settings.pilot, size), generator=generator, device=X.device)
+        (pilot,) = rows.gathered(numbers, X)
+        with group.shielded("leverages"):
+            weights = race_weights(pilot_posterior(kernel, pilot, X, torch.zeros_like(noise), noise, rows=rows).leverages)
+        (dimension,) = group.total("leverages", [weights.sum()])
+        wanted = sample_size(float(dimension), size, settings)
+        draws = torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)[rows.here].to(X.device)
+        races = draws.log() / weights
+        first = race_winners(races, wanted)
+        ranks = group.tensors("choosing a dictionary", [races[first], first + rows.here.start, raw[first], X[first]])
+        values, indices, points, inputs = (torch.cat([part[k] for part in ranks]) for k in range(4))
+        winners = race_winners(values, wanted)
+        winners = winners[distinct_inputs(points[winners]).rows]
+        judged_X, judged_noise = rows.gathered(judged_rows(n, X.device, settings), X, noise)
+        needed = needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise, n=n, settings=settings)
+        winners = winners[: needed.size]
+        return points[winners[indices[winners].argsort()]].to(raw)
 
     def calibrated(self, X: Any = None, Y: Any = None, Yvar: Any = None) -> Any:
         """Raise ``UnsupportedError``: a rank knows its own observations alone."""
@@ -204,7 +210,7 @@ class ShardedSparseGP(SparseGP):
 class ShardedLearner(Learner):
     """The learning of a sharded model: likelihoods of the rows of all ranks."""
 
-    def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, rows: ShardedRows) -> None:
+    def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, rows: Rows) -> None:
         super().__init__(fit, seed, settings)
         self.sharded_rows = rows
         self._gathered: tuple[Tensor, ...] | None = None
@@ -228,9 +234,16 @@ class ShardedLearner(Learner):
         return TrainingPrior(mean, _CovarianceOfAll(x.new_zeros(1), model=model))
 
     def log_likelihood(self, model: ShardedSparseGP) -> Tensor:
-        """Return the log-likelihood of all rows, or its bound. A collective call."""
+        """Return the log-likelihood of all rows, or its bound, scalar, with gradients. A collective call.
+
+        Raises:
+            NotPSDError: If a covariance is not finite or not positive semi-definite.
+        """
         likelihood = self.likelihood(0)
-        return self._of_subset(model, likelihood) if likelihood in ("exact", "subset") else self._of_sums(model, likelihood)
+        try:
+            return self._of_subset(model, likelihood) if likelihood in ("exact", "subset") else self._of_sums(model, likelihood)
+        except ValueError as error:  # the error that BoTorch's fitting loop retries
+            raise NotPSDError(str(error)) from error
 
     def _of_subset(self, model: ShardedSparseGP, likelihood: Fit) -> Tensor:
         """Return the exact likelihood of some rows, gathered once, times n/m."""
@@ -260,16 +273,42 @@ class ShardedLearner(Learner):
                 self._gathered = (points,)
         (points,) = self._gathered
 
-        def local() -> Any:
+        def local() -> list[Tensor]:
             raw, targets, noise = model.local_data()
             X, D, kernel = model.transform_inputs(raw), model.transform_inputs(points), model.prior_kernel
             residuals = targets - model.prior_mean(X)
-            return row_sums(kernel, dictionary_factor(kernel, D), D, X, residuals=residuals, noise=noise)
+            sums = row_sums(kernel, dictionary_factor(kernel, D), D, X, residuals=residuals, noise=noise)
+            return [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        sums = differentiable_sums(self.sharded_rows, local, parameters)
+        total: tuple[Tensor, ...] = _Total.apply(self.sharded_rows.group, local, *parameters)  # type: ignore[no-untyped-call]  # as torch types it
         from_sums = vfe_log_likelihood_from_sums if likelihood == "vfe" else dtc_log_likelihood_from_sums
-        return from_sums(sums).to(points)
+        gram, projected, squares, log_noise, unexplained = total
+        return from_sums(LowRankSums(gram, projected, squares, log_noise, unexplained, self.sharded_rows.total)).to(points)
+
+
+class _Total(torch.autograd.Function):
+    """Sums over all ranks of sums over local rows, as a function of parameters that every rank has.
+
+    The derivative by a parameter is the sum of every rank's share. The backward pass computes this rank's sums once more, with
+    gradients, and adds the shares up, so every rank has the gradient of all rows. Two collectives each way.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, group: Group, local: Callable[[], Sequence[Tensor]], *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.group, ctx.local = group, local
+        ctx.save_for_backward(*parameters)
+        with torch.no_grad():
+            return tuple(group.total(SUMS, local()))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            sums = ctx.local()
+            shares = torch.autograd.grad(sums, parameters, gradients, allow_unused=True)
+        filled = [torch.zeros_like(p) if share is None else share for p, share in zip(parameters, shares, strict=True)]
+        return None, None, *ctx.group.total("gradients", filled)
 
 
 class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class ships no types
@@ -281,7 +320,7 @@ class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class 
 
     def log_likelihood(self, targets: Tensor, mean: Tensor) -> Tensor:
         """Return the log-likelihood of the observations of all ranks, scalar; the arguments are not read."""
-        return self.model.log_likelihood_of_all()
+        return self.model.learner.log_likelihood(self.model)
 
     def __add__(self, other: Any) -> LinearOperator:
         """The model's own noise is in its likelihood already."""
@@ -301,13 +340,13 @@ class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class 
         raise UnsupportedError("the covariance of rows that no rank holds whole is never made; use the model's posterior")
 
 
-def _standardize(rows: ShardedRows, Y: Tensor) -> Standardize:
+def _standardize(rows: Rows, Y: Tensor) -> Standardize:
     """Return the standardisation of the outcomes of all rows, as BoTorch would learn it in one process."""
     (total,) = rows.group.total("the scale of the outcomes", [Y.sum(dim=0)])
     mean = total / rows.total
     (squares,) = rows.group.total("the scale of the outcomes", [(Y - mean).square().sum(dim=0)])
     deviation = (squares / max(rows.total - 1, 1)).sqrt()
-    transform = _StandardizedByAll(m=1)
+    transform = Standardize(m=1).eval()  # in training mode it would learn from one rank
     deviation = torch.where(deviation >= transform._min_stdv, deviation, torch.ones_like(deviation))
     transform.means, transform.stdvs = mean.reshape(1, 1), deviation.reshape(1, 1)
     transform._stdvs_sq = transform.stdvs.square()
@@ -315,15 +354,54 @@ def _standardize(rows: ShardedRows, Y: Tensor) -> Standardize:
     return transform
 
 
-class _StandardizedByAll(Standardize):  # type: ignore[misc]  # the base class ships no types
-    """Standardises by given moments: BoTorch's constructors would learn those of one rank."""
+def _check_options(
+    options: Mapping[str, Any], outcome: OutcomeTransform | _DefaultType | None, inputs: InputTransform | None
+) -> None:
+    """Refuse transforms that learn from the data, and a sampler or rows as dictionary, by ``UnsupportedError``."""
+    if "previous" in options:
+        raise UnsupportedError("a posterior of data in shards does not grow from a previous one; leave previous out")
+    dictionary = options.get("dictionary")
+    if isinstance(dictionary, Dictionary) or (dictionary is not None and not isinstance(dictionary, Tensor)):
+        raise UnsupportedError(
+            f"expected points (m x d) or None as dictionary of data in shards, got {type(dictionary).__name__}"
+        )
+    if dictionary is not None and not dictionary.is_floating_point():
+        raise UnsupportedError("expected points (m x d) as dictionary of data in shards, got rows, which are those of one rank")
+    if outcome is not None and outcome is not DEFAULT:
+        raise UnsupportedError("an outcome transform learns from one rank's data; leave it out (all rows decide), or give None")
+    if any(bool(getattr(inputs, name, False)) for name in ("learn_bounds", "learn_coefficients")):
+        raise UnsupportedError(
+            f"{type(inputs).__name__} learns from one rank's data; give it what it would learn, as in Normalize(d, bounds=...)"
+        )
 
-    def forward(self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Standardise, in training mode too."""
-        training = self.training
-        self.train(False)
-        try:
-            transformed: tuple[Tensor, Tensor | None] = super().forward(Y, Yvar, X)
-        finally:
-            self.train(training)
-        return transformed
+
+def _check_ranks(group: Group, X: Tensor, Y: Tensor, options: dict[str, Any]) -> None:
+    """Raise ``ValueError`` on every rank, if shapes, options or versions differ. A collective call."""
+    same = {"width of train_X": X.shape[-1], "dtype": str(X.dtype), "kind of device": X.device.type, **options}
+    versions = {"sparse_bo": __version__, "torch": torch.__version__}
+    ranks = group.objects(MEETING, (tuple(X.shape), tuple(Y.shape), {**same, **versions}))
+    for rank, (x, y, here) in enumerate(ranks):
+        if len(x) != 2 or tuple(y) != (x[0], 1) or not x[0]:
+            raise ValueError(
+                f"expected train_X n x d and train_Y n x 1 with n >= 1 on every rank, got {x} and {y} on rank {rank}"
+            )
+        _check_same(ranks[0][2], here, rank)
+
+
+def _check_parameters(group: Group, parameters: dict[str, Tensor]) -> None:
+    """Raise ``ValueError`` on every rank, if hyper-parameters differ by more than a relative 1e-6. A collective call."""
+    mine = {name: parameter.detach().double().cpu() for name, parameter in parameters.items()}
+    ranks = group.objects("the hyper-parameters", mine)
+    for rank, other in enumerate(ranks):
+        _check_same({"modules": sorted(ranks[0])}, {"modules": sorted(other)}, rank)
+        for name, value in other.items():
+            first = ranks[0][name]
+            close = value.shape == first.shape and torch.allclose(value, first, rtol=1e-6, atol=1e-6, equal_nan=True)
+            if not close:
+                _check_same({name: first.flatten().tolist()}, {name: value.flatten().tolist()}, rank)
+
+
+def _check_same(first: dict[str, Any], here: dict[str, Any], rank: int) -> None:
+    for name, value in here.items():
+        if value != first[name]:
+            raise ValueError(f"expected the same {name} on every rank, got {first[name]} on rank 0 and {value} on rank {rank}")

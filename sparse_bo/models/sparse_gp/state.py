@@ -72,8 +72,7 @@ def row_count(rows: Tensor | Appended) -> int:
 def check_width(X: Tensor, rows: Tensor | Appended) -> None:
     """Refuse points of another width than the training inputs, both transformed: a kernel would broadcast a single column.
 
-    Raises:
-        RuntimeError: If they differ (the type that GPyTorch raises when it joins them).
+    ``RuntimeError``, the type that GPyTorch raises when it joins them.
     """
     width = (rows.extra if isinstance(rows, Appended) else rows).shape[-1]
     if X.shape[-1] != width:
@@ -166,10 +165,8 @@ class PosteriorCache:
 def check_training_data(**data: Tensor) -> None:
     """Refuse arguments of the wrong kind by name, before BoTorch asks them for a shape.
 
-    Raises:
-        TypeError: If something is no tensor.
-        InputDataError: If all have one dtype without fractions (BoTorch raises that for different ones).
-        ValueError: If two of them have different numbers of rows.
+    ``TypeError`` if something is no tensor, ``InputDataError`` if all have one dtype without fractions (BoTorch raises that for
+    different ones), ``ValueError`` if two of them have different numbers of rows.
     """
     for name, given in data.items():
         if not isinstance(given, Tensor):

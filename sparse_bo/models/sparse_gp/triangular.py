@@ -36,9 +36,6 @@ class Recent:
 
     Acquisition functions ask for the same points several times in one value (with noise, of a fantasy model, to condition on
     them) or in every value (integration points).
-
-    Args:
-        sizes: Sizes of the products.
     """
 
     def __init__(self, sizes: ProductSizes | None = None) -> None:
@@ -141,11 +138,7 @@ class Products(torch.autograd.Function):
     def forward(K: Tensor, root: Tensor, q: int, recent: Recent) -> tuple[Tensor, Tensor]:
         """Return ``batch_shape x g x q x q`` and ``batch_shape x g·q x m``. O(g q m r).
 
-        Args:
-            K: ``batch_shape x g·q x m``.
-            root: ``batch_shape x m x r``, stored by columns.
-            q: Points in a group.
-            recent: Cache of this root.
+        ``K`` is ``batch_shape x g·q x m``, g groups of q points; the root ``batch_shape x m x r`` is stored by columns.
         """
         h, P = recent.recall("products", K, lambda: _one_pass(K.contiguous(), root))
         groups = h.reshape(*h.shape[:-2], -1, q, h.shape[-1])
@@ -218,15 +211,12 @@ class PosteriorAtDictionary:
     """``batch_shape``: ``s``."""
 
     @classmethod
-    def of(cls, prior_root: Tensor, gram_root: Tensor) -> PosteriorAtDictionary:
-        """Return the posterior of lower triangular ``L`` and ``L_B`` (``batch_shape x m x m``), without gradients. O(m²)."""
+    def of(cls, prior_root: Tensor, gram_root: Tensor, *, like: Tensor) -> PosteriorAtDictionary:
+        """Return the posterior of lower ``L`` and ``L_B`` (``batch_shape x m x m``), without gradients, as ``like``. O(m²)."""
         triangles = torch.nn.functional.pad(prior_root.detach(), (0, 1))
         triangles[..., 1:] += gram_root.detach().mT  # where one triangle has entries the other has zeros
+        triangles = triangles.to(like)
         return cls(triangles, triangles.new_ones(triangles.shape[:-2]))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> PosteriorAtDictionary:
-        """Return a copy with ``function`` applied to its tensors."""
-        return replace(self, triangles=function(self.triangles), scale=function(self.scale))
 
     def scaled(self, factors: Tensor) -> PosteriorAtDictionary:
         """Return the posterior of values times ``factors`` (``batch_shape``), noise included; the triangles are shared."""

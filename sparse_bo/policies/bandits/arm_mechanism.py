@@ -17,7 +17,6 @@ from sparse_bo.arms import (
     arm_posterior,
     fit_arms,
     pick_batch,
-    prior_variances,
 )
 from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, candidates_of
@@ -183,7 +182,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         with watch.phase("fit"):
             fit, columns = fit_arms(surrogate, observations, dictionary, columns)
         if before is None:
-            leverages, errors = surrogate.prior_variance[picks] / surrogate.regularization, StandardisedErrors()
+            leverages, errors = surrogate.variances_at(picks) / surrogate.regularization, StandardisedErrors()
         else:
             leverages, means = before.posterior.leverages_at(picks), before.posterior.means_at(picks)
             errors = before.errors.after(y, means=means, leverages=leverages, regularization=before.prior.regularization)
@@ -239,7 +238,6 @@ class ArmUCB(UCBMechanism[BanditState]):
         return ArmPrior(
             arms=arms,
             covariance=covariance,
-            prior_variance=prior_variances(covariance, arms),
             prior_mean=prior.prior_mean,
             regularization=prior.regularization,
             repeats=repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import torch
 from botorch.sampling.pathwise.features import gen_kernel_features
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, posterior_here
+from sparse_bo.arms import ArmPosterior
 from sparse_bo.domains import ArmSet
 from sparse_bo.domains.sharded import alone, first_here, group_of
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.dtc import decoupled_weights
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
+from sparse_bo.kernels.structure import part_outside
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.comparators.box_thompson import ORDERS
 from sparse_bo.policies.comparators.posterior_policy import PosteriorChoice, PosteriorPolicy
@@ -37,7 +38,7 @@ class _Best:
     """
 
     def __init__(self, posterior: ArmPosterior, q: int, refuse: Refusal | None) -> None:
-        self.here, self.arms = posterior_here(posterior), posterior.prior.arms
+        self.here, self.arms = posterior.here, posterior.prior.arms
         self.group, device = group_of(self.arms), self.arms.device
         self.first = first_here(self.arms)
         prior = self.here.prior
@@ -144,8 +145,9 @@ class SGPTSArms(PosteriorPolicy):
                 with seeded(torch.Generator(), device=arms.device):
                     gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=2)
             except NotImplementedError as error:
+                other = part_outside(kernel, (ScaleKernel, RBFKernel, MaternKernel))
                 raise ValueError(
-                    f"expected a kernel with random Fourier features for S-GP-TS, got {type(kernel).__name__}; "
+                    f"expected a kernel with random Fourier features for S-GP-TS, got {type(other).__name__}; "
                     "use RBFKernel or MaternKernel, or a ScaleKernel of one"
                 ) from error
         return DecoupledDraws(features=self.features)
@@ -185,7 +187,7 @@ class QuadratureDraws:
             w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
             with best.group.shielded(DRAWS):
                 for part, _ in best.here.kernel_chunks():
-                    best.add(part, fourier_features(best.here.prior.in_memory[0][part], frequencies, weights) @ w.mT)
+                    best.add(part, fourier_features(best.here.prior.in_memory[part], frequencies, weights) @ w.mT)
         return best.of_all()
 
     def check_order(self, kernel: Kernel, arms: ArmSet) -> str | None:

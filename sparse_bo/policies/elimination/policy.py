@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPrior, posterior_over_part, prior_variances
+from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.dictionary import AllSampler, Sampler
 from sparse_bo.domains import Arms, ArmSet, Box, Domain, ShardedArms
@@ -245,7 +245,6 @@ class Elimination(Mechanism[EliminationState]):
         return ArmPrior(
             arms=points,
             covariance=covariance,
-            prior_variance=prior_variances(covariance, points),
             prior_mean=prior.prior_mean,
             regularization=prior.regularization,
             repeats=repeated_rows(points) if isinstance(points, Tensor) else None,

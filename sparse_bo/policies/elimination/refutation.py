@@ -26,7 +26,6 @@ from sparse_bo.gp.diagnostics import binomial_tail
 from sparse_bo.policies.elimination.findings import Finding, Marginals, intersection, marginals_at, with_results
 from sparse_bo.policies.elimination.settings import EliminationSettings, norm_of, theory_of, with_norm
 from sparse_bo.widths import BatchWidth, ConstantWidth, RefutableWidth
-from sparse_bo.widths.norms import norm_estimate
 
 SHARE = 0.01
 """Share of inputs whose mean result the noise may move out of a valid interval."""
@@ -49,7 +48,7 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth) -> Contradicti
     newest = findings[-1]
     candidates, prior = newest.candidates, newest.posterior.prior
     seen = ((finding, finding.marginals_of(newest)) for finding in findings)
-    lower, upper = intersection(prior, prior.in_memory[1], seen, width)
+    lower, upper = intersection(prior, prior.variances, seen, width)
     mine = (-math.inf, 0.0, Contradiction("", 0.0, 0.0))  # of a rank without candidates
     if len(lower):
         worst = int((lower - upper).argmax())
@@ -269,16 +268,8 @@ def _estimated_norm(seen: Sequence[Finding], width: BatchWidth, failure_probabil
     """Return the upper estimate of F from the batch with the most results, at least every batch's lower bound."""
     theory, regularization = theory_of(width), seen[-1].confidence.regularization
     assert theory is not None  # the settings are checked: their width has an F
-    found = [
-        norm_estimate(
-            finding.form,
-            noise_variance=theory.proxy(regularization),
-            regularization=regularization,
-            ratio=finding.confidence.ratio,
-            failure_probability=failure_probability,
-        )
-        for finding in seen
-    ]
+    log_inverse = math.log(4.0 / failure_probability)
+    found = [theory.size_bounds(finding.confidence, log_inverse).estimate(finding.form) for finding in seen]
     largest = max(range(len(seen)), key=lambda number: seen[number].confidence.pulls)
     least = max(estimate.lower for estimate in found)
     return max(found[largest].upper, least, math.sqrt(1e-12 * regularization))

@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, in_memory_posterior
+from sparse_bo.arms import ArmPrior, InMemoryPosterior, posterior_over_part
 from sparse_bo.arms.design import Design, Resampling, design
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler, Sampler, candidates_of, residual_bound
 from sparse_bo.domains import Box, check_domain
@@ -126,7 +126,6 @@ def max_variance_design(
     surrogate = ArmPrior(
         arms=points,
         covariance=covariance,
-        prior_variance=covariance.diagonal(points),
         prior_mean=0.0,
         regularization=float(regularization),
         repeats=repeated_rows(points),
@@ -176,7 +175,7 @@ def certified_ratio(surrogate: ArmPrior, chosen: Design, *, generator: torch.Gen
 def _certified(
     surrogate: ArmPrior, chosen: Design, *, indices: bool, dtype: torch.dtype, generator: torch.Generator
 ) -> RegressionDesign:
-    posterior, _ = in_memory_posterior(surrogate, chosen.observations, chosen.dictionary, KernelColumns(surrogate.memory_bytes))
+    posterior = posterior_over_part(surrogate, chosen.observations, chosen.dictionary)
     ratio = certified_ratio(surrogate, chosen, generator=generator)
     confidence = BatchConfidence(
         pulls=chosen.q,
@@ -204,7 +203,7 @@ def _information_gain(posterior: InMemoryPosterior, chosen: Design) -> float:
     seen, surrogate = chosen.observations, posterior.prior
     distinct = torch.unique(chosen.indices)  # in the order of the observations
     features = posterior.state.factor.features(posterior.kernel_rows(distinct))
-    residual = dtc.residual(features, surrogate.in_memory[1][distinct])
+    residual = dtc.residual(features, surrogate.variances[distinct])
     left_out = 0.0 if chosen.exact else float((seen.counts * residual).sum()) / surrogate.regularization
     log_determinant = 2.0 * float(posterior.state.gram_cholesky.diagonal().log().sum())
     return 0.5 * (log_determinant + left_out)

@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
+from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.arms.design import Design
 from sparse_bo.domains.sharded import first_here
 from sparse_bo.gp.observations import add_observations, no_observations
@@ -140,7 +140,7 @@ class EliminationState:
         mine: Leading | None = None
         if bool(alive.any()):
             place = int(torch.where(alive, posterior.means, -torch.inf).argmax())
-            x, mean = posterior.prior.in_memory[0][place], float(posterior.means[place])
+            x, mean = posterior.prior.in_memory[place], float(posterior.means[place])
             mine = Leading(candidates.row(place), x, mean, float(posterior.leverages[place]), count)
         all_ranks = group.objects("the leading candidate", (mine, count))
         leading: Leading = max((other for other, _ in all_ranks if other is not None), key=lambda other: other.mean)
@@ -292,7 +292,7 @@ def thaw_elimination(
         candidates, points, surrogate = candidates_of(part["members"])
         surrogate = replace(surrogate, sweep_dtype=torch.float64)
         observations, dictionary = thaw_observations(part, points), thaw_dictionary(part, points)
-        posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(surrogate.memory_bytes))
+        posterior = posterior_over_part(surrogate, observations, dictionary)
         confidence = BatchConfidence(**part["confidence"])
         findings.append(Finding(candidates, replace(posterior, stored=None), observations, confidence))
     state = replace(state, prior=prior, findings=tuple(findings))

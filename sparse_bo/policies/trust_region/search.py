@@ -10,8 +10,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sparse_bo.acquisition.expected_improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.domains.box import sobol_points
+from sparse_bo.gp.expected_improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.trust_region.observations import Warp

@@ -220,7 +220,7 @@ def test_samplers_see_the_posterior_before_the_newest_batch(sweep_dtype):
     tolerance = 1e-9 if sweep_dtype == torch.float64 else 1e-5
     torch.testing.assert_close(seen.means, before.means[seen.indices], rtol=0, atol=tolerance)
     torch.testing.assert_close(seen.leverages, before.leverages_at(seen.indices))
-    torch.testing.assert_close(seen.covariance.diagonal(seen.X), before.prior.prior_variance[seen.indices])
+    torch.testing.assert_close(seen.covariance.diagonal(seen.X), before.prior.variances_at(seen.indices))
     assert spy.seen[0].leverages is None
     assert spy.seen[0].means is None
 

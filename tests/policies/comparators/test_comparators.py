@@ -240,6 +240,7 @@ def test_bad_settings(make, error, message):
     ("policy", "dims", "message"),
     [
         (SGPTSArms(covar_module=LinearKernel()), 2, "got LinearKernel; use RBFKernel or MaternKernel"),
+        (SGPTSArms(covar_module=ScaleKernel(LinearKernel())), 2, "got LinearKernel; use RBFKernel or MaternKernel"),
         (QFFTSArms(covar_module=MaternKernel()), 2, "Gaussian kernel over all inputs, got MaternKernel"),
         (QFFTSArms(covar_module=RBFKernel(active_dims=[0])), 2, "Gaussian kernel over all inputs"),
         (QFFTSArms(), 4, "arms of d <= 3 for QFF-TS .*, got d = 4; use SGPTSArms"),

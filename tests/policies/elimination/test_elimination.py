@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel, LinearKernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
+from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.dictionary import AllSampler, candidates_of
 from sparse_bo.domains import Arms
 from sparse_bo.gp.observations import add_observations, no_observations
@@ -42,10 +42,10 @@ def finding(
     covariance = covariance_function(
         (rbf_kernel(LENGTHSCALE, scale=SCALE) if kernel is None else kernel).requires_grad_(False), like=points
     )
-    surrogate = ArmPrior(points, covariance, covariance.diagonal(points), PRIOR_MEAN, NOISE)
+    surrogate = ArmPrior(points, covariance, PRIOR_MEAN, NOISE)
     seen = add_observations(no_observations(points), points, torch.tensor(picks), torch.tensor(y, dtype=torch.float64))
     dictionary = AllSampler().sample(candidates_of(seen, None), generator=torch.Generator())
-    posterior, _ = in_memory_posterior(surrogate, seen, dictionary, KernelColumns(2**20))
+    posterior = posterior_over_part(surrogate, seen, dictionary)
     confidence = BatchConfidence(
         pulls=len(picks), batches=3, arms=len(ARMS), dims=1, regularization=NOISE, kappa_squared=SCALE, ratio=0.0
     )

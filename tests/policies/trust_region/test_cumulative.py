@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sparse_bo import AskTell, TrustRegion, maximize
-from sparse_bo.acquisition.expected_improvement import log_expected_improvement
 from sparse_bo.domains import Box
+from sparse_bo.gp.expected_improvement import log_expected_improvement
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies.trust_region.observations import KINDS, merged, unmerged, warp
 from sparse_bo.policies.trust_region.search import OnlineKnowledgeGradient

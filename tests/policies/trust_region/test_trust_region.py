@@ -39,6 +39,7 @@ def branin(X):
     return -(valley.square() + 10.0 * (1.0 - 1.0 / (8.0 * math.pi)) * x.cos() + 10.0)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_branin_is_solved_in_sixty_evaluations(seed):
@@ -56,7 +57,7 @@ def test_a_second_best_maximum_is_left(seed):
         wide = torch.exp(-0.5 * (X - 0.25).square().sum(dim=-1) / 0.2**2)
         return wide + 1.5 * torch.exp(-0.5 * (X - 0.85).square().sum(dim=-1) / 0.1**2)
 
-    result = maximize(bumps, bounds=unit_box(2), policy=TrustRegion(), budget=120, seed=seed)
+    result = maximize(bumps, bounds=unit_box(2), policy=TrustRegion(), budget=80, seed=seed)
     assert float(bumps(result.best_x.unsqueeze(0))) > 1.4
 
 
@@ -101,7 +102,7 @@ def test_the_number_of_results_that_it_waits_for_is_right():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("policy", "budget"),
-    [(TrustRegion(batch_size=4), 36), (TrustRegion(goal="cumulative"), 50)],
+    [(TrustRegion(batch_size=4), 32), (TrustRegion(goal="cumulative"), 40)],
     ids=["best", "cumulative"],
 )
 def test_a_run_on_results_that_come_late_and_in_another_order_ends_well(policy, budget):
@@ -186,7 +187,7 @@ def test_picks_do_not_depend_on_the_number_of_threads():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            runs.append(maximize(hartmann, bounds=unit_box(6), policy=TrustRegion(), budget=30, seed=3).history.points)
+            runs.append(maximize(hartmann, bounds=unit_box(6), policy=TrustRegion(), budget=20, seed=3).history.points)
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -260,6 +261,7 @@ def test_hostile_values_end_in_a_sensible_recommendation(name):
     assert math.isfinite(result.best_mean)
 
 
+@pytest.mark.slow
 def test_an_outlier_that_is_the_objectives_own_is_recommended():
     result = maximize(outliers, bounds=box(), budget=50, seed=0)
     highest = max(value for row in result.history.rows for value in row.values)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from botorch.acquisition.analytic import _log_ei_helper
 
-from sparse_bo.acquisition.expected_improvement import log_augmented_improvement, log_expected_improvement
+from sparse_bo.gp.expected_improvement import log_augmented_improvement, log_expected_improvement
 
 
 def test_values_are_botorchs_from_the_peak_far_into_the_tail():
@@ -41,3 +41,20 @@ def test_what_noise_leaves_of_an_improvement_is_huangs_factor_with_its_derivativ
     rise = lambda x: log_augmented_improvement(m, x, 0.1, noise_variance=0.04).value  # noqa: E731
     assert torch.allclose(got.by_variance, (rise(v + h) - rise(v - h)) / (2.0 * h), rtol=1e-5)
     assert all(map(torch.equal, log_augmented_improvement(m, v, 0.1, noise_variance=0.0), plain))
+
+
+def test_it_is_the_logarithm_of_the_integral():
+    """``E max(0, f − best)`` by quadrature, and by its tail where that underflows."""
+    u = torch.tensor([0.0, -0.5, -0.999, -1.001, -3.0, -8.0], dtype=torch.float64)
+    t = torch.linspace(0.0, 12.0, 200_001, dtype=torch.float64)
+    density = (-0.5 * (t.unsqueeze(0) - u.unsqueeze(1)).square()).exp() / math.sqrt(2.0 * math.pi)
+    expected = torch.trapezoid(t * density, t, dim=-1).log()
+    sd = 0.7
+    got = log_expected_improvement(sd * u, torch.full_like(u, sd**2), 0.0).value
+    torch.testing.assert_close(got - math.log(sd), expected, rtol=1e-7, atol=0)
+    far = torch.tensor([0.0, -1e3, -9.9e4, -1.01e5, -1e8], dtype=torch.float64)
+    tail = -0.5 * far.square() - 0.5 * math.log(2.0 * math.pi) - 2.0 * far.abs().log()
+    torch.testing.assert_close(
+        log_expected_improvement(far, torch.ones_like(far), 0.0).value[1:], tail[1:], rtol=1e-14, atol=1e-4
+    )
+    assert bool((log_expected_improvement(far, torch.ones_like(far), 0.0).value.diff() < 0).all())
