@@ -482,6 +482,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             return tensor.squeeze(dim) if len(idcs) == 1 else tensor
 
         subset: Self = super().subset_output(idcs)
+        subset.outlying_rows = self.outlying_rows
         if self._stored_originals is not None:
             subset.__dict__["_stored_originals"] = pick(joined(self._stored_originals), 2)
         if not cache.holds_all(self.train_targets.shape[-1]):
