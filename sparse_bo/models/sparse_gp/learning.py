@@ -69,6 +69,8 @@ class LearningSettings:
     """There is a first search from so many points on."""
     coarse_tolerance: float = 1e-4
     """The first search ends at a step that gains less per point (nats)."""
+    residuals_from: int = 20
+    """Residuals of fewer observations tell nothing."""
     outlying: float = 10.0
     """There is a warning of observations that are so many standard deviations off."""
     robust: float = 6.0
@@ -170,7 +172,7 @@ class Learner:
         options = {"closure": closure, "closure_kwargs": closure_kwargs, "optimizer_kwargs": optimizer_kwargs, **kwargs}
         self.active = True  # the model then has no custom_fit, so that BoTorch's own loop runs
         try:
-            if self.robust:
+            if self.robust and mll.model.train_targets.shape[-1] >= self.settings.residuals_from:
                 self._leave_out(mll)
             return fit_gpytorch_mll(mll, optimizer=optimizer, **options)
         finally:
@@ -261,7 +263,11 @@ def coarse_to_fine(
     if len(rows) < at.coarse_from:
         with learner.learning_from(rows):
             found = fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
-            return _searched_again(mll, found, learner.looked_at(model, rows, rows), options) if own else found
+            return (
+                _searched_again(mll, found, learner.looked_at(model, rows, rows), options)
+                if own and n >= at.residuals_from
+                else found
+            )
     few = rows[uniform_rows(len(rows), at.coarse, generator=learner.generator(), device=rows.device)]
     coarse = {**learner.coarse_options(model), **options}
     with learner.learning_from(few), warnings.catch_warnings():
