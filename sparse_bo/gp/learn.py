@@ -36,7 +36,7 @@ from sparse_bo.gp.likelihood import (
     shares_of,
 )
 from sparse_bo.gp.observations import Observations
-from sparse_bo.gp.priors import CLIP, KnownPrior, Prior, family_of, scaled_kernel
+from sparse_bo.gp.priors import KnownPrior, Prior, family_of, fences, scaled_kernel
 from sparse_bo.kernels import covariance_function
 from sparse_bo.kernels.stationary import Pairs, pairs
 
@@ -96,12 +96,12 @@ class LogPosterior:
         return self.given.scale is None and (self.given.noise is not None or self.priors.scale_sd is not None)
 
     @property
-    def limits(self) -> list[tuple[float, float]]:
+    def limits(self) -> np.ndarray:
         """Least and largest value of each logarithm."""
         d, priors = self.X.shape[1], self.priors
         spans = ([priors.lengthscales] * (2 * d) + [priors.shares] * d)[: self.size]
-        last = ([priors.scales] if self.searches_scale else []) + ([priors.noises] if self.given.noise is None else [])
-        return [(math.log(low), math.log(high)) for low, high in [*spans, *last]]
+        last = [priors.scales] * self.searches_scale + [priors.noises] * (self.given.noise is None)
+        return np.log([*spans, *last])
 
     def likelihood(self, theta: np.ndarray, *, gradient: bool = True) -> LogLikelihood:
         """Return the log-likelihood with the densities of mean and scale.
@@ -156,8 +156,7 @@ class LogPosterior:
             return None
         last = ([start.scale] if self.searches_scale else []) + ([start.noise] if self.given.noise is None else [])
         theta = np.concatenate([start.logs[: self.size].cpu().numpy(), np.log(last)])
-        low, high = np.array(self.limits).T
-        return theta.clip(low, high)
+        return theta.clip(*self.limits.T)
 
     def cold(self) -> list[list[np.ndarray]]:
         """Return groups of starts: a search begins at the densest of each group."""
@@ -287,7 +286,7 @@ def learn_prior(
         NumericalWarning: If learning failed; says what the run goes on with.
     """
     data = _standardized(observations.clamped(), bounds, most, generator)
-    known = _known(given, data)
+    known = data.known(given)
     if correlation is not None and known.correlation is None:
         family = "matern52" if correlation.additive else correlation.family
         correlation = Hyperparameters(family, correlation.reach, correlation.noise, 0.0, 1.0, -math.inf)
@@ -352,6 +351,16 @@ class _Standardized(NamedTuple):
     shift: float
     scale: float
 
+    def known(self, given: Prior) -> Given:
+        """Return the known parts in these units."""
+        correlation = scale = None
+        if given.covar_module is not None:
+            X, scale = self.inputs, 1.0
+            correlation = covariance_function(given.covar_module, like=X).cross(X, X) / self.scale / self.scale
+        noise = None if given.regularization is None else given.regularization / self.scale / self.scale
+        mean = None if given.prior_mean is None else (given.prior_mean - self.shift) / self.scale
+        return Given(correlation, scale, noise, mean)
+
     def start(self, previous: KnownPrior, given: Prior) -> Hyperparameters:
         """Return an earlier prior in these units."""
         noise, ell, s = previous.regularization / self.scale / self.scale, self.ranges, 1.0
@@ -374,19 +383,8 @@ class _Standardized(NamedTuple):
         return KnownPrior(kernel, mean, noise)
 
 
-def _known(given: Prior, data: _Standardized) -> Given:
-    """Return the known parts in standard units."""
-    correlation = scale = None
-    if given.covar_module is not None:
-        X, scale = data.inputs, 1.0
-        correlation = covariance_function(given.covar_module, like=X).cross(X, X) / data.scale / data.scale
-    noise = None if given.regularization is None else given.regularization / data.scale / data.scale
-    mean = None if given.prior_mean is None else (given.prior_mean - data.shift) / data.scale
-    return Given(correlation, scale, noise, mean)
-
-
 def _standardized(observations: Observations, bounds: Tensor, most: int, generator: torch.Generator) -> _Standardized:
-    means = _clipped(observations.means)
+    means = observations.means.clamp(*fences(observations.means))
     shift = float(means.mean())
     deviations = means - shift
     largest = float(deviations.abs().amax())
@@ -402,15 +400,6 @@ def _standardized(observations: Observations, bounds: Tensor, most: int, generat
     scatter = Scatter.of(counts, squares)
     X = observations.X[rows]
     return _Standardized(X, (X - low) / ranges, deviations[rows] / scale, scatter, ranges, shift, scale)
-
-
-def _clipped(means: Tensor) -> Tensor:
-    """Return means, those beyond :data:`sparse_bo.gp.priors.CLIP` interquartile ranges from the quartiles moved there."""
-    if len(means) < 4:
-        return means
-    low, high = torch.quantile(means, means.new_tensor([0.25, 0.75])).tolist()
-    spread = CLIP * (high - low)
-    return means.clamp(low - spread, high + spread) if spread > 0.0 else means
 
 
 def _representatives(observations: Observations, most: int, generator: torch.Generator) -> Tensor:

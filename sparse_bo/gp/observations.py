@@ -108,17 +108,9 @@ def merge_observations(X: Tensor, y: Tensor) -> Observations:
     first = _first(group, torch.arange(len(y), device=y.device), distinct.shape[0])
     anchors = y[first]
     away = in_range(y - anchors[group])
-    counts, deviations, squares = group_sums(
-        torch.stack([torch.ones_like(y), away, away.square()]), group, groups=len(distinct)
-    )
-    return Observations(
-        distinct,
-        counts,
-        deviations,
-        anchors,
-        squares,
-        first,
-    )
+    terms = torch.stack([torch.ones_like(y), away, away.square()])
+    counts, deviations, squares = group_sums(terms, group, groups=len(distinct))
+    return Observations(distinct, counts, deviations, anchors, squares, first)
 
 
 def _first(group: Tensor, order: Tensor, groups: int) -> Tensor:
@@ -147,15 +139,8 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
     new = torch.stack([torch.ones_like(y), away, away.square()])
     counts, deviations, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
     cache_rows(arms, distinct)
-    return Observations(
-        arms[distinct],
-        counts,
-        deviations,
-        anchors,
-        squares,
-        _first(group, when, distinct.shape[0]),
-        distinct,
-    )
+    first = _first(group, when, distinct.shape[0])
+    return Observations(arms[distinct], counts, deviations, anchors, squares, first, distinct)
 
 
 def repeated_rows(X: Tensor) -> Tensor | None:

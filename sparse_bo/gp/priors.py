@@ -45,13 +45,11 @@ class Prior(NamedTuple):
 
 
 class KnownPrior(NamedTuple):
-    """A complete prior of the objective."""
+    """A complete prior of the objective: kernel, μ₀ (y) and λ > 0 (y²)."""
 
     covar_module: Kernel
     prior_mean: float
-    """μ₀ (y)."""
     regularization: float
-    """λ > 0 (y²)."""
 
 
 def scaled_kernel(family: str, lengthscales: Tensor, outputscale: float) -> ScaleKernel:
@@ -111,19 +109,22 @@ def warn_if_uncentred(
     )
 
 
+def fences(values: Tensor) -> tuple[float, float]:
+    """Return the numbers :data:`CLIP` interquartile ranges beyond the quartiles of ``n`` values; infinite if they are equal."""
+    if len(values) >= 4:
+        low, high = torch.quantile(values, values.new_tensor([0.25, 0.75])).tolist()
+        if high > low:
+            return low - CLIP * (high - low), high + CLIP * (high - low)
+    return -math.inf, math.inf
+
+
 def crash_floor(values: Tensor) -> float:
-    """Return the floor of values before a model with a learned kernel is fitted; −∞: no floor.
+    """Return the floor of observations before a model with a learned kernel is fitted; −∞: no floor.
 
-    A value of −10³⁰ where something broke says "bad"; taken at its word it bends the model everywhere. The floor lies
-    :data:`CLIP` interquartile ranges below the lower quartile. Nothing is ever lowered: high values are what is sought.
-
-    Args:
-        values: ``n`` observations, or mean observations of distinct inputs.
+    A value of −10³⁰ where something broke says "bad"; taken at its word it bends the model everywhere. Nothing is ever lowered:
+    high values are what is sought.
     """
-    if len(values) < 4:
-        return -math.inf
-    low, high = torch.quantile(values, values.new_tensor([0.25, 0.75])).tolist()
-    return low - CLIP * (high - low) if high > low else -math.inf
+    return fences(values)[0]
 
 
 def without_crashes(observations: Observations, given: Prior) -> Observations:

@@ -8,7 +8,7 @@ parameters, bounds, tolerances and restarts, so it ends at the same optimum, to 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,79 +29,60 @@ from sparse_bo.models.sparse_gp.classes import SparseGP
 from sparse_bo.models.sparse_gp.prior import stationary_parts
 
 
-class Part(NamedTuple):
-    """One of a GP's hyper-parameters, where it stands in the vector that is searched, and its prior."""
+class ExactLoss(NdarrayOptimizationClosure):  # type: ignore[misc]  # the base class ships no types
+    """The loss of ``fit_gpytorch_mll`` for ``y ~ N(m, v R(ℓ) + g I)`` with log-normal priors on ℓ and g or without.
 
-    place: slice
-    location: float | None = None
-    """Of its log-normal prior; ``None``: it has none."""
-    scale: float = 1.0
+    Parameters are set where the search ends, not at each of its steps.
 
+    Args:
+        mll: A likelihood that :func:`exact_loss` knows.
+        kernel: A key of :data:`sparse_bo.kernels.stationary.RADIAL`.
+        parameters: ``lengthscale``, ``noise``, ``constant`` and maybe ``outputscale``.
+        priors: Those of lengthscales and noise.
+    """
 
-class ExactGP(NamedTuple):
-    """``y ~ N(m, v R(ℓ) + g I)`` with log-normal priors on ℓ and g or without, as BoTorch parametrises it."""
+    def __init__(self, mll: Any, kernel: str, parameters: dict[str, Tensor], priors: dict[str, LogNormalPrior]) -> None:
+        free = dict(mll.named_parameters())
+        super().__init__(self._stays_unused, free)
+        self.X, self.y, self.kernel, self.priors = mll.model.train_inputs[0], mll.model.train_targets, kernel, priors
+        places, end = {}, 0  # where the vector that is searched has each parameter
+        for parameter in free.values():
+            places[id(parameter)] = slice(end, end := end + parameter.numel())
+        self.places = {name: places[id(parameter)] for name, parameter in parameters.items()}
 
-    kernel: str
-    """A key of :data:`sparse_bo.kernels.stationary.RADIAL`."""
-    X: Tensor
-    """``n x d``."""
-    y: Tensor
-    """``n``, as the outcome transform makes them."""
-    lengthscales: Part
-    noise: Part
-    mean: Part
-    variance: Part | None
-    """``None``: v = 1."""
+    def _stays_unused(self) -> tuple[Tensor, list[Tensor]]:
+        raise NotImplementedError("values come from the closed form")
 
-    def loss(self, numbers: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return minus the log posterior density per observation, and its gradient. O(n³).
+    def __call__(self, state: np.ndarray | None = None, **kwargs: Any) -> tuple[float, np.ndarray]:
+        """Return the loss per observation and its gradient at ``state``; default: where the parameters are. O(n³).
 
         Raises:
             NotPSDError: If the covariance cannot be factorised.
         """
-        given, n = torch.from_numpy(numbers).to(self.X), len(self.y)
-        ell, noise, mean = (given[part.place] for part in (self.lengthscales, self.noise, self.mean))
-        variance = given.new_ones(()) if self.variance is None else given[self.variance.place].squeeze()
+        state = self.state if state is None else state
+        given = {name: torch.from_numpy(state).to(self.X)[place] for name, place in self.places.items()}
+        ell, noise = given["lengthscale"], given["noise"]
+        variance = given["outputscale"].squeeze() if "outputscale" in given else noise.new_ones(())
         try:
-            value, found = value_and_gradient(self.X, ell, variance, noise, self.y - mean, family=self.kernel)
+            value, found = value_and_gradient(self.X, ell, variance, noise, self.y - given["constant"], family=self.kernel)
         except ValueError as error:
             raise NotPSDError(str(error)) from error
         by_ell, by_variance, by_noise, by_residuals = found
         by_ell = by_ell if len(ell) == len(by_ell) else by_ell.sum().reshape(1)
         sums = torch.stack([value, by_noise.sum(), -by_residuals.sum(), by_variance])
         total, to_noise, to_mean, to_variance, *to_ell = torch.cat([sums, by_ell]).tolist()  # one wait for the device
-        slopes = np.empty_like(numbers)
-        slopes[self.lengthscales.place], slopes[self.noise.place], slopes[self.mean.place] = to_ell, to_noise, to_mean
-        if self.variance is not None:
-            slopes[self.variance.place] = to_variance
-        for part in (self.lengthscales, self.noise):
-            if part.location is not None:
-                total += add_log_normal(numbers[part.place], slopes[part.place], location=part.location, scale=part.scale)
-        return -total / n, slopes / -n
-
-
-def add_log_normal(values: np.ndarray, slopes: np.ndarray, *, location: float, scale: float) -> float:
-    """Return the log density of positive values under a log-normal prior; add its gradient to ``slopes`` in place."""
-    logs = np.log(values)
-    away = (logs - location) / scale
-    slopes -= (1.0 + away / scale) / values
-    return float(-0.5 * away @ away - logs.sum()) - len(values) * (math.log(scale) + 0.5 * math.log(2.0 * math.pi))
-
-
-class ExactLoss(NdarrayOptimizationClosure):  # type: ignore[misc]  # the base class ships no types
-    """The loss of ``fit_gpytorch_mll`` in closed form; parameters are set where the search ends, not at each of its steps."""
-
-    def __init__(self, gp: ExactGP, parameters: dict[str, Tensor]) -> None:
-        """Hold the GP, and the parameters that the vector is made of, in their order."""
-        super().__init__(self._stays_unused, parameters)
-        self.gp = gp
-
-    def _stays_unused(self) -> tuple[Tensor, list[Tensor]]:
-        raise NotImplementedError("values come from the closed form")
-
-    def __call__(self, state: np.ndarray | None = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        """Return the loss and its gradient at ``state``; default: where the parameters are."""
-        return self.gp.loss(self.state if state is None else state)
+        slopes = np.empty_like(state)
+        by_name = {"lengthscale": to_ell, "noise": to_noise, "constant": to_mean, "outputscale": to_variance}
+        for name, place in self.places.items():
+            slopes[place] = by_name[name]
+        for name, prior in self.priors.items():
+            location, scale, place = float(prior.loc), float(prior.scale), self.places[name]
+            values = state[place]
+            away = (np.log(values) - location) / scale
+            slopes[place] -= (1.0 + away / scale) / values
+            constant = math.log(scale) + 0.5 * math.log(2.0 * math.pi)
+            total += float(-0.5 * away @ away - np.log(values).sum()) - len(values) * constant
+        return -total / len(self.y), slopes / -len(self.y)
 
 
 def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
@@ -115,38 +96,7 @@ def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
     Args:
         mll: In training mode, in float64.
     """
-    known = _hyper_parameters(mll)
-    if known is None:
-        return None
-    kernel, raw, priors = known
-    parameters = dict(mll.named_parameters())
-    places, end = {}, 0
-    for parameter in parameters.values():
-        places[id(parameter)] = slice(end, end + parameter.numel())
-        end += parameter.numel()
-
-    def part(name: str) -> Part:
-        prior, place = priors.get(name), places[id(raw[name])]
-        return Part(place) if prior is None else Part(place, float(prior.loc), float(prior.scale))
-
-    gp = ExactGP(
-        kernel=kernel,
-        X=mll.model.train_inputs[0],
-        y=mll.model.train_targets,
-        lengthscales=part("lengthscale"),
-        noise=part("noise"),
-        mean=part("constant"),
-        variance=part("outputscale") if "outputscale" in raw else None,
-    )
-    return ExactLoss(gp, parameters)
-
-
-def _hyper_parameters(mll: Any) -> tuple[str, dict[str, Tensor], dict[str, LogNormalPrior]] | None:
-    """Return kernel, parameters and priors of a likelihood that :func:`exact_loss` knows; ``None`` of any other.
-
-    Parameters are ``lengthscale``, ``noise``, ``constant`` and maybe ``outputscale``.
-    """
-    model = mll.model
+    model: Any = mll.model
     if type(mll) is not ExactMarginalLogLikelihood or not _exact(model) or not _plain(model):
         return None
     parts, mean, noise = stationary_parts(model.covar_module), model.mean_module, model.likelihood.noise_covar
@@ -164,7 +114,7 @@ def _hyper_parameters(mll: Any) -> tuple[str, dict[str, Tensor], dict[str, LogNo
     if priors is None or {id(p) for p in mll.parameters()} != {id(p) for p in raw.values()}:
         return None
     free = all(p.requires_grad and p.dtype == torch.float64 for p in raw.values())
-    return (parts.name, raw, priors) if free else None
+    return ExactLoss(mll, parts.name, raw, priors) if free else None
 
 
 def _exact(model: Any) -> bool:
@@ -172,7 +122,7 @@ def _exact(model: Any) -> bool:
     if type(model) is not SparseGP or model.train_targets is None:
         return type(model) is SingleTaskGP
     n, learner = len(model.train_targets), model.learner
-    return bool(learner.likelihood(n) == "exact" and n < learner.settings.coarse_from)
+    return bool(learner.likelihood(n) == "exact" and n < learner.settings.coarse_from and not learner.robust)
 
 
 def _plain(model: Any) -> bool:

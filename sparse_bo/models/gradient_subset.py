@@ -25,7 +25,7 @@ from sparse_bo.models.exact_likelihood import exact_loss
 from sparse_bo.models.sparse_gp.model import SparseModel
 from sparse_bo.models.sparse_gp.prior import kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters
-from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
+from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_like, check_number, check_points
 
 Gradient = Literal["column", "scalar", "nystrom"]
 
@@ -88,10 +88,24 @@ def gradient_subset(
         >>> subset = gradient_subset(model, X, Y, size=100, initial=20)
         >>> model = SingleTaskGP(X[subset], Y[subset])
     """
-    X, y = _checked_data(X, Y)
-    n = len(X)
-    _check_sizes(size, initial, newest, n)
-    noise = _checked_model(model)
+    check_points("X", X)
+    if not isinstance(Y, Tensor) or Y.shape not in ((len(X),), (len(X), 1)):
+        got = tuple(Y.shape) if isinstance(Y, Tensor) else type(Y).__name__
+        raise ValueError(f"expected Y of shape {len(X)} x 1, one value for each row of X, got {got}")
+    check_like("Y", Y, X)
+    check_finite("Y", Y)
+    n, y = len(X), Y.reshape(-1)
+    check_count("initial", initial, minimum=0)
+    check_count("newest", newest, minimum=0)
+    check_count("size", size)
+    if newest > n:
+        raise ValueError(f"expected newest <= the number of observations, got {newest} of {n}")
+    if size <= initial or size < initial + newest:
+        raise ValueError(
+            f"expected a buffer size above initial (M > n₀) that also holds the newest, got {size} for {initial} initial "
+            f"and {newest} newest observations; raise size or lower initial"
+        )
+    noise = _noise_of(model)
     check_choice("gradient", gradient, ("column", "scalar", "nystrom"))
     if check_number("perturbation", perturbation) < 0.0:
         raise ValueError(f"expected perturbation >= 0 (a variance), got {perturbation!r}")
@@ -102,41 +116,34 @@ def gradient_subset(
     rows = everything if pool is None else _checked_pool(pool, kept, size, X)
     if n <= size:
         return everything
-    if gradient == "nystrom":
-        with torch.no_grad():
-            return rows[_nystrom_rows(model, X[rows], forced=torch.searchsorted(rows, kept), size=size)]
+    model.eval()  # BoTorch's own posterior does the same; it also puts the transformed inputs in place
+    forced = torch.searchsorted(rows, kept)
     with torch.no_grad():
-        features, residuals = _prior_at(model, X[rows], y[rows], X[n - newest :] if pool is None else X[rows], pool is None)
-        forced = torch.searchsorted(rows, kept)
-        chosen = _choose(features, residuals, noise, forced, size, gradient, perturbation, generator)
-    return rows[chosen]
+        if gradient == "nystrom":
+            return rows[_nystrom_rows(model, X[rows], forced=forced, size=size)]
+        kernel, mean = _prior_of(model)
+        inputs = model.transform_inputs(X[rows])
+        dictionary = model.transform_inputs(X[n - newest :] if pool is None else X[rows])
+        if pool is None:
+            known = model.representation().points if isinstance(model, SparseModel) else model.train_inputs[0]
+            dictionary = torch.cat([known, dictionary])
+        K_DD, K_DX = kernel_matrix(kernel, dictionary, dictionary), kernel_matrix(kernel, dictionary, inputs)
+        features, residuals = nystrom_factor(K_DD).features(K_DX), _standardised(model, y[rows]) - mean(inputs)
 
+        def perturbed(values: Tensor) -> Tensor:
+            if perturbation == 0.0:
+                return values
+            draws = torch.randn(values.shape, generator=generator, device="cpu", dtype=torch.float64)
+            return values + math.sqrt(perturbation) * draws.to(values)
 
-def _choose(
-    features: Tensor,
-    residuals: Tensor,
-    noise: float,
-    forced: Tensor,
-    size: int,
-    gradient: Gradient,
-    perturbation: float,
-    generator: torch.Generator | None,
-) -> Tensor:
-    n = len(features)
-
-    def normal(*shape: int) -> Tensor:
-        if perturbation == 0.0:
-            return features.new_zeros(shape)
-        draws = torch.randn(*shape, generator=generator, device="cpu", dtype=torch.float64)
-        return math.sqrt(perturbation) * draws.to(features)
-
-    if gradient == "column":
-        columns = gradient_columns(features, noise=noise, perturbation=normal(n, min(n, features.shape[1])))
-        return greedy_diverse(columns, forced=forced, size=size)
-    perturbed = gradients(features, noise=noise, residuals=residuals) + normal(n)
-    signs = torch.where(perturbed < 0, -1, 1)  # a gradient of exactly zero has no direction; it counts as positive
-    order = torch.arange(n, device=features.device)
-    return greedy_balanced(signs, forced=forced, size=size, order=order)
+        if gradient == "column":
+            perturbation_of = perturbed(features.new_zeros(len(rows), min(len(rows), features.shape[1])))
+            columns = gradient_columns(features, noise=noise, perturbation=perturbation_of)
+            return rows[greedy_diverse(columns, forced=forced, size=size)]
+        values = perturbed(gradients(features, noise=noise, residuals=residuals))
+        signs = torch.where(values < 0, -1, 1)  # a gradient of exactly zero has no direction; it counts as positive
+        order = torch.arange(len(rows), device=X.device)
+        return rows[greedy_balanced(signs, forced=forced, size=size, order=order)]
 
 
 def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tensor:
@@ -146,7 +153,6 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
     """
     if len(forced) == size:
         return forced
-    model.eval()
     inputs = model.transform_inputs(X)
     covariance, _ = _prior_of(model)
     kernel = _kernel_rows(covariance, inputs)
@@ -181,22 +187,6 @@ def _kernel_rows(covariance: Any, inputs: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda rows: radial(squared_distances(Z[rows], Z)).value * variance
 
 
-def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) -> tuple[Tensor, Tensor]:
-    """Return features (``n x r``) on the dictionary and residuals (``n``), in the model's own units.
-
-    The dictionary is ``added`` and, if ``trained``, what the model was trained on.
-    """
-    model.eval()  # BoTorch's own posterior does the same; it also puts the transformed inputs in place
-    inputs, dictionary = model.transform_inputs(X), model.transform_inputs(added)
-    sparse = isinstance(model, SparseModel)
-    kernel, mean = _prior_of(model)
-    if trained:
-        known = model.representation().points if sparse else model.train_inputs[0]
-        dictionary = torch.cat([known, dictionary])
-    K_DD, K_DX = kernel_matrix(kernel, dictionary, dictionary), kernel_matrix(kernel, dictionary, inputs)
-    return nystrom_factor(K_DD).features(K_DX), _standardised(model, y) - mean(inputs)
-
-
 def prior_residuals(model: Model, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
     """Return the prior covariance of all inputs (``n x n``), observations minus prior mean (``n``) and the noise variance.
 
@@ -211,7 +201,7 @@ def prior_residuals(model: Model, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor,
         TypeError: If the model lacks a part.
         ValueError: If it has more than one output.
     """
-    noise = _checked_model(model)
+    noise = _noise_of(model)
     model.eval()
     inputs = model.transform_inputs(X)
     kernel, mean = _prior_of(model)
@@ -232,32 +222,8 @@ def _standardised(model: Model, y: Tensor) -> Tensor:
     return model.outcome_transform(y.unsqueeze(-1))[0].squeeze(-1)
 
 
-def _checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
-    check_points("X", X)
-    if not isinstance(Y, Tensor) or Y.shape not in ((len(X),), (len(X), 1)):
-        got = tuple(Y.shape) if isinstance(Y, Tensor) else type(Y).__name__
-        raise ValueError(f"expected Y of shape {len(X)} x 1, one value for each row of X, got {got}")
-    if Y.dtype != X.dtype or Y.device != X.device:
-        raise TypeError(f"expected Y of dtype {X.dtype} on {X.device}, got {Y.dtype} on {Y.device}")
-    check_finite("Y", Y)
-    return X, Y.reshape(-1)
-
-
-def _check_sizes(size: int, initial: int, newest: int, n: int) -> None:
-    check_count("initial", initial, minimum=0)
-    check_count("newest", newest, minimum=0)
-    check_count("size", size)
-    if newest > n:
-        raise ValueError(f"expected newest <= the number of observations, got {newest} of {n}")
-    if size <= initial or size < initial + newest:
-        raise ValueError(
-            f"expected a buffer size above initial (M > n₀) that also holds the newest, got {size} for {initial} initial "
-            f"and {newest} newest observations; raise size or lower initial"
-        )
-
-
-def _checked_model(model: Model) -> float:
-    """Return the model's noise variance."""
+def _noise_of(model: Model) -> float:
+    """Return the noise variance of a model, which has to be one GP of BoTorch's kind."""
     parts = ("covar_module", "mean_module", "likelihood", "train_inputs")
     missing = [part for part in parts if not hasattr(model, part)]
     if not isinstance(model, Model) or missing:

@@ -244,11 +244,19 @@ def test_users_optimizers_and_options_are_obeyed():
 
 
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # BoTorch advises against float32
-def test_a_fit_in_single_precision_ends():
+@pytest.mark.parametrize("fit", ["exact", "subset"])
+def test_single_precision_learns_what_double_precision_does(fit):
     X, Y = data()
-    model = make_sparse(X.float(), Y.float(), fit="subset")
-    before = objective(model)
-    assert objective(fitted(model)) > before
+    single, double = fitted(make_sparse(X.float(), Y.float(), fit=fit)), fitted(make_sparse(X, Y, fit=fit))
+    for ours, theirs in zip(single.parameters(), double.parameters(), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0.01, atol=1e-3)
+
+
+def test_with_many_parameters_botorchs_search_ends_where_it_would_alone(scale):
+    scale(learning={"max_parameters": 0})
+    X, Y = data()
+    ours = fitted(make_sparse(X, Y, fit="subset"))
+    assert objective(ours) >= objective(fitted(make_sparse(X, Y, fit="subset"), optimizer=fit_gpytorch_mll_scipy)) - 1e-5
 
 
 def test_fitting_leaves_the_training_prior_as_it_was():

@@ -1,6 +1,8 @@
 """``previous=``: the posterior of grown data from the one before, against one made anew, and what is refused."""
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -8,11 +10,12 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms import Log, Normalize, Standardize
+from botorch.models.transforms.input import Warp
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import SparseGP, SparseSettings
-from sparse_bo.models.sparse_gp import model
+from tests.models.sparse_problems import make_sparse
 
 N, K = 60, 9
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
@@ -42,6 +45,11 @@ def anew(like, X, Y, **options):
     return fresh
 
 
+def columns(model):
+    """Return the columns of the root; one that has grown has one more for each new row, a new one as many as points."""
+    return model.eval().representation().root.shape[-1]
+
+
 def assert_same(one, other, T):
     with torch.no_grad():
         ours, theirs = one.posterior(T), other.posterior(T)
@@ -49,15 +57,6 @@ def assert_same(one, other, T):
         torch.testing.assert_close(ours.variance, theirs.variance, rtol=0, atol=1e-8)
         (ours, theirs) = (made(made.transform_inputs(T)).covariance_matrix for made in (one, other))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-8)
-
-
-@pytest.fixture
-def anew_counted(monkeypatch):
-    counted = []
-    for name in ("fit_dtc", "exact_representation"):
-        original = getattr(model, name)
-        monkeypatch.setattr(model, name, lambda *a, _o=original, **k: (counted.append(1), _o(*a, **k))[1])
-    return counted
 
 
 TRANSFORMS = {
@@ -71,17 +70,54 @@ TRANSFORMS = {
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # "raw" is not standardised, and means to
 @pytest.mark.parametrize("options", TRANSFORMS)
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_chain_is_the_model_made_anew(exact, options, anew_counted):
+def test_a_chain_is_the_model_made_anew(exact, options):
     settings = SparseSettings(growth=10.0)
     make = TRANSFORMS[options]
     X, Y = data()
     now = first(**({} if exact else {"dictionary": torch.arange(0, N, 3)}), **make())
-    now.posterior(X[:1])
     for step in range(1, 5):
         now = SparseGP(X[: N + step * K], Y[: N + step * K], previous=now, settings=settings, **make())
         now.posterior(X[:1])
-    assert len(anew_counted) == (1 if exact else 2)  # over a dictionary, the second learns what it takes to grow
+        assert columns(now) == (N if exact else N // 3) + step * K
     assert_same(now, anew(now, X[: N + 4 * K], Y[: N + 4 * K], **make()), data()[0][-7:])
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_a_copy_grows_as_the_model_itself(way, steps, scale):
+    scale(dictionary={"smallest": 5})
+    X, Y = data()
+    now = make_sparse(X[:N], Y[:N], max_dictionary=20)
+    now.posterior(X[:1])
+    for _ in range(steps):
+        now = make_sparse(X[: N + 4], Y[: N + 4], previous=now)
+        now.posterior(X[:1])
+    n = len(now.train_targets) + 2
+    grown = make_sparse(X[:n], Y[:n], previous=way(now))
+    assert columns(grown) == 20 + n - N
+    assert torch.equal(grown.dictionary.indices, now.dictionary.indices)
+    assert_same(grown, anew(grown, X[:n], Y[:n]), X[-7:])
+
+
+def test_a_root_with_too_many_columns_is_made_anew_over_the_same_points(scale):
+    scale(dictionary={"smallest": 5})
+    X, Y = data()
+    old = make_sparse(X[:N], Y[:N], max_dictionary=20)
+    now = make_sparse(X[: N + 20], Y[: N + 20], previous=old)
+    assert columns(now) == 20
+    assert torch.equal(now.dictionary.indices, old.dictionary.indices)
+    assert_same(now, anew(now, X[: N + 20], Y[: N + 20]), X[-7:])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_learned_warp_is_that_of_before(exact):
+    X, Y = data()
+    options = {} if exact else {"dictionary": torch.arange(0, N, 3)}
+    old = SparseGP(X[:N], Y[:N], input_transform=Warp(2, [0, 1], bounds=BOUNDS), **options)
+    with torch.no_grad():
+        old.input_transform.concentration0.fill_(1.7)
+    now = SparseGP(X, Y, input_transform=Warp(2, [0, 1], bounds=BOUNDS), previous=old)
+    assert_same(now, anew(now, X, Y, input_transform=Warp(2, [0, 1], bounds=BOUNDS)), X[-7:])
 
 
 def test_several_outputs_grow_together():

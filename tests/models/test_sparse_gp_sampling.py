@@ -134,9 +134,7 @@ def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(config
 def test_further_paths_of_a_grown_posterior_use_what_the_first_computed(monkeypatch):
     """It has a root and no factors of a fit."""
     train = data()
-    first = make_sparse(train["train_X"][:-2], train["train_Y"][:-2], dictionary=ROWS)
-    first = make_sparse(train["train_X"][:-1], train["train_Y"][:-1], previous=first)  # learns what it takes to grow
-    first.posterior(points(1))
+    first = make_sparse(train["train_X"][:-1], train["train_Y"][:-1], dictionary=ROWS)
     model = make_sparse(**train, previous=first)
     drawn, made = [], []
     whole = pathwise.safe_cholesky

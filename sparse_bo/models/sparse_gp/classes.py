@@ -34,6 +34,7 @@ class SparseOptions(TypedDict, total=False):
     max_dictionary: int | None
     fit: Fit | None
     seed: int
+    robust: bool
     settings: SparseSettings | None
 
 
@@ -96,6 +97,9 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
             (:mod:`sparse_bo.models.sparse_gp.refinement`). ``"vfe"`` (Titsias 2009) or ``"dtc"``: over at most 512 points.
             Default: ``"exact"`` up to 1,040 points, then ``"subset"``.
         seed: Seed of the choices of dictionary and subset; torch's own generator is not used.
+        robust: Whether a fit leaves out rows that are far off what the others predict (``outlying_rows``), of all outputs: the
+            learning and the posterior are without them. One bad row in a hundred, 20 standard deviations off, otherwise raises
+            errors thirtyfold; then there is a warning.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms. Its hyper-parameters are
             copied, its dictionary and factor extended, O(m² k + n) for k new rows. The dictionary is chosen anew when the
             data have grown by half; a given one stays. After another fit the posterior is made anew.
@@ -141,7 +145,7 @@ class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # th
     BoTorch's, ``k₁ + k_cat + k₂ · k_cat``; a category never seen is as far from every other as these are from each other.
 
     The arguments are those of ``MixedSingleTaskGP``, ``cat_dims`` the categorical columns of ``train_X``. Keyword arguments
-    ``dictionary``, ``max_dictionary``, ``fit``, ``seed`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
+    ``dictionary``, ``max_dictionary``, ``fit``, ``seed``, ``robust`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
 
     Raises:
         TypeError: As :class:`sparse_bo.SparseGP` does.
@@ -178,7 +182,7 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
     BoTorch's: linearly truncated, or downsampling and exponential decay.
 
     The arguments are those of ``SingleTaskMultiFidelityGP``, ``train_X`` has the fidelity columns. Keyword arguments
-    ``dictionary``, ``max_dictionary``, ``fit``, ``seed`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
+    ``dictionary``, ``max_dictionary``, ``fit``, ``seed``, ``robust`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
 
     Raises:
         TypeError: As :class:`sparse_bo.SparseGP` does.
@@ -220,7 +224,7 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
     model. The posterior takes points with or without task column.
 
     The arguments are those of ``MultiTaskGP``. Keyword arguments ``dictionary`` (its points have the task column),
-    ``max_dictionary``, ``fit``, ``seed`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
+    ``max_dictionary``, ``fit``, ``seed``, ``robust`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
 
     Raises:
         TypeError: As :class:`sparse_bo.SparseGP` does.

@@ -68,7 +68,8 @@ def summary(model: Any) -> str:
     if stored is None:
         return "no data"
     n = row_count(stored)
-    fit = f"learns by fit={model.learner.likelihood(n)!r}"
+    left_out = "" if model.outlying_rows is None else f", {len(model.outlying_rows)} outlying rows left out"
+    fit = f"learns by fit={model.learner.likelihood(n)!r}{left_out}"
     if cache is None or not cache.stamp.matches(*model.made_from()):
         return f"n={n}, m chosen at the next posterior, {fit}, not certified"
     extension = cache.representation.extension
@@ -203,6 +204,8 @@ def _training_errors(model: Any, cache: PosteriorCache, Yvar: Tensor | None) -> 
     held = torch.ones(n, dtype=torch.bool, device=targets.device)
     if not cache.holds_all(n):
         held[cache.rows] = False  # a row of the dictionary stays in it, which no new input does
+    if model.outlying_rows is not None:
+        held[model.outlying_rows] = False
     noise = model.noise_at(model.train_inputs[0], targets.shape)
     errors = targets - means.squeeze(-1)
     return tuple(part.double()[..., held] for part in (errors, variances.squeeze(-1), noise))  # type: ignore[return-value]

@@ -6,7 +6,7 @@ import numbers
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -16,8 +16,8 @@ from sparse_bo.dictionary import Candidates, Dictionary, Sampler
 from sparse_bo.errors import DictionaryWarning
 from sparse_bo.linalg.reductions import group_sums
 from sparse_bo.models.sparse_gp.leverage_sampling import (
+    ChosenPoints,
     DictionarySettings,
-    Distinct,
     default_rows,
     distinct_inputs,
     pilot_posterior,
@@ -28,17 +28,6 @@ from sparse_bo.validation import check_count, check_indices, check_points
 
 DictionaryOption: TypeAlias = Sampler | Dictionary | Tensor | None
 """The values of ``dictionary=``."""
-
-
-class ChosenPoints(NamedTuple):
-    """The dictionary of a data set."""
-
-    rows: Tensor
-    """Rows of the training inputs, ascending; may be empty."""
-    points: Tensor | None = None
-    """``m x d`` external points in the user's units."""
-    unexplained: float | None = None
-    """Mean prior variance at the data that a default dictionary leaves, in noise variances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +127,7 @@ class DictionaryRule:
             return _sampled(self.sampler, kernel, data, size=size, generator=generator, pilot_size=self.settings.pilot)
         if n <= size:
             return ChosenPoints(torch.arange(n, device=X.device))
-        options = {"size": size, "generator": generator, "settings": self.settings}
-        default = default_rows(kernel, X, data.noise, **options)  # type: ignore[arg-type]
-        return ChosenPoints(default.rows, None, default.unexplained)
+        return default_rows(kernel, X, data.noise, size=size, generator=generator, settings=self.settings)
 
 
 def _as_tensor(dictionary: object, train_X: Tensor) -> Tensor:
@@ -214,11 +201,16 @@ class AverageCovariance:
         return variances.reshape(-1, variances.shape[-1]).mean(dim=0)
 
 
-def _candidates(
-    kernel: PriorKernel, data: DataView, *, generator: torch.Generator, pilot_size: int
-) -> tuple[Candidates, Distinct]:
-    """Return the distinct inputs as candidates of a sampler."""
-    X, noise = data.X, data.noise
+def _sampled(
+    sampler: Sampler, kernel: PriorKernel, data: DataView, *, size: int, generator: torch.Generator, pilot_size: int
+) -> ChosenPoints:
+    """Ask the user's sampler; a dictionary beyond ``size`` is cut to the points of highest inclusion probability.
+
+    The sampler gets the distinct inputs in the user's units with their counts, the kernel and the transformed inputs,
+    leverages and means by a uniform pilot, and the noise of each. Of a batch it gets averages of leverages, kernels and noise
+    (each member in units of its noise level), and no means. Of equal probabilities the lowest rows stay.
+    """
+    X, raw, noise = data.X, data.raw, data.noise
     distinct = distinct_inputs(X)
     a = len(distinct.rows)
     pilot = distinct.rows[uniform_rows(a, pilot_size, generator=generator, device=X.device)]
@@ -232,7 +224,7 @@ def _candidates(
     means = (data.prior_mean + posterior.means).detach().expand(noise.shape)[..., distinct.rows]
     positions = torch.arange(a, device=X.device)
     candidates = Candidates(
-        data.raw.reshape(-1, *data.raw.shape[-2:])[0, distinct.rows],  # batches share their rows; samplers see the first
+        raw.reshape(-1, *raw.shape[-2:])[0, distinct.rows],  # batches share their rows; samplers see the first
         distinct.counts,
         posterior.leverages[distinct.rows],
         positions,
@@ -242,21 +234,7 @@ def _candidates(
         regularization=relative.reshape(-1, relative.shape[-1]).mean(dim=0),
         means=means.reshape(-1) if single else None,
     )
-    return candidates, distinct
-
-
-def _sampled(
-    sampler: Sampler, kernel: PriorKernel, data: DataView, *, size: int, generator: torch.Generator, pilot_size: int
-) -> ChosenPoints:
-    """Ask the user's sampler; a dictionary beyond ``size`` is cut to the points of highest inclusion probability.
-
-    The sampler gets the distinct inputs in the user's units with their counts, the kernel and the transformed inputs,
-    leverages and means by a uniform pilot, and the noise of each. Of a batch it gets averages of leverages, kernels and noise
-    (each member in units of its noise level), and no means. Of equal probabilities the lowest rows stay.
-    """
-    candidates, distinct = _candidates(kernel, data, generator=generator, pilot_size=pilot_size)
     dictionary = sampler.sample(candidates, generator=generator)
-    X, raw = data.X, data.raw
     chosen = torch.arange(dictionary.m, device=X.device)
     if dictionary.m > size:
         chosen = dictionary.probabilities.sort(descending=True, stable=True).indices[:size].sort().values

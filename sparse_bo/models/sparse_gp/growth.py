@@ -1,16 +1,16 @@
 """A posterior with further observations: fantasies, and rows of data after those of a previous model.
 
 *Fantasies* condition the process, exactly, by :meth:`~sparse_bo.models.sparse_gp.representation.Representation.condition`.
-*Rows of data* (``SparseGP(..., previous=model)``) join the DTC posterior in O(m² k + n), not O(n m²).
+*Rows of data* (``SparseGP(..., previous=model)``) join the posterior in O(m² k + n m), not O(n m²): an exact one as fantasies
+do, the DTC posterior by Woodbury.
 
-Notation: ``(D, α, R)`` the posterior before (:mod:`sparse_bo.models.sparse_gp.representation`), ``F`` k new rows,
-``h = K_FD R``, ``L`` the Cholesky factor of ``K_DD`` and ``V = L⁻¹ K_DF``:
+Notation: ``(D, α, R)`` the DTC posterior before (:mod:`sparse_bo.models.sparse_gp.representation`), ``F`` k new rows,
+``h = K_FD R``, ``K_DD = L Lᵀ``, ``V = L⁻¹ K_DF``. With ``Σ = VᵀV − h hᵀ + N_F = C Cᵀ`` and ``W = (L⁻ᵀV − R hᵀ) C⁻ᵀ``
 
-    exact (D = X):  Σ = k(F, F) − h hᵀ + N_F,   W = [−R hᵀ; I] C⁻ᵀ,   D' = [D; F]         (a block Cholesky step)
-    DTC:            Σ = VᵀV − h hᵀ + N_F,       W = (L⁻ᵀV − R hᵀ) C⁻ᵀ, D' = D              (Woodbury on B)
+    R' = [R, W],      α' = α + W C⁻¹ (r_F − K_FD α).
 
-with ``Σ = C Cᵀ``, and then ``R' = [R, W]``, ``α' = α + W C⁻¹ (r_F − K_FD α)``. As data grow, a standardising transform moves
-and scales the old targets, ``r → a r + b``; so the response to a vector of ones is stored beside α.
+As data grow, a standardising transform moves and scales the old targets, ``r → a r + b``. So α is a times the old one and b
+times the response to residuals of one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,23 @@ from botorch.exceptions.errors import InputDataError
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from sparse_bo.gp import dtc
+from sparse_bo.gp.nystrom import NystromFactor
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import broadcast_shapes
+from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
 from sparse_bo.models.sparse_gp.row_sums import sweep
-from sparse_bo.models.sparse_gp.state import Appended, GrowthState, PosteriorCache, Stamp, row_count, same_parameters
+from sparse_bo.models.sparse_gp.state import (
+    Appended,
+    GrowthState,
+    PosteriorCache,
+    Stamp,
+    parameters_of,
+    row_count,
+    same_parameters,
+    set_parameters,
+)
 from sparse_bo.models.sparse_gp.triangular import Recent
 
 SAME = 1e-9
@@ -43,62 +53,47 @@ def affine(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor] | None:
     safe = squares.clamp_min(torch.finfo(old.dtype).tiny)
     scale = torch.where(squares > 0, (centred * (new - new.mean(dim=-1, keepdim=True))).sum(dim=-1) / safe, 1.0)
     shift = new.mean(dim=-1) - scale * old.mean(dim=-1)
-    rest = (new - scale.unsqueeze(-1) * old - shift.unsqueeze(-1)).abs().amax()
-    return (scale, shift) if bool(rest <= SAME * (1.0 + new.abs().amax())) else None
+    return (scale, shift) if _same(new, scale.unsqueeze(-1) * old + shift.unsqueeze(-1)) else None
 
 
-def response_to_ones(kernel: PriorKernel, state: dtc.DTC, points: Tensor, X: Tensor, noise: Tensor) -> Tensor:
-    """Return the DTC weights α over ``points`` for residuals of 1 at ``X``, ``batch_shape x m``. O(n m + m²)."""
-    total = points.new_zeros(*points.shape[:-1], 1).double()
-    for rows in sweep(points, X):
-        K = kernel_matrix(kernel, points.double(), X[..., rows, :].double()).double()  # m x rows
-        total = total + K @ noise[..., rows].double().reciprocal().unsqueeze(-1)
-    factor = state.factor
-    projected = (
-        torch.linalg.solve_triangular(factor.matrix, total, upper=False) if factor.triangular else factor.matrix.mT @ total
-    )
-    return factor.lift(torch.cholesky_solve(projected, state.gram_cholesky)).squeeze(-1).to(X)
+def growth_state(kernel: PriorKernel, representation: Representation, X: Tensor, noise: Tensor) -> GrowthState | None:
+    """Return what further rows need of a DTC posterior of ``X``, if its factors are known in float64. O(n m + m²)."""
+    factors, D = representation.at_dictionary, representation.points
+    if factors is None or D.dtype != torch.float64:
+        return None
+    L, L_B = factors.prior_root(), factors.gram_root()
+    total = torch.zeros_like(D[..., :1])
+    for rows in sweep(D, X):
+        total = total + kernel_matrix(kernel, D, X[..., rows, :]) @ noise[..., rows].reciprocal().unsqueeze(-1)
+    whitening = NystromFactor(L, True, 0.0, "cholesky")
+    response = torch.cholesky_solve(torch.linalg.solve_triangular(L, total, upper=False), L_B)  # B⁻¹ L⁻¹ K_DX N⁻¹ 1
+    return GrowthState(whitening.lift(response).squeeze(-1), whitening)
 
 
 def extended(
     kernel: PriorKernel, old: Representation, growth: GrowthState, F: Tensor, *, residuals: Tensor, noise: Tensor
 ) -> tuple[Representation, GrowthState]:
-    """Return the posterior with k more rows ``F``, ``batch_shape x k x d``. O(m² k + k³) and one copy of the root.
+    """Return a DTC posterior with k more rows ``F``, ``batch_shape x k x d``. O(m² k + k³) and one copy of the root.
 
     Raises:
         ValueError: If the covariance of the new rows is not finite or not positive semi-definite.
     """
-    wide, points, R = F.double(), old.points.double(), old.root.double()
-    K = kernel_matrix(kernel, wide, points).double()  # k x m
-    h = K @ R  # k x r
-    if growth.whitening is None:
-        known, lifted = kernel_matrix(kernel, wide, wide).double(), -(R @ h.mT)
-    else:
-        V = growth.whitening.features(K.mT).mT
-        known, lifted = V.mT @ V, growth.whitening.lift(V) - R @ h.mT
-    C = safe_cholesky(known - h @ h.mT + torch.diag_embed(noise.double())).factor  # k x k
-    W = torch.linalg.solve_triangular(C, lifted.mT, upper=False).mT  # m x k
-    batch_shape = broadcast_shapes(W.shape[:-2], R.shape[:-2])
-    alpha, ones = old.alpha.double(), growth.ones.double()
-    R, dictionary = R.expand(*batch_shape, *R.shape[-2:]), old.points
-    surprises = [residuals.double(), torch.ones_like(residuals, dtype=torch.float64)]
-    gains = [
-        torch.linalg.solve_triangular(C, (r - (K @ a.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1), upper=False)
-        for r, a in zip(surprises, (alpha, ones), strict=True)
-    ]
-    if growth.whitening is None:
-        k = C.shape[-1]
-        eye = torch.eye(k, dtype=C.dtype, device=C.device).expand_as(C)
-        W = torch.cat([W, torch.linalg.solve_triangular(C, eye, upper=False).mT], dim=-2)
-        R = torch.nn.functional.pad(R, (0, 0, 0, k))
-        alpha, ones = (torch.nn.functional.pad(part, (0, k)) for part in (alpha, ones))
-        dictionary = torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in (old.points, F)], dim=-2)
-    alpha, ones = (part + (W @ gain).squeeze(-1) for part, gain in zip((alpha, ones), gains, strict=True))
-    root = torch.cat([R, W], dim=-1).to(F)
-    triangular = growth.whitening is None and old.triangular
-    after = GrowthState(ones.to(F), growth.whitening, growth.chosen_at)
-    grown = Representation(dictionary, alpha.to(F), root, triangular=triangular, recent=Recent(old.recent.sizes))
-    return grown, after
+    K = kernel_matrix(kernel, F, old.points)  # k x m
+    h = K @ old.root  # k x r
+    V = growth.whitening.features(K.mT)  # k x m
+    C = safe_cholesky(V @ V.mT - h @ h.mT + torch.diag_embed(noise)).factor  # k x k
+    lifted = growth.whitening.lift(V.mT) - old.root @ h.mT  # m x k
+    W = torch.linalg.solve_triangular(C, lifted.mT, upper=False).mT
+    root = old.root.expand(*broadcast_shapes(W.shape[:-2], old.root.shape[:-2]), *old.root.shape[-2:])
+
+    def updated(alpha: Tensor, r: Tensor) -> Tensor:
+        surprise = r.unsqueeze(-1) - K @ alpha.unsqueeze(-1)
+        return alpha + (W @ torch.linalg.solve_triangular(C, surprise, upper=False)).squeeze(-1)
+
+    grown = Representation(
+        old.points, updated(old.alpha, residuals), torch.cat([root, W], dim=-1), recent=Recent(old.recent.sizes)
+    )
+    return grown, GrowthState(updated(growth.ones, torch.ones_like(residuals)), growth.whitening)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,59 +110,73 @@ class PreviousPosterior:
         """Return the posterior of a sparse model in evaluation mode."""
         X, targets = previous.training_data()
         with torch.no_grad():
-            return cls(previous.cache(), X, targets - previous.prior_mean(X), previous.noise_at(X, targets.shape))
+            return cls(previous.cache(), X, targets - previous.prior_mean(X), previous.data_noise(X, targets.shape))
 
-    def grown(
-        self, model: Any, X: Tensor, stamp: Stamp, *, residuals: Tensor, noise: Tensor, factor: float
-    ) -> PosteriorCache | None:
-        """Return the posterior of all rows; ``None`` if it has to be made anew.
+    def dictionary(self, model: Any, stamp: Stamp, X: Tensor, noise: Tensor, *, factor: float) -> ChosenPoints | None:
+        """Return the dictionary of all rows: that of before, unless parameters, inputs or noise have changed.
 
-        A dictionary that the model has chosen is chosen anew when the data have grown by ``factor``, and any root is made anew
-        when its columns have.
+        One that the model has chosen is chosen anew, ``None``, when the data have grown by ``factor``.
 
         Args:
             model: The new model.
-            X: ``batch_shape x n' x d``, transformed; the first rows are those of the previous model.
             stamp: Of the new model's data and parameters.
-            residuals: ``batch_shape x n'``: targets less the prior mean.
+            X: ``batch_shape x n' x d``, transformed; the first rows are those of the previous model.
             noise: ``batch_shape x n'``.
             factor: See above.
         """
-        n, total = self.X.shape[-2], X.shape[-2]
-        old, growth, exact = self.cache.representation, self.cache.growth, self.cache.holds_all(n)
-        if growth is None and exact:
-            growth = GrowthState((old.root @ old.root.sum(dim=-2).unsqueeze(-1)).squeeze(-1), None, n)
-        moved = affine(self.residuals, residuals[..., :n])
-        if growth is None or moved is None or not self._unchanged(stamp, noise[..., :n]):
-            return None
-        if growth.whitening is None:
-            fits = total <= model.rule.cap(total, noise.shape[:-1].numel())
-        else:
-            m, r = old.root.shape[-2:]
-            fits = r + total - n <= factor * m and (model.rule.is_given or total <= factor * growth.chosen_at)
-        if not fits:
-            return None
-        scale, shift = (part.unsqueeze(-1) for part in moved)
-        old = replace(old, alpha=scale * old.alpha + shift * growth.ones)
-        if total > n:
-            new = {"residuals": residuals[..., n:], "noise": noise[..., n:]}
-            old, growth = extended(model.prior_kernel, old, growth, X[..., n:, :], **new)
-        rows = torch.arange(total, device=X.device) if exact else self.cache.rows
-        return PosteriorCache(old, stamp, rows, self.cache.points, growth=growth)
-
-    def _unchanged(self, stamp: Stamp, noise: Tensor) -> bool:
-        """Return whether parameters and the noise of the old rows are those of the previous posterior."""
-        then, now = self.cache.stamp.parameters, stamp.parameters
+        then, now, n, total = self.cache.stamp.parameters, stamp.parameters, self.X.shape[-2], noise.shape[-1]
         if len(then) != len(now) or not all(map(torch.equal, then, now)):
-            return False
-        return bool((noise - self.noise).abs().amax() <= SAME * self.noise.amax())
+            return None
+        if not (_same(self.X, X[..., :n, :]) and bool((noise[..., :n] - self.noise).abs().amax() <= SAME * self.noise.amax())):
+            return None
+        if self.cache.holds_all(n):
+            fits = total <= model.rule.cap(total, noise.shape[:-1].numel())
+            return ChosenPoints(torch.arange(total, device=noise.device)) if fits else None
+        kept = model.rule.is_given or total <= factor * self.cache.chosen_at
+        return ChosenPoints(self.cache.rows, self.cache.points) if kept else None
+
+    def grown(
+        self, kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor, factor: float
+    ) -> tuple[Representation, GrowthState | None] | None:
+        """Return the posterior of all rows over :meth:`dictionary`; ``None`` where it costs no more to make it anew.
+
+        Args:
+            kernel: The prior covariance.
+            X: ``batch_shape x n' x d``, transformed; the first rows are those of the previous model.
+            residuals: ``batch_shape x n'``: targets less the prior mean.
+            noise: ``batch_shape x n'``.
+            factor: The root has at most so many columns for each dictionary point.
+        """
+        n, old, growth = self.X.shape[-2], self.cache.representation, self.cache.growth
+        exact, moved = self.cache.holds_all(n), affine(self.residuals, residuals[..., :n])
+        if moved is None or (not exact and old.root.shape[-1] + X.shape[-2] - n > factor * old.root.shape[-2]):
+            return None
+        if exact:
+            ones = (old.root @ old.root.sum(dim=-2).unsqueeze(-1)).squeeze(-1)
+        else:
+            growth = growth or growth_state(kernel, old, self.X, self.noise)
+            if growth is None:
+                return None
+            ones = growth.ones
+        scale, shift = (part.unsqueeze(-1) for part in moved)
+        old = replace(old, alpha=scale * old.alpha + shift * ones)
+        if X.shape[-2] == n:
+            return old, growth
+        new = {"residuals": residuals[..., n:], "noise": noise[..., n:]}
+        if growth is None:
+            return old.condition(kernel, X[..., n:, :], **new).full(kernel), None
+        return extended(kernel, old, growth, X[..., n:, :], **new)
 
 
-def check_previous(model: Any, previous: Any) -> None:
-    """Check that a new model (in evaluation mode) can grow from ``previous``.
+def _same(old: Tensor, new: Tensor) -> bool:
+    return bool((new - old).abs().amax() <= SAME * (1.0 + old.abs().amax()))
+
+
+def followed(model: Any, previous: Any) -> PreviousPosterior:
+    """Set a new model's hyper-parameters to those of ``previous``, and return the posterior that it can grow from.
 
     Raises:
-        TypeError: If it is no model of the same class.
+        TypeError: If ``previous`` is no model of the same class.
         ValueError: If its kernel, mean, likelihood or transforms differ, or it was conditioned or calibrated.
         InputDataError: If its data are not the first rows of the new model's.
     """
@@ -189,6 +198,8 @@ def check_previous(model: Any, previous: Any) -> None:
     previous.eval()
     if previous.representation().extension is not None:
         raise ValueError("expected previous to be a model of data, got one with fantasies; build it from its data")
+    set_parameters(model, parameters_of(previous))  # of a learned input transform, too
+    model.outlying_rows = previous.outlying_rows
     model.eval()  # where inputs are transformed
     ours, theirs = (each.original_inputs() for each in (model, previous))
     n = theirs.shape[-2]
@@ -197,8 +208,7 @@ def check_previous(model: Any, previous: Any) -> None:
         raise InputDataError(
             f"expected train_X (shape {tuple(ours.shape)}) to begin with the {n} rows of previous; append new rows below"
         )
-    moved = (model.train_inputs[0][..., :n, :] - previous.train_inputs[0]).abs().amax()
-    if moved > SAME * (1.0 + previous.train_inputs[0].abs().amax()):
+    if not _same(previous.train_inputs[0], model.train_inputs[0][..., :n, :]):
         raise ValueError(
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
@@ -207,6 +217,8 @@ def check_previous(model: Any, previous: Any) -> None:
         raise InputDataError(
             "expected train_Y to begin with that of previous, up to a shift and a scale by the outcome transform"
         )
+    model.train()
+    return PreviousPosterior.of(previous)
 
 
 def conditioned(

@@ -4,6 +4,10 @@ A likelihood of m points costs O(m³), and a search takes tens of them. The firs
 (``LearningSettings.coarse``), where one costs a seventeenth. Its optimum and curvature start damped Newton steps on all points
 that are learned from. Of many data, a few such steps follow on neighbourhoods as dense as the data, and a last one by a
 likelihood of all rows (:mod:`sparse_bo.models.sparse_gp.refinement`).
+
+A ripple that is finer than the lengthscales of the start looks like noise to a search. Residuals show it
+(:mod:`sparse_bo.models.sparse_gp.residuals`); then a second search starts at the lengthscale that they show. With
+``robust=True`` outlying rows are left out first.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.optim.utils import get_parameters_and_bounds
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
+from gpytorch.kernels import ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
@@ -33,6 +38,14 @@ from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.refinement import RefinementSettings, kernel_distances, last_groups, shorten
+from sparse_bo.models.sparse_gp.residuals import (
+    Residuals,
+    alikeness,
+    outlier_scores,
+    residuals_given,
+    warn_of_outliers,
+)
+from sparse_bo.models.sparse_gp.state import parameters_of, set_parameters
 from sparse_bo.models.sparse_gp.training import Approximation, TrainingCovariance, TrainingPrior
 from sparse_bo.validation import check_choice
 
@@ -56,13 +69,23 @@ class LearningSettings:
     """There is a first search from so many points on."""
     coarse_tolerance: float = 1e-4
     """The first search ends at a step that gains less per point (nats)."""
+    residuals_from: int = 20
+    """Residuals of fewer observations tell nothing."""
+    outlying: float = 10.0
+    """There is a warning of observations that are so many standard deviations off."""
+    robust: float = 6.0
+    """With ``robust=True`` observations that are so many standard deviations off are left out."""
+    robust_rounds: int = 6
+    """They are looked for so many times, each time given the others."""
+    alike: float = 5.0
+    """Residuals of neighbours along an input are alike beyond so many standard errors of their correlation."""
     gain: float = 0.01
     """Log-likelihood of the points of the second search that is not worth another step (nats)."""
     exact_gain: float = 1e-6
     """The same, where the second search is over all data (``fit="exact"``)."""
     max_steps: int = 100
     """Steps of the second search."""
-    max_parameters: int = 128
+    max_parameters: int = 256
     """With more, the second search is BoTorch's: no matrix of curvatures."""
     least_information: float = 0.3
     """Curvature of a direction below which its prior decides (nats per unit²)."""
@@ -76,10 +99,10 @@ class Learner:
     ``fit=None`` is ``"exact"`` up to ``settings.subset`` points, ``"subset"`` beyond; an unknown one raises ``ValueError``.
     """
 
-    def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings) -> None:
+    def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, *, robust: bool = False) -> None:
         if fit is not None:
             check_choice("fit", fit, get_args(Fit))
-        self.fit_name, self.seed, self.settings = fit, seed, settings
+        self.fit_name, self.seed, self.settings, self.robust = fit, seed, settings, robust
         self.active = False
         """Whether ``fit_gpytorch_mll`` runs for :meth:`fit`."""
         self._points: tuple[Tensor | None, Tensor | None] | None = None  # rows and external points, chosen once per fit
@@ -97,26 +120,27 @@ class Learner:
         """Return a new generator of the seed."""
         return torch.Generator().manual_seed(self.seed)
 
-    # --- the likelihood ----------------------------------------------------------------------------------------------------
-
     def prior(self, model: Any, x: Tensor) -> TrainingPrior | None:
         """Return the prior at untransformed inputs, ``batch_shape x n x d``; ``None``: BoTorch's exact likelihood."""
-        n = x.shape[-2]
-        likelihood = self.likelihood(n) if self._stage is None else "subset"
+        n, rows = x.shape[-2], self._stage
+        likelihood = self.likelihood(n) if rows is None else "subset"
         if likelihood == "exact":
-            return None
+            if model.outlying_rows is None:
+                return None
+            likelihood, rows = "subset", torch.arange(n, device=x.device)
         x = model.transform_inputs(x)
-        if self._stage is None:
+        if rows is None:
             rows, points = self._learning_points(model, x, likelihood)
         else:
-            rows, points = self._stage, x[..., self._stage.reshape(-1), :]
-        covariance = TrainingCovariance(x, points, kernel=model.prior_kernel, likelihood=likelihood, rows=rows)
+            points = x[..., rows.reshape(-1), :]
+        options = {"likelihood": likelihood, "rows": rows, "noise": model.outlying_noise()}
+        covariance = TrainingCovariance(x, points, kernel=model.prior_kernel, **options)
         return TrainingPrior(model.prior_mean(x), covariance)
 
     def _learning_points(self, model: Any, x: Tensor, likelihood: Approximation) -> tuple[Tensor | None, Tensor]:
         if self._points is None:
             if likelihood == "subset":
-                self._points = (self._subset(x.shape[-2], x.device), None)
+                self._points = (self._random_rows(x, self.settings.subset), None)
             else:
                 with torch.no_grad():
                     choice = model.chosen_dictionary(x, cap=self.settings.dictionary)
@@ -124,10 +148,8 @@ class Learner:
         rows, points = self._points
         return rows, model.dictionary_points(x, rows, points)
 
-    def _subset(self, n: int, device: torch.device) -> Tensor:
-        return uniform_rows(n, self.settings.subset, generator=self.generator(), device=device)
-
-    # --- the search --------------------------------------------------------------------------------------------------------
+    def _random_rows(self, x: Tensor, size: int) -> Tensor:
+        return uniform_rows(x.shape[-2], size, generator=self.generator(), device=x.device)
 
     def fit(
         self,
@@ -150,9 +172,47 @@ class Learner:
         options = {"closure": closure, "closure_kwargs": closure_kwargs, "optimizer_kwargs": optimizer_kwargs, **kwargs}
         self.active = True  # the model then has no custom_fit, so that BoTorch's own loop runs
         try:
+            if self.robust and mll.model.train_targets.shape[-1] >= self.settings.residuals_from:
+                self._leave_out(mll)
             return fit_gpytorch_mll(mll, optimizer=optimizer, **options)
         finally:
             self.active = False
+
+    def coarse_options(self, model: Any) -> dict[str, Any]:
+        """Return options of BoTorch's search of the first stage."""
+        several = getattr(model, "_aug_batch_shape", torch.Size()).numel() > 1  # its search for these has another default
+        return {"ftol": self.settings.coarse_tolerance, **({"factr": None} if several else {})}
+
+    def looked_at(self, model: Any, known: Tensor, rows: Tensor) -> Residuals:
+        """Return the residuals of ``rows`` given ``known`` ones, with a warning if some are far off and none were left out."""
+        residuals = residuals_given(model, known, rows)
+        if not self.robust:
+            reference = torch.arange(len(rows), device=rows.device)
+            warn_of_outliers(rows, outlier_scores(model, residuals, reference), limit=self.settings.outlying)
+        return residuals
+
+    def _leave_out(self, mll: Any) -> None:
+        """Leave out the rows that are far off given few others, anew after each search, until they stay the same."""
+        model, at = mll.model, self.settings
+        start, outlying = parameters_of(model), None
+        n = model.train_targets.shape[-1]
+        every = torch.arange(n, device=model.train_targets.device)
+        for _ in range(at.robust_rounds):
+            model.outlying_rows = outlying
+            good = every if outlying is None else every[~torch.isin(every, outlying)]
+            known, reference = (
+                good[uniform_rows(len(good), size, generator=self.generator(), device=good.device)]
+                for size in (at.coarse, at.subset)
+            )
+            with self.learning_from(known):
+                fit_gpytorch_mll(mll, optimizer_kwargs={"options": self.coarse_options(model)})
+            scores = outlier_scores(model, residuals_given(model, known, every), reference)
+            set_parameters(model, start)
+            found = (scores > at.robust).nonzero().squeeze(-1)
+            if torch.equal(found, every[:0] if outlying is None else outlying):
+                return
+            outlying = found
+        model.outlying_rows = outlying
 
     def rows(self, model: Any) -> Tensor | None:
         """Return the rows that the fit is of, if their likelihood has a cheap form."""
@@ -160,7 +220,7 @@ class Learner:
         n, likelihood = inputs.shape[-2], self.likelihood(inputs.shape[-2])
         if likelihood == "exact" and stationary_parts(model.prior_kernel) is not None:
             return torch.arange(n, device=inputs.device)
-        return self._subset(n, inputs.device) if likelihood == "subset" else None
+        return self._random_rows(inputs, self.settings.subset) if likelihood == "subset" else None
 
     def groups(self, model: Any, rows: Tensor) -> Tensor | None:
         """Return the groups of rows of the last steps; ``None`` if their gain would not justify their cost."""
@@ -198,50 +258,78 @@ def coarse_to_fine(
     BoTorch's optimiser does the second one, too. After a ``NotPSDError`` BoTorch tries another start.
     """
     model, learner = mll.model, mll.model.learner
-    at = learner.settings
-    rows, n = learner.rows(model), model.train_inputs[0].shape[-2]
-    own, options = not kwargs and not set(options or {}) - {"maxiter"}, options or {}
-    coarse = len(rows) >= at.coarse_from
-    if coarse:
-        few = rows[uniform_rows(len(rows), at.coarse, generator=learner.generator(), device=rows.device)]
-        with learner.learning_from(few), warnings.catch_warnings():
-            warnings.simplefilter("ignore", OptimizationWarning)  # the second search decides
-            first = fit_gpytorch_mll_scipy(mll, options={**_ending_at(at.coarse_tolerance, model), **options})
-        _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
-    with learner.learning_from(rows):
-        search = _ParameterVector.of(mll, at.max_parameters) if coarse and own else None
-        if search is None:
-            tolerance = {} if len(rows) == n else _ending_at(at.gain / len(rows), model)
-            return fit_gpytorch_mll_scipy(mll, options={**tolerance, **options}, **kwargs)
-    with learner.learning_from(few):
-        hessian = search.curvature(least=at.least_information / len(few))
-    steps = options.get("maxiter", at.max_steps)
-    with learner.learning_from(rows):
-        gain = (at.exact_gain if len(rows) == n else at.gain) / len(rows)
-        found = search.descend(hessian, tolerance=gain, max_steps=steps)
+    at, options = learner.settings, options or {}
+    rows, n, own = learner.rows(model), model.train_inputs[0].shape[-2], not kwargs and not set(options) - {"maxiter"}
+    if len(rows) < at.coarse_from:
+        with learner.learning_from(rows):
+            found = fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
+            return (
+                _searched_again(mll, found, learner.looked_at(model, rows, rows), options)
+                if own and n >= at.residuals_from
+                else found
+            )
+    few = rows[uniform_rows(len(rows), at.coarse, generator=learner.generator(), device=rows.device)]
+    coarse = {**learner.coarse_options(model), **options}
+    with learner.learning_from(few), warnings.catch_warnings():
+        warnings.simplefilter("ignore", OptimizationWarning)  # the second search decides
+        first = fit_gpytorch_mll_scipy(mll, options=coarse)
+        first = _searched_again(mll, first, learner.looked_at(model, few, rows), coarse)
+    _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
+    search = _ParameterVector.of(mll, at.max_parameters) if own else None
+    if search is None:
+        with learner.learning_from(rows):
+            return fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
+    steps, exact = options.get("maxiter", at.max_steps), len(rows) == n
+    found = search.refined(few, rows, gain=at.exact_gain if exact else at.gain, steps=steps)
     groups = learner.groups(model, rows)
     if groups is None:
         return found
-    with learner.learning_from(rows):
-        hessian = search.curvature(least=at.least_information / len(rows))
-    with learner.learning_from(groups):
-        found = search.descend(hessian, tolerance=at.refinement.gain / groups.numel(), max_steps=steps)
+    found = search.refined(rows, groups, gain=at.refinement.gain, steps=steps)
     most = model.rule.most_points(n, model.train_targets.shape[:-1].numel())
     if n <= at.refinement.density * most:
         shorten(model, size=most, generator=learner.generator(), settings=at.refinement)
     return found
 
 
-def _ending_at(gain: float, model: Any) -> dict[str, Any]:
-    """Return options of BoTorch's search: it ends at a step of a smaller gain per point."""
-    several = getattr(model, "_aug_batch_shape", torch.Size()).numel() > 1  # its search for these has another default too
-    return {"ftol": gain, "factr": None} if several else {"ftol": gain}
+def _searched_again(mll: Any, found: OptimizationResult, residuals: Residuals, options: dict[str, Any]) -> OptimizationResult:
+    """Search from finer lengthscales, too, if the residuals show some; the better result stays."""
+    model = mll.model
+    finer = _finer_lengthscales(model, residuals)
+    if finer is None:
+        return found
+    before = parameters_of(model)
+    _inner(model.prior_kernel).lengthscale = finer
+    again = fit_gpytorch_mll_scipy(mll, options=options)
+    _LOGGER.debug("searched again from finer lengthscales: %.6g, before %.6g", again.fval, found.fval)
+    if again.fval < found.fval:
+        return again
+    set_parameters(model, before)
+    return found
+
+
+def _inner(kernel: Any) -> Any:
+    return kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
+
+
+def _finer_lengthscales(model: Any, residuals: Residuals) -> Tensor | None:
+    """Return lengthscales, ``batch_shape x 1 x d``, shortened along inputs in which residuals are alike; ``None``: in none."""
+    kernel = model.prior_kernel
+    if stationary_parts(kernel) is None or not _inner(kernel).raw_lengthscale.requires_grad:
+        return None
+    lengthscales = _inner(kernel).lengthscale.detach()
+    if lengthscales.shape != (*residuals.values.shape[:-1], 1, residuals.X.shape[-1]):
+        return None
+    score, distance = alikeness(residuals.X, residuals.values)
+    finer = torch.where(score > model.learner.settings.alike, distance, torch.inf).unsqueeze(-2)
+    least = _inner(kernel).raw_lengthscale_constraint.lower_bound.to(lengthscales)
+    return torch.maximum(finer, least).minimum(lengthscales) if bool((finer < lengthscales).any()) else None
 
 
 class _ParameterVector:
     """The parameters of a likelihood as one vector: logarithms of those with a positive lower bound, the others unchanged."""
 
     def __init__(self, mll: Any, parameters: dict[str, Tensor], bounds: Any) -> None:
+        self.learner: Learner = mll.model.learner
         self.closure = NdarrayOptimizationClosure(get_loss_closure_with_grads(mll, parameters=parameters), parameters)
         limits = get_bounds_as_ndarray(parameters, bounds)
         size = sum(parameter.numel() for parameter in parameters.values())
@@ -253,12 +341,11 @@ class _ParameterVector:
 
     @classmethod
     def of(cls, mll: Any, most: int) -> _ParameterVector | None:
-        """Return the search over all free parameters, if they are at most ``most`` and in double precision."""
+        """Return the search over all free parameters, if they are at most ``most``."""
         named, bounds = get_parameters_and_bounds(mll)
         parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         size = sum(parameter.numel() for parameter in parameters.values())
-        precise = all(parameter.dtype == torch.float64 for parameter in parameters.values())
-        return cls(mll, parameters, bounds) if precise and 0 < size <= most else None
+        return cls(mll, parameters, bounds) if 0 < size <= most else None
 
     @property
     def point(self) -> Tensor:
@@ -275,13 +362,16 @@ class _ParameterVector:
         found = torch.from_numpy(gradient.copy())
         return (float(value) if math.isfinite(value) else math.inf), torch.where(self.positive, state * found, found)
 
-    def curvature(self, *, least: float) -> Tensor:
-        """Return the Hessian at the current parameters, made positive definite."""
-        x = self.point
-        return positive(curvature(self, x, self(x)[1]), least=least)
+    def refined(self, before: Tensor, now: Tensor, *, gain: float, steps: int) -> OptimizationResult:
+        """Go on from the optimum of some rows, and its curvature, to that of others; ``gain`` nats are worth no step."""
+        least, learner = self.learner.settings.least_information / len(before), self.learner
+        with learner.learning_from(before):
+            x = self.point
+            hessian = positive(curvature(self, x, self(x)[1]), least=least)
+        with learner.learning_from(now):
+            return self._descend(hessian, tolerance=gain / now.numel(), max_steps=steps)
 
-    def descend(self, hessian: Tensor, *, tolerance: float, max_steps: int) -> OptimizationResult:
-        """Set the parameters to the optimum nearby."""
+    def _descend(self, hessian: Tensor, *, tolerance: float, max_steps: int) -> OptimizationResult:
         low, high = self.bounds
         start = torch.minimum(torch.maximum(self.point, low), high)
         try:

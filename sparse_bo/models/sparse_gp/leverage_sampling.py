@@ -130,18 +130,20 @@ def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch
     return torch.randperm(n, generator=generator, device="cpu")[:size].sort().values.to(device)
 
 
-class DefaultRows(NamedTuple):
-    """The rows of a default dictionary."""
+class ChosenPoints(NamedTuple):
+    """The dictionary of a data set."""
 
     rows: Tensor
-    """``m`` rows, ascending."""
-    unexplained: float | None
-    """Mean prior variance at the data that they leave, in noise variances; ``None``: all inputs are in."""
+    """Rows of the training inputs, ascending; may be empty."""
+    points: Tensor | None = None
+    """``m x d`` external points in the user's units."""
+    unexplained: float | None = None
+    """Mean prior variance at the data that a default dictionary leaves, in noise variances."""
 
 
 def default_rows(
     kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator, settings: DictionarySettings
-) -> DefaultRows:
+) -> ChosenPoints:
     """Choose at most ``size`` rows by leverage-score sampling with the current kernel. O(n p² + n log n + m³).
 
     A uniform pilot gives leverages. The sample has ``oversampling`` times the effective dimension that they show. Distinct
@@ -149,21 +151,13 @@ def default_rows(
     Spirakis 2006). The first of the order of the races are the dictionary, as many as ``need`` asks for. Draws a
     permutation and one uniform number per distinct input.
 
-    Args:
-        kernel: The prior covariance.
-        X: ``batch_shape x n x d``, transformed.
-        noise: ``batch_shape x n`` noise variances (y²).
-        size: At most so many rows are chosen, ≥ 1.
-        generator: A CPU generator, the only source of randomness.
-        settings: Sizes.
-
-    Returns:
-        All distinct inputs if there are at most ``size``.
+    ``X`` is ``batch_shape x n x d``, transformed, ``noise`` ``batch_shape x n`` variances (y²). All distinct inputs are chosen
+    if there are at most ``size``.
     """
     distinct = distinct_inputs(X)
     a = len(distinct.rows)
     if a <= size:
-        return DefaultRows(distinct.rows, None)
+        return ChosenPoints(distinct.rows)
     pilot = distinct.rows[uniform_rows(a, min(settings.pilot, size), generator=generator, device=X.device)]
     posterior = pilot_posterior(kernel, X[..., pilot, :], X, torch.zeros_like(noise), noise)
     weights = race_weights(distinct.counts * posterior.leverages[distinct.rows])
@@ -173,7 +167,7 @@ def default_rows(
     order = distinct.rows[race_winners(races, size)]
     some = judged_rows(X.shape[-2], X.device, settings)
     needed = needed_size(kernel, X[..., order, :], X[..., some, :], noise[..., some], n=X.shape[-2], settings=settings)
-    return DefaultRows(order[: needed.size].sort().values, needed.unexplained)
+    return ChosenPoints(order[: needed.size].sort().values, None, needed.unexplained)
 
 
 def race_weights(leverages: Tensor) -> Tensor:

@@ -34,11 +34,11 @@ from sparse_bo.dictionary import Certificate, Dictionary
 from sparse_bo.errors import SamplerError
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
-from sparse_bo.models.sparse_gp.dictionary_rule import ChosenPoints, DataView, DictionaryOption, DictionaryRule, warn_if_far
-from sparse_bo.models.sparse_gp.growth import PreviousPosterior, check_previous, conditioned, response_to_ones
+from sparse_bo.models.sparse_gp.dictionary_rule import DataView, DictionaryOption, DictionaryRule, warn_if_far
+from sparse_bo.models.sparse_gp.growth import PreviousPosterior, conditioned, followed
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
-from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings, data_points
+from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints, DictionarySettings, data_points
 from sparse_bo.models.sparse_gp.outputs import lazy_posterior, transformed, untransformed
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.posterior import constant_rows, joint_of_few, joint_of_many
@@ -48,14 +48,11 @@ from sparse_bo.models.sparse_gp.representation import Representation, dtc_repres
 from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc
 from sparse_bo.models.sparse_gp.state import (
     Appended,
-    GrowthState,
     PosteriorCache,
     Stamp,
     check_width,
     joined,
     mapped,
-    parameters_of,
-    set_parameters,
 )
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
 
@@ -97,8 +94,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     settings: SparseSettings = SparseSettings()
     has_module_prior = True
     """Whether BoTorch's ``forward`` is ``mean_module`` and ``covar_module`` at the inputs, and nothing else."""
+    outlying_rows: Tensor | None = None
+    """Rows of ``train_X`` that a fit with ``robust=True`` has left out, ascending; ``None``: none."""
     _previous: PreviousPosterior | None = None
-    _grows = False  # whether the model was made with ``previous``
     _certified: tuple[PosteriorCache, Certificate] | None = None
     _stored_inputs: Any  # a tensor, ``Appended`` rows that are joined when they are read, or None
     _stored_targets: Any
@@ -113,6 +111,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         max_dictionary: int | None = None,
         fit: Fit | None = None,
         seed: int = 0,
+        robust: bool = False,
         settings: SparseSettings | None = None,
         previous: SparseModel | None = None,
     ) -> None:
@@ -121,7 +120,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)
-        self.settings, self.rule, self.learner = settings, rule, Learner(fit, seed, settings.learning)
+        self.settings, self.rule, self.learner = settings, rule, Learner(fit, seed, settings.learning, robust=robust)
         self.register_buffer("data_noise_factor", None)  # of a calibrated model alone
         n, batch = train_X.shape[-2], self.train_targets.shape[:-1].numel()
         diagnostics.log_defaults(
@@ -136,11 +135,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             raise ValueError(
                 "expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out"
             )
-        check_previous(self, previous)
-        set_parameters(self, parameters_of(previous))
+        self._previous = followed(self, previous)
         self.rule = replace(previous.rule, most=rule.most or previous.rule.most, seed=rule.seed)
-        self._previous, self._grows = PreviousPosterior.of(previous), True
-        self.train()
 
     @property
     def _is_configured(self) -> bool:
@@ -237,16 +233,36 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         return noisy.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
 
     def data_noise(self, X: Tensor, shape: torch.Size) -> Tensor:
-        """Return the noise variances of the training data in the posterior: times the factor of a calibration."""
-        noise, factor = self.noise_at(X, shape), self._buffers.get("data_noise_factor")
+        """Return the noise variances of the training data in the posterior: times the factor of a calibration.
+
+        Those of outlying rows are so large that these rows do not count.
+        """
+        noise, factor, outlying = self.noise_at(X, shape), self._buffers.get("data_noise_factor"), self.outlying_noise()
+        noise = noise if outlying is None else noise + outlying
         return noise if factor is None else noise * factor.unsqueeze(-1)
+
+    def outlying_noise(self) -> Tensor | None:
+        """Return the additional noise variances of the training rows, ``aug_batch_shape x n``, if some are left out."""
+        if self.outlying_rows is None:
+            return None
+        targets = self.train_targets
+        noise = torch.zeros_like(targets)
+        noise[..., self.outlying_rows] = 1e4 * targets.var(dim=-1, keepdim=True)
+        return noise
+
+    def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
+        """Set the training data as GPyTorch does; rows of new targets are left out only after another fit."""
+        if targets is not None:
+            self.outlying_rows = None
+        super().set_train_data(inputs, targets, strict)
 
     # --- the posterior -----------------------------------------------------------------------------------------------------
 
     def made_from(self) -> tuple[tuple[Tensor | Appended, ...], tuple[Tensor, ...]]:
         """Return everything the posterior depends on: data and known noise, and parameters."""
         known = self.likelihood.noise_covar.noise if isinstance(self.likelihood, FixedNoiseGaussianLikelihood) else None
-        data = [part for part in (self._stored_inputs, self._stored_targets, known) if part is not None]
+        parts = (self._stored_inputs, self._stored_targets, known, self.outlying_rows)
+        data = [part for part in parts if part is not None]
         factor = self._buffers.get("data_noise_factor")  # not there while BoTorch's constructor runs
         return tuple(data), tuple(self.parameters()) if factor is None else (*self.parameters(), factor)
 
@@ -273,23 +289,24 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
         """Return the posterior of the data; from the previous model's where it can be."""
-        (X, targets), kernel, growth = self.training_data(), self.prior_kernel, None
+        (X, targets), kernel, chosen, grown = self.training_data(), self.prior_kernel, None, None
         data: dict[str, Any] = {"residuals": targets - self.prior_mean(X), "noise": self.data_noise(X, targets.shape)}
-        previous, self._previous = self._previous, None  # used once, or of no use
+        previous, factor, chosen_at, growth = self._previous, self.settings.growth, X.shape[-2], None
         try:
             if previous is not None and not torch.is_grad_enabled():
-                grown = previous.grown(self, X, stamp, **data, factor=self.settings.growth)
-                if grown is not None:
-                    return grown
-            rows, points, unexplained = self.chosen_dictionary(X)
-            if points is None and len(rows) == X.shape[-2]:
+                chosen = previous.dictionary(self, stamp, X, data["noise"], factor=factor)
+                if chosen is not None:
+                    chosen_at = previous.cache.chosen_at
+                    grown = previous.grown(kernel, X, **data, factor=factor)
+            rows, points, unexplained = chosen or self.chosen_dictionary(X)
+            if grown is not None:
+                representation, growth = grown
+            elif points is None and len(rows) == X.shape[-2]:
                 representation = exact_representation(kernel, X, **data, sizes=self.settings.products)
             else:
                 D = self.dictionary_points(X, rows, points)
                 state = fit_dtc(kernel, D, X, **data, how=self.settings.sums)
                 representation = dtc_representation(state, D, self.settings.products)
-                if self._grows:
-                    growth = GrowthState(response_to_ones(kernel, state, D, X, data["noise"]), state.factor, X.shape[-2])
                 if points is not None:
                     warn_if_far(kernel, representation.points, X)
         except SamplerError:
@@ -298,7 +315,12 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             raise NotPSDError(str(error)) from error
         if unexplained is not None:
             diagnostics.log_dictionary(X.shape[-2], len(rows), unexplained)
-        return PosteriorCache(representation, stamp, rows, points, unexplained, growth=growth)
+        cache = PosteriorCache(representation, stamp, rows, points, unexplained, chosen_at=chosen_at, growth=growth)
+        if chosen is not None:  # the dictionary stays until parameters change
+            self._previous = PreviousPosterior(cache, X, **data)
+        elif not self.training:  # when inputs are not transformed
+            self._previous = None
+        return cache
 
     def chosen_dictionary(self, X: Tensor, *, cap: int | None = None) -> ChosenPoints:
         """Return the rule's dictionary of at most ``cap`` points for the training inputs ``X``, transformed."""
@@ -460,6 +482,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             return tensor.squeeze(dim) if len(idcs) == 1 else tensor
 
         subset: Self = super().subset_output(idcs)
+        subset.outlying_rows = self.outlying_rows
         if self._stored_originals is not None:
             subset.__dict__["_stored_originals"] = pick(joined(self._stored_originals), 2)
         if not cache.holds_all(self.train_targets.shape[-1]):
@@ -581,6 +604,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
                 self.__dict__[name] = mapped(self.__dict__[name], fn)
         if self._is_configured:
             self.rule = self.rule.map(fn)
+            if self.outlying_rows is not None:
+                self.outlying_rows = fn(self.outlying_rows)
         if cache is not None and valid and cache.stamp.matches(*self.made_from()):
             return self
         self._clear_cache()
@@ -594,9 +619,10 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def construct_inputs(cls, training_data: SupervisedDataset, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Construct the keyword arguments of the constructor from a data set of one outcome; ``TypeError`` for anything else.
 
-        Options are those of the BoTorch class, and ``dictionary``, ``max_dictionary``, ``fit`` and ``seed``.
+        Options are those of the BoTorch class, and ``dictionary``, ``max_dictionary``, ``fit``, ``seed`` and ``robust``.
         """
-        own = {name: kwargs.pop(name) for name in ("dictionary", "max_dictionary", "fit", "seed") if name in kwargs}
+        names = ("dictionary", "max_dictionary", "fit", "seed", "robust")
+        own = {name: kwargs.pop(name) for name in names if name in kwargs}
         return {**super().construct_inputs(training_data, *args, **kwargs), **own}
 
 

@@ -58,28 +58,26 @@ def possible_best(
         few: With at most so many points no further bound is computed; so many set the level to exceed.
     """
     with torch.no_grad():
-        mean = _means(model, X)
-        if mean is None:
+        posterior = model.posterior(X)
+        if type(posterior) is not GPyTorchPosterior or posterior.mean.dim() != 2 or len(posterior.mean) != len(X):
             return None
-        weights = weights.to(mean)
-        centre = mean @ weights.mT
+        weights = weights.to(posterior.mean)
+        centre = posterior.mean @ weights.mT
         if not bool(centre.isfinite().all()):
             return None
         level = _level(model, X, centre, weights, few)
         rows = torch.arange(len(X), device=X.device)
         for bound in bounding_models(model, first_columns):
             high = centre[rows] + _deviations(bound, X[rows], weights)
-            rows = rows[_reach(high, level, ref_point)]
+            able = torch.ones_like(rows, dtype=torch.bool)
+            for low in level:
+                able &= ~(high < low).all(dim=-1)
+            if ref_point is not None:
+                able &= ~(high <= ref_point.to(high)).any(dim=-1)
+            rows = rows[able]
             if len(rows) <= few:
                 break
         return rows if len(rows) else centre.sum(dim=-1).argmax().reshape(1)
-
-
-def _means(model: Any, X: Tensor) -> Tensor | None:
-    """Return ``q x o`` means if the posterior is Gaussian and has one row for each point."""
-    posterior = model.posterior(X)
-    known = type(posterior) is GPyTorchPosterior and posterior.mean.dim() == 2 and len(posterior.mean) == len(X)
-    return posterior.mean if known else None
 
 
 def _deviations(model: Any, X: Tensor, weights: Tensor) -> Tensor:
@@ -94,56 +92,34 @@ def _level(model: Any, X: Tensor, centre: Tensor, weights: Tensor, few: int) -> 
     k = centre.shape[-1]
     spread = (centre.amax(dim=0) - centre.amin(dim=0)).clamp_min(torch.finfo(centre.dtype).tiny)
     unit = (centre - centre.amin(dim=0)) / spread
-    share = torch.linspace(0.0, 1.0, 9, dtype=unit.dtype, device=unit.device)
-    mixes = unit.new_ones(1, 1) if k == 1 else torch.cat([_pair(k, i, share) for i in range(k)])
-    each = max(few // len(mixes), 1)
+    mixes = unit.new_ones(1, 1)
+    if k > 1:  # preferences between each objective and the others
+        share = torch.linspace(0.0, 1.0, 9, dtype=unit.dtype, device=unit.device).reshape(-1, 1, 1)
+        eye = torch.eye(k, dtype=unit.dtype, device=unit.device)
+        mixes = (share * eye + (1.0 - share) / (k - 1) * (1.0 - eye)).transpose(0, 1).flatten(0, 1)
     scores = (unit.unsqueeze(0) / mixes.clamp_min(1e-3).unsqueeze(1)).amin(dim=-1)  # Chebyshev preferences
-    rows = torch.unique(largest(scores, min(each, len(X))))
+    rows = torch.unique(largest(scores, min(max(few // len(mixes), 1), len(X))))
     low = centre[rows] - _deviations(model, X[rows], weights)
     return low.amax(dim=0, keepdim=True) if k == 1 else low
-
-
-def _pair(k: int, i: int, share: Tensor) -> Tensor:
-    """Return preferences between objective ``i`` and the others, ``len(share) x k``."""
-    mixed = ((1.0 - share) / (k - 1)).unsqueeze(-1).repeat(1, k)
-    mixed[:, i] = share
-    return mixed
-
-
-def _reach(high: Tensor, level: Tensor, ref_point: Tensor | None) -> Tensor:
-    """Return which points can be best, ``q``: no certain point is above them, and they can exceed the reference point."""
-    able = torch.ones(len(high), dtype=torch.bool, device=high.device)
-    for low in level:
-        able &= ~(high < low).all(dim=-1)
-    return able if ref_point is None else able & ~(high <= ref_point.to(high)).any(dim=-1)
 
 
 def bounding_models(model: Any, first_columns: int) -> Iterator[Any]:
     """Yield models whose variances are at least the model's own, ever closer; the last is the model itself.
 
-    Args:
-        model: A sparse model, or a list of them.
-        first_columns: Columns of the root of the first; the next have twice as many each.
+    ``first_columns`` of the root make the first, twice as many each of the next. Only their variances are of use.
     """
     members = model.models if isinstance(model, ModelListGP) else [model]
     roots = [member.representation() for member in members]
     most, columns = max(root.root.shape[-1] for root in roots), first_columns
     while columns < most and all(root.triangular for root in roots):
-        twins = [_with_columns(member, columns) for member in members]
+        twins = [copy.copy(member) for member in members]
+        for twin, whole in zip(twins, roots, strict=True):
+            c = min(columns, whole.root.shape[-1])
+            part = Representation(whole.points[..., :c, :], whole.alpha[..., :c], whole.root[..., :c, :c], triangular=True)
+            twin.__dict__["prediction_strategy"] = replace(twin.cache(), representation=part, baseline=Baseline())
         yield ModelListGP(*twins) if isinstance(model, ModelListGP) else twins[0]
         columns *= 2
     yield model
-
-
-def _with_columns(model: SparseModel, count: int) -> SparseModel:
-    """Return a copy of a model with the first ``count`` columns of its root; only its variances are of use."""
-    cache = model.cache()
-    whole = cache.representation
-    c = min(count, whole.root.shape[-1])
-    part = Representation(whole.points[..., :c, :], whole.alpha[..., :c], whole.root[..., :c, :c], triangular=True)
-    twin = copy.copy(model)
-    twin.__dict__["prediction_strategy"] = replace(cache, representation=part, baseline=Baseline(), growth=None)
-    return twin
 
 
 def objective_weights(objective: Any, transform: Any, outputs: int) -> Tensor | None:
@@ -152,18 +128,14 @@ def objective_weights(objective: Any, transform: Any, outputs: int) -> Tensor | 
     kind = type(objective)
     if transform is not None:
         plain = type(transform) is ScalarizedPosteriorTransform and kind in (type(None), IdentityMCObjective)
-        return _of_all(transform.weights, outputs) if plain else None
+        return transform.weights.unsqueeze(0) if plain and len(transform.weights) == outputs else None
     if kind is LinearMCObjective:
-        return _of_all(objective.weights, outputs)
+        return objective.weights.unsqueeze(0) if len(objective.weights) == outputs else None
     if kind in (IdentityMCMultiOutputObjective, WeightedMCMultiOutputObjective):
         chosen = every[objective.outcomes.cpu()] if hasattr(objective, "outcomes") else every
         weights = getattr(objective, "weights", chosen.new_ones(len(chosen))).to(chosen)
         return weights.unsqueeze(-1) * chosen if len(weights) == len(chosen) else None
     return every if kind in (type(None), IdentityMCObjective) else None
-
-
-def _of_all(weights: Tensor, outputs: int) -> Tensor | None:
-    return weights.unsqueeze(0) if len(weights) == outputs else None
 
 
 def prune_baseline(
@@ -214,8 +186,9 @@ def prune_baseline(
         raise ValueError(
             f"expected X of shape n x d with n >= 1, got {tuple(X.shape)}; pass evaluated points, one baseline at a time"
         )
-    rows = None
-    if not constraints and _bounds_known(model):
+    rows, members = None, model.models if isinstance(model, ModelListGP) else [model]
+    known = all(isinstance(member, SparseModel) and not member.lacks_posterior() for member in members)
+    if known and not constraints and all(member.representation().extension is None for member in members):
         weights = objective_weights(objective, posterior_transform, model.num_outputs)
         rows = None if weights is None else possible_best(model, X, weights, ref_point=ref_point)
     X = X if rows is None else X[rows]
@@ -223,10 +196,3 @@ def prune_baseline(
     if ref_point is not None:
         return prune_inferior_points_multi_objective(model, X, ref_point, **options)
     return prune_inferior_points(model, X, posterior_transform=posterior_transform, **options)
-
-
-def _bounds_known(model: Any) -> bool:
-    """Return whether a model is sparse, or a list of sparse models, without fantasies."""
-    members = model.models if isinstance(model, ModelListGP) else [model]
-    known = all(isinstance(member, SparseModel) and not member.lacks_posterior() for member in members)
-    return known and all(member.representation().extension is None for member in members)

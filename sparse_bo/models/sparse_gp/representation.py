@@ -258,7 +258,7 @@ class Representation:
         base = torch.cat([self.alpha.expand(*batch_shape, -1), corner.new_zeros(corner.shape[:-1])], dim=-1)
         alpha = base + (R[..., root.shape[-1] :] @ extension.weights.unsqueeze(-1)).squeeze(-1)
         points = [_expanded(self.points, batch_shape), _expanded(extension.points, batch_shape)]
-        return Representation(torch.cat(points, dim=-2), alpha, R, recent=Recent(self.recent.sizes))
+        return Representation(torch.cat(points, dim=-2), alpha, R, triangular=self.triangular, recent=Recent(self.recent.sizes))
 
 
 def _expanded(A: Tensor, batch_shape: torch.Size) -> Tensor:

@@ -129,11 +129,10 @@ def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class GrowthState:
-    """The part of a posterior that further rows of data are added to; see :mod:`sparse_bo.models.sparse_gp.previous`."""
+    """What further rows of data need of a DTC posterior; see :mod:`sparse_bo.models.sparse_gp.growth`."""
 
     ones: Tensor  # batch_shape x m: the weights α if every residual were 1
-    whitening: NystromFactor | None  # of the dictionary; None: all inputs are in it
-    chosen_at: int  # number of rows when the dictionary was chosen
+    whitening: NystromFactor  # of the dictionary
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +145,8 @@ class PosteriorCache:
     points: Tensor | None  # external points of the dictionary in the user's units, if any
     unexplained: float | None = None  # mean prior variance at the data that a default dictionary leaves, in noise variances
     baseline: Baseline = field(default_factory=Baseline)
-    growth: GrowthState | None = None  # of a model that was made with ``previous``; a copy starts without
+    chosen_at: int = 0  # number of rows when the dictionary was chosen
+    growth: GrowthState | None = None  # of a posterior that has grown
 
     def carries_graph(self) -> bool:
         """Return whether the posterior is in a graph of the parameters (that of a fantasy is one of its points)."""
@@ -159,7 +159,7 @@ class PosteriorCache:
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the representation detached: a copy or a pickle carries no autograd graph."""
         state = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {**state, "representation": self.representation.map(torch.Tensor.detach), "growth": None}
+        return {**state, "representation": self.representation.map(torch.Tensor.detach)}
 
 
 def check_training_data(**data: Tensor) -> None:

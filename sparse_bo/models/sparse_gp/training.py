@@ -6,7 +6,6 @@ covariance, and asks for ``log_prob``. So all that a likelihood needs is in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -79,54 +78,40 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         residuals = residuals.expand(broadcast_shapes(residuals.shape, noise.shape))
         try:
             if self.likelihood == "subset":
-                assert self.rows is not None
-                of_them = self._of_points if self.rows.dim() == 1 else self._of_groups
-                subset = of_them(residuals[..., self.rows], noise[..., self.rows])
-                return subset * (self.shape[-1] / self.points.shape[-2])
+                return self._of_rows(residuals.double(), noise.double()) * (self.shape[-1] / self.points.shape[-2])
             factor = dictionary_factor(self.kernel, self.points)
             sums = row_sums(self.kernel, factor, self.points, self.X, residuals=residuals, noise=noise)
             from_sums = vfe_log_likelihood_from_sums if self.likelihood == "vfe" else dtc_log_likelihood_from_sums
-            return from_sums(sums).to(self.dtype)
+            return from_sums(sums)
         except ValueError as error:  # what BoTorch's fitting loop knows how to retry
             raise NotPSDError(str(error)) from error
 
-    def _of_points(self, residuals: Tensor, noise: Tensor) -> Tensor:
-        """Return the exact log-likelihood of the points, ``batch_shape``, in closed form where the kernel has one. O(m³)."""
-        parts = None if self.points.requires_grad else stationary_parts(self.kernel)
-        if parts is not None:
-            return stationary_log_likelihood(
-                self.points, parts.lengthscales, parts.variance, noise, residuals, family=parts.name
-            )
-        return self._by_autograd(self.points, residuals, noise)
-
-    def _by_autograd(self, points: Tensor, residuals: Tensor, noise: Tensor) -> Tensor:
-        """Return the exact log-likelihood of some points under any kernel."""
-        covariance = kernel_matrix(self.kernel, points, points) + torch.diag_embed(noise)
+    def _exact(self, points: Tensor, residuals: Tensor, noise: Tensor) -> Tensor:
+        """Return the exact log-likelihood of some points under any kernel, by autograd."""
+        covariance = kernel_matrix(self.kernel, points, points).double() + torch.diag_embed(noise)
         return gaussian_log_likelihood(covariance, residuals)
 
-    def _of_groups(self, residuals: Tensor, noise: Tensor) -> Tensor:
-        """Return the sum of the groups' exact log-likelihoods (``batch_shape x g x s`` each), ``batch_shape``. O(g s³).
+    def _of_rows(self, residuals: Tensor, noise: Tensor) -> Tensor:
+        """Return the exact log-likelihood of the points, or the sum of their groups', ``batch_shape``. O(m³), O(g s³).
 
-        Without a closed form it is computed a group at a time, and again for the gradient: the memory of one group.
+        Without a closed form groups are computed one at a time, and again for the gradient: the memory of one group.
         """
-        points = self.points.reshape(*self.points.shape[:-2], *residuals.shape[-2:], self.points.shape[-1])
-        parts = stationary_parts(self.kernel)
+        assert self.rows is not None
+        residuals, noise = residuals[..., self.rows], noise[..., self.rows]  # batch_shape x m, or batch_shape x g x s
+        points = self.points.reshape(*self.points.shape[:-2], *self.rows.shape, self.points.shape[-1]).double()
+        grouped = self.rows.dim() > 1
+        parts = None if points.requires_grad else stationary_parts(self.kernel)
         if parts is not None:
-            lengthscales, variance = parts.lengthscales.unsqueeze(-2), parts.variance.unsqueeze(-1)
-            return stationary_log_likelihood(points, lengthscales, variance, noise, residuals, family=parts.name).sum(dim=-1)
-
-        of_each = [
-            checkpoint(
-                self._by_autograd,
-                points[..., group, :, :],
-                residuals[..., group, :],
-                noise[..., group, :],
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            for group in range(points.shape[-3])
-        ]
-        return torch.stack(of_each, dim=-1).sum(dim=-1)
+            ell, variance = parts.lengthscales.double(), parts.variance.double()
+            if grouped:
+                ell, variance = ell.unsqueeze(-2), variance.unsqueeze(-1)
+            found = stationary_log_likelihood(points, ell, variance, noise, residuals, family=parts.name)
+            return found.sum(dim=-1) if grouped else found
+        if not grouped:
+            return self._exact(points, residuals, noise)
+        groups = zip(points.unbind(-3), residuals.unbind(-2), noise.unbind(-2), strict=True)
+        each = [checkpoint(self._exact, *group, use_reentrant=False, preserve_rng_state=False) for group in groups]
+        return torch.stack(each, dim=-1).sum(dim=-1)
 
     def __add__(self, other: Any) -> LinearOperator:
         """Add observation noise; everything else as any operator."""
@@ -146,18 +131,28 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
     def _transpose_nonbatch(self) -> TrainingCovariance:
         return self
 
-    def _by_rows(self, function: Callable[[Tensor], Tensor], dim: int) -> Tensor:
-        return torch.cat([function(self.X[..., rows, :]) for rows in sweep(self.points, self.X)], dim=dim)
-
     def _features(self, X: Tensor) -> Tensor:
         factor = dictionary_factor(self.kernel, self.points)
         return factor.features(kernel_matrix(self.kernel, self.points, X).double()).to(X)
+
+    def _noiseless(self) -> Tensor:
+        """Return the covariance without the noise, ``batch_shape x n x n``, with gradients. O(n² m)."""
+        if self.shape[-1] > self.largest_dense:
+            raise UnsupportedError(
+                f"expected at most {self.largest_dense} training points for a dense prior covariance, got {self.shape[-1]}; "
+                "call model.eval() and use the posterior, or learn through ExactMarginalLogLikelihood"
+            )
+        if self.likelihood == "subset":
+            return kernel_matrix(self.kernel, self.X, self.X)
+        features = self._features(self.X)
+        return features @ features.mT
 
     def _diagonal(self) -> Tensor:
         if self.likelihood == "subset":
             diagonal = kernel_diagonal(self.kernel, self.X)
         else:
-            diagonal = self._by_rows(lambda X: self._features(X).square().sum(dim=-1), -1)
+            parts = [self._features(self.X[..., some, :]).square().sum(dim=-1) for some in sweep(self.points, self.X)]
+            diagonal = torch.cat(parts, dim=-1)
         diagonal = diagonal if self.noise is None else diagonal + self.noise
         return diagonal.expand(self.shape[:-1])
 
@@ -167,11 +162,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        if self.likelihood == "subset":
-            product = self._by_rows(lambda X: kernel_matrix(self.kernel, X, self.X) @ columns, -2)
-        else:
-            features = self._by_rows(self._features, -2)
-            product = features @ (features.mT @ columns)
+        product = self._noiseless() @ columns
         if self.noise is not None:
             product = product + self.noise.unsqueeze(-1) * columns
         return product.squeeze(-1) if rhs.dim() == 1 else product
@@ -188,17 +179,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
                 "the noisy covariance of the training points of a SparseGP is never made dense; "
                 "for leave-one-out predictions use model.leave_one_out()"
             )
-        if self.shape[-1] > self.largest_dense:
-            raise UnsupportedError(
-                f"expected at most {self.largest_dense} training points for a dense prior covariance, got {self.shape[-1]}; "
-                "call model.eval() and use the posterior, or learn through ExactMarginalLogLikelihood"
-            )
-        if self.likelihood == "subset":
-            dense = kernel_matrix(self.kernel, self.X, self.X)
-        else:
-            features = self._by_rows(self._features, -2)
-            dense = features @ features.mT
-        return dense.expand(self.shape)
+        return self._noiseless().expand(self.shape)
 
 
 class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class ships no types

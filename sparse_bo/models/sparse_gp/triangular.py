@@ -224,13 +224,18 @@ class PosteriorAtDictionary:
 
     def prior(self, V: Tensor) -> Tensor:
         """Return ``K_DD V``, ``batch_shape x m x c``. O(m² c)."""
-        L = self._prior_root()
-        return self.scale.square()[..., None, None] * (L @ (L.mT @ V))
+        L = self.prior_root()
+        return L @ (L.mT @ V)
 
     def sample(self, normal: Tensor) -> Tensor:
         """Return ``L L_B⁻ᵀ ξ``, a sample less its mean, from independent standard normal ``ξ``. O(m² c)."""
         solution = torch.linalg.solve_triangular(self.triangles[..., 1:], normal, upper=True)
-        return self.scale[..., None, None] * (self._prior_root() @ solution)
+        return self.prior_root() @ solution
 
-    def _prior_root(self) -> Tensor:
-        return self.triangles[..., :-1].tril()
+    def prior_root(self) -> Tensor:
+        """Return ``L``."""
+        return self.scale[..., None, None] * self.triangles[..., :-1].tril()
+
+    def gram_root(self) -> Tensor:
+        """Return ``L_B``."""
+        return self.triangles[..., 1:].triu().mT

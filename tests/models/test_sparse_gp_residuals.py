@@ -1,0 +1,180 @@
+"""Residuals of a fit: a ripple taken for noise is found, and observations that are off are named or left out."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from botorch.exceptions import InputDataWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms import Normalize
+from gpytorch.kernels import RQKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from sparse_bo.models import SparseGP, SparseMultiTaskGP
+from sparse_bo.models.sparse_gp.residuals import alikeness
+from tests.models.sparse_problems import make_sparse
+
+N = 300
+
+
+def fitted(model, **options):
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
+    return model
+
+
+def wave(X):
+    return torch.sin(5 * X[:, :1]) + torch.cos(4 * X[:, 1:2])
+
+
+def data(n=N, *, bad=0, seed=0, noise=0.05, size=20.0):
+    """Return inputs, observations of which ``bad`` are off by ``size`` deviations, and the rows of these, ascending."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 2, generator=g, dtype=torch.float64)
+    Y = wave(X) + noise * torch.randn(n, 1, generator=g, dtype=torch.float64)
+    rows = torch.randperm(n, generator=g)[:bad].sort().values
+    signs = torch.where(torch.rand(bad, 1, generator=g, dtype=torch.float64) < 0.5, -1.0, 1.0)
+    Y[rows] += size * wave(X).std() * signs
+    return X, Y, rows
+
+
+def error(model):
+    """Return the root of the mean squared error in standard deviations of the function."""
+    T = torch.rand(500, 2, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    with torch.no_grad():
+        return float((model.posterior(T).mean - wave(T)).square().mean().sqrt() / wave(T).std())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fine_ripple_on_a_trend_is_not_noise(seed):
+    g = torch.Generator().manual_seed(seed)
+    X, T = (torch.rand(1000, 4, generator=g, dtype=torch.float64) for _ in range(2))
+
+    def ripple(X):
+        return torch.sin(30 * X[:, :1]) + 0.3 * X[:, 1:2]
+
+    model = fitted(SparseGP(X, ripple(X)))
+    with torch.no_grad():
+        assert float((model.posterior(T).mean - ripple(T)).square().mean().sqrt() / ripple(T).std()) < 0.02
+
+
+def test_few_data_with_a_ripple_are_searched_again():
+    g = torch.Generator().manual_seed(1)
+    X = torch.rand(300, 3, generator=g, dtype=torch.float64)
+    model = fitted(SparseGP(X, torch.sin(30 * X[:, :1]) + 0.3 * X[:, 1:2]))
+    assert float(model.likelihood.noise.detach()) < 0.01
+
+
+def test_a_ripple_is_found_in_each_output_and_behind_an_input_transform():
+    g = torch.Generator().manual_seed(1)
+    X = 10.0 * torch.rand(1000, 3, generator=g, dtype=torch.float64)
+    Y = torch.cat([torch.sin(3 * X[:, :1]) + 0.03 * X[:, 1:2], X[:, 1:2]], dim=-1)
+    model = fitted(SparseGP(X, Y, input_transform=Normalize(3)))
+    assert float(model.likelihood.noise.detach().amax()) < 0.01
+
+
+def test_alikeness_of_a_wave_and_of_noise():
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(2000, 2, generator=g, dtype=torch.float64)
+    noise = torch.randn(2, 2000, generator=g, dtype=torch.float64)
+    found = alikeness(X, torch.stack([torch.sin(20 * X[:, 0]), noise[1]]) + torch.stack([0.1 * noise[0], noise[0]]))
+    assert float(found.score[0, 0]) > 40.0
+    assert float(torch.cat([found.score[0, 1:], found.score[1]]).abs().max()) < 4.0
+    # a sine of frequency w correlates as cos(w s), which is 0.6 at s = 0.93/w; lags are powers of two
+    assert 0.9 / 20 < float(found.distance[0, 0]) < 2 * 0.93 / 20
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_good_observations_are_not_warned_of(noise, seed):
+    X, Y, _ = data(seed=seed, noise=noise)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InputDataWarning)
+        model = fitted(SparseGP(X, Y, robust=bool(seed % 2)))
+    assert model.outlying_rows is None
+
+
+def test_rows_that_are_off_are_named():
+    X, Y, rows = data(bad=3)
+    with pytest.warns(InputDataWarning, match="robust=True") as said:
+        fitted(SparseGP(X, Y))
+    (message,) = {str(warning.message) for warning in said}
+    assert message.startswith("3 of 300 observations are more than 10 standard deviations off")
+    assert {int(word) for word in message.partition("rows ")[2].partition(" of")[0].split(", ")} == set(rows.tolist())
+
+
+@pytest.mark.filterwarnings("error::botorch.exceptions.InputDataWarning")
+@pytest.mark.parametrize("share", [0.01, 0.05])
+@pytest.mark.parametrize("n", [N, 1500])
+def test_a_robust_fit_leaves_out_the_rows_that_are_off(n, share):
+    X, Y, rows = data(n, bad=int(share * n))
+    model = fitted(SparseGP(X, Y, robust=True))
+    assert torch.equal(model.outlying_rows, rows)
+    assert f"{len(rows)} outlying rows left out" in repr(model)
+    good = torch.ones(n, dtype=torch.bool)
+    good[rows] = False
+    assert error(model) < 0.05
+    assert error(model) == pytest.approx(error(fitted(SparseGP(X[good], Y[good]))), abs=0.01)
+
+
+OPTIONS = {
+    "sparse": {"max_dictionary": 60},
+    "vfe": {"fit": "vfe", "max_dictionary": 60},
+    "no closed form": {"covar_module": ScaleKernel(RQKernel(ard_num_dims=2)).double()},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_likelihood_learns_without_them(options):
+    X, Y, rows = data(bad=6)
+    model = fitted(SparseGP(X, Y, robust=True, **copy.deepcopy(OPTIONS[options])))
+    assert torch.equal(model.outlying_rows, rows)
+    assert error(model) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.*standard deviations off:botorch.exceptions.InputDataWarning")
+def test_with_known_noise_most_are_left_out_and_no_good_one():
+    X, Y, rows = data(bad=6)  # lengthscales grow so short that some are explained
+    options = {"train_Yvar": torch.full((N, 1), 0.05**2, dtype=torch.float64)}
+    model = fitted(SparseGP(X, Y, robust=True, **options))
+    assert set(model.outlying_rows.tolist()) <= set(rows.tolist())
+    assert len(model.outlying_rows) >= 3
+    assert error(model) < error(fitted(SparseGP(X, Y, **options)))
+
+
+def test_a_row_is_left_out_of_all_outputs():
+    X, Y, rows = data(bad=3)
+    model = fitted(SparseGP(X, torch.cat([wave(X), Y], dim=-1), robust=True))
+    assert torch.equal(model.outlying_rows, rows)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_task_of_several_can_have_rows_that_are_off():
+    X, Y, rows = data(bad=3)
+    tasks = (torch.arange(N) % 2).double().unsqueeze(-1)
+    model = fitted(SparseMultiTaskGP(torch.cat([X, tasks], dim=-1), Y, task_feature=-1, robust=True))
+    assert torch.equal(model.outlying_rows, rows)
+
+
+def test_copies_and_grown_models_leave_out_the_same_rows():
+    X, Y, _ = data(bad=6)
+    options = {"robust": True, "max_dictionary": 60}
+    model = fitted(make_sparse(X[:-5], Y[:-5], **options))
+    T = X[:7] + 0.01
+    before = model.posterior(T).mean.detach()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other.outlying_rows, model.outlying_rows)
+        torch.testing.assert_close(other.posterior(T).mean.detach(), before)
+    grown = make_sparse(X, Y, previous=model, **options)
+    assert torch.equal(grown.outlying_rows, model.outlying_rows)
+    assert grown.representation().root.shape[-1] == model.representation().root.shape[-1] + 5
+    assert error(grown) < 0.1
+    grown.set_train_data(X, Y.squeeze(-1), strict=False)
+    assert grown.outlying_rows is None
+
+
+def test_calibration_is_by_the_other_rows():
+    X, Y, _ = data(bad=3, noise=0.0)
+    model = fitted(SparseGP(X, Y, robust=True, max_dictionary=8))
+    assert 0.1 < float(model.calibrated().covar_module.outputscale.detach()) < 10.0  # with these rows: thousands
