@@ -70,7 +70,7 @@ def spread_over(domain: dict[str, Any], group: Group) -> dict[str, Any]:
     return {**domain, "arms": ShardedArms.split(domain["arms"], group=group)}
 
 
-class Outcome(NamedTuple):
+class RunEnd(NamedTuple):
     """End of a run."""
 
     code: int
@@ -135,7 +135,7 @@ def launch(
     storage: Path | None,
     quiet: bool,
     traceback: bool = False,
-) -> Outcome:
+) -> RunEnd:
     """Make ``budget`` more evaluations. A run that is interrupted or fails keeps its results and prints the reason.
 
     With a journal or workers, the noise of a built-in problem depends on an evaluation's ticket alone.
@@ -168,11 +168,11 @@ def launch(
     if code:
         go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}"
         complain("stopped", f"{stopped}{go_on}", style="yellow")
-    return Outcome(code, time.perf_counter() - start, result, before)
+    return RunEnd(code, time.perf_counter() - start, result, before)
 
 
 def finish(
-    outcome: Outcome, loop: AskTell, problem: AnyProblem, out: Path, *, storage: Path | None, quiet: bool, writes: bool = True
+    outcome: RunEnd, loop: AskTell, problem: AnyProblem, out: Path, *, storage: Path | None, quiet: bool, writes: bool = True
 ) -> None:
     """Save history and figure, release the journal, print the summary; nothing of it on a rank that does not write."""
     code, history = outcome.code, outcome.result.history

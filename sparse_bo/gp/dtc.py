@@ -195,7 +195,7 @@ def one_product_error(state: DTC) -> float:
 
 
 def one_product(state: DTC, *, relative: bool = False) -> OneProduct:
-    """Rewrite the posterior so that a sweep over arms is one matrix product (algorithms §1). O(m r² + r³).
+    """Rewrite the posterior so that a sweep over arms is one matrix product. O(m r² + r³).
 
     ``R Rᵀ = P (I − B⁻¹) Pᵀ``: with ``I − B⁻¹ = U Uᵀ`` by Cholesky from the last row up, ``R = P U``; ``α = P w``. With
     ``P = L⁻ᵀ`` both factors are upper triangular, and so is ``R``. ``I − B⁻¹`` is known to :func:`one_product_error`, and so

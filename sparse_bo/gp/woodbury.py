@@ -90,7 +90,7 @@ def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -
 def dtc_log_likelihood_from_sums(sums: LowRankSums) -> Tensor:
     """Return ``log N(y | μ₀, ZZᵀ + N)``, ``batch_shape``, by Woodbury; ``ValueError`` if ``B`` is not finite. O(r³).
 
-    ``−½ [rᵀN⁻¹r − bᵀB⁻¹b + log|B| + log|N| + n log 2π]`` with ``b = ZᵀN⁻¹r`` (algorithms §1). Differentiable.
+    ``−½ [rᵀN⁻¹r − bᵀB⁻¹b + log|B| + log|N| + n log 2π]`` with ``b = ZᵀN⁻¹r``. Differentiable.
     """
     eye = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device)
     L = safe_cholesky(eye + sums.gram).factor

@@ -80,7 +80,7 @@ def largest_eigenvalue(
 def certified_factor(ratio: float) -> float:
     """Return ``1 + t`` with ``t = (ρ + √(ρ² + 4ρ))/2`` for ``ρ = λ_max(N^{-1/2}(K − Q)N^{-1/2})``, 1 if dictionary ⊇ data.
 
-    The certificate (algorithms §2): for *every* x, ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact``. With
+    The certificate: for *every* x, ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact``. With
     counts ρ is of ``diag(c)^{1/2}(K − Q)diag(c)^{1/2}/λ``. ``ValueError`` if it is negative or not finite.
     """
     if not (0.0 <= ratio < math.inf):

@@ -41,8 +41,8 @@ class SparseOptions(TypedDict, total=False):
 class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
     """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³).
 
-    The posterior is the DTC one (algorithms §1): ``mean = μ₀ + k_Dᵀα`` with *joint* covariance ``k − k_DᵀRRᵀk_D``. With every
-    input in the dictionary it is the exact GP's. A posterior call costs O(q m²), independent of n. Constructor, state dict,
+    The posterior is the DTC one (Quiñonero-Candela & Rasmussen 2005, section 5): ``mean = μ₀ + k_Dᵀα`` with *joint* covariance
+    ``k − k_DᵀRRᵀk_D``. With every input in the dictionary it is the exact GP's. A posterior call costs O(q m²), independent of n. Constructor, state dict,
     transforms, noise, batches, several outputs and ``ExactMarginalLogLikelihood`` are those of
     :class:`~botorch.models.SingleTaskGP`. The dictionary is no parameter and not in the state dict.
 

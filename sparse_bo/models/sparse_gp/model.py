@@ -396,7 +396,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     # --- conditioning ------------------------------------------------------------------------------------------------------
 
     def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> Self:
-        """Condition the posterior process on new observations. O(q m r), independent of n (algorithms §1).
+        """Condition the posterior process on new observations. O(q m r), independent of n.
 
         Args:
             X: ``batch_shape x q x d`` inputs of the new observations.

@@ -4,7 +4,7 @@ Notation (shapes without ``batch_shape``): ``D`` ``m x d`` dictionary, ``α`` (m
 
     mean(x) = μ₀(x) + αᵀ k_D(x),      C(x, x') = k(x, x') − h(x)ᵀ h(x')
 
-Conditioning the *process* on e further points ``F`` (algorithms §1, Schur complement) adds, with ``L`` the Cholesky factor of
+Conditioning the *process* on e further points ``F`` (Schur complement) adds, with ``L`` the Cholesky factor of
 ``C(F, F) + noise``, the columns ``g(x) = L⁻¹ C(F, x)`` and the weights ``γ = L⁻¹ (y_F − mean(F))``:
 
     mean'(x) = mean(x) + γᵀ g(x),     C'(x, x') = C(x, x') − g(x)ᵀ g(x')

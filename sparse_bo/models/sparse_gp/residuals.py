@@ -1,9 +1,9 @@
-"""What the residuals of some rows tell: a function that a search has taken for noise, and observations that are off.
+"""Residuals of some rows given others: signs of a function that a search has taken for noise, and of outlying observations.
 
 *A function.* Residuals of neighbours along an input are alike if a function of that input is left in them, and independent if
 they are noise.
 
-*Outlying rows.* A bad observation is far from what the others predict while its neighbours are not: it is compared with the
+*Outlying rows.* A bad observation is far from the prediction of the others while its neighbours are not: it is compared with the
 predictive variance of the function, and with the residuals of all and of its neighbours, by medians. The noise that was learned
 does not count: bad observations raise it.
 """
@@ -26,7 +26,7 @@ from sparse_bo.models.sparse_gp.row_sums import left_out_of_exact
 
 
 class Residuals(NamedTuple):
-    """Observations of some rows less what other rows predict."""
+    """Observations of some rows less their predictions from other rows."""
 
     X: Tensor
     """``… x r x d``, transformed."""

@@ -129,7 +129,7 @@ def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class GrowthState:
-    """What further rows of data need of a DTC posterior; see :mod:`sparse_bo.models.sparse_gp.growth`."""
+    """Factors of a DTC posterior to which further rows of data are added; see :mod:`sparse_bo.models.sparse_gp.growth`."""
 
     ones: Tensor  # batch_shape x m: the weights α if every residual were 1
     whitening: NystromFactor  # of the dictionary

@@ -1,4 +1,4 @@
-"""What the theory promises, counted over seeds (algorithms §7, invariants 2, 7 and 9); counts are test properties.
+"""What the theory promises, counted over seeds (S-BPE: elimination, batches, error bounds); counts are test properties.
 
 THEORY_SEEDS=60 runs more of them.
 """
