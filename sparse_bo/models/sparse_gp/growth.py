@@ -57,7 +57,7 @@ def affine(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def growth_state(kernel: PriorKernel, representation: Representation, X: Tensor, noise: Tensor) -> GrowthState | None:
-    """Return the state to which further rows are added, of a DTC posterior of ``X``, if its factors are known in float64. O(n m + m²)."""
+    """Return the state of a DTC posterior to which rows are added, or None without factors in float64. O(n m + m²)."""
     factors, D = representation.at_dictionary, representation.points
     if factors is None or D.dtype != torch.float64:
         return None

@@ -3,8 +3,8 @@
 *A function.* Residuals of neighbours along an input are alike if a function of that input is left in them, and independent if
 they are noise.
 
-*Outlying rows.* A bad observation is far from the prediction of the others while its neighbours are not: it is compared with the
-predictive variance of the function, and with the residuals of all and of its neighbours, by medians. The noise that was learned
+*Outlying rows.* A bad observation is far from the prediction of the others while its neighbours are not. It is compared with
+the predictive variance of the function, and with the residuals of all and of its neighbours, by medians. The noise that was learned
 does not count: bad observations raise it.
 """
 
