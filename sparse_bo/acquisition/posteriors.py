@@ -31,7 +31,7 @@ from torch import Tensor
 from sparse_bo.arms import InBatch
 from sparse_bo.gp.nystrom import NystromFactor
 from sparse_bo.gp.posterior import CholeskyRoot, KernelSlopes, MatrixRoot, Posterior, ProcessPrior, traced
-from sparse_bo.models.sparse_gp.model import SparseModel
+from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import exact_representation
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor

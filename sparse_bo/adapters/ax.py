@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(f"sparse_bo.adapters.ax needs Ax; install it with: {install_hint('ax')}") from error
 
-from sparse_bo.models.sparse_gp.classes import SparseGP, register_with_ax
+from sparse_bo.models.sparse_gp.sparse_gp import SparseGP, register_with_ax
 from sparse_bo.validation import check_count, check_number
 
 RATIO = "ratio_threshold"

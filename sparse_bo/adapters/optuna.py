@@ -35,7 +35,7 @@ from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
 from sparse_bo.policies import Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.runs.arguments import check_policy
-from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.engine import with_gradients
 from sparse_bo.validation import check_count
 

@@ -23,7 +23,7 @@ from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.settings import Goal
 from sparse_bo.report.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, STYLE, NotebookFigure
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.validation import check_device
 
 

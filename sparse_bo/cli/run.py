@@ -26,7 +26,7 @@ from sparse_bo.policies.settings import Goal
 from sparse_bo.problems.names import TABLES
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.records import about_of
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts

@@ -1,6 +1,6 @@
 """The one learner of hyper-parameters: maximum a posteriori from repeated observations, families of kernels by evidence.
 
-:func:`learn` works in the unit cube on standardised outputs, as :class:`sparse_bo.gp.hyperparameters.Priors` expects.
+:func:`learn` works in the unit cube on standardised outputs, as :class:`sparse_bo.gp.priors.Priors` expects.
 :func:`learn_prior` brings observations in the user's units there and the result back.
 
 *What counts.* A policy concentrates where the objective is high, so its evaluations say little about the objective's spread and
@@ -26,7 +26,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
 from sparse_bo.gp.likelihood import (
     LogLikelihood,
     Scatter,
@@ -35,8 +35,9 @@ from sparse_bo.gp.likelihood import (
     log_likelihood,
     shares_of,
 )
+from sparse_bo.gp.objective_prior import KnownPrior, Prior, family_of, fences, scaled_kernel
 from sparse_bo.gp.observations import Observations
-from sparse_bo.gp.priors import KnownPrior, Prior, family_of, fences, scaled_kernel
+from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels import covariance_function
 from sparse_bo.kernels.stationary import Pairs, pairs
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
+from sparse_bo.gp.hyperparameters import ADDITIVE, REST
+from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels.stationary import RADIAL, Pairs, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import broadcast_shapes

@@ -1,133 +1,132 @@
-"""The prior of an objective, kernel, mean and noise, and checks of data against it."""
+"""Priors of the hyper-parameters: the one table of the package.
+
+The densities are of the hyper-parameters in :mod:`sparse_bo.gp.hyperparameters`, for inputs in the unit cube and outputs with
+a mean of about 0 and a variance of about 1.
+"""
 
 from __future__ import annotations
 
 import math
-import warnings
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
-from torch import Tensor
+import numpy as np
 
-from sparse_bo.errors import NumericalWarning
-from sparse_bo.gp.observations import Observations
-from sparse_bo.kernels import CovarianceFunction, covariance_function
-
-UNCENTRED = 10.0
-"""Standard deviations of a given prior beyond which an objective's mean is worth a warning."""
-CLIP = 10.0
-"""Interquartile ranges beyond the quartiles at which means are clipped for learning."""
+from sparse_bo.gp.hyperparameters import ADDITIVE
 
 
-class Prior(NamedTuple):
-    """A prior over the objective; ``None`` means not known."""
+class LogDensity(NamedTuple):
+    """A log prior density, up to a constant, and its gradient."""
 
-    covar_module: Kernel | None
-    prior_mean: float | None
-    regularization: float | None
+    value: float
+    gradient: np.ndarray
 
-    @property
-    def complete(self) -> bool:
-        """Whether kernel and λ are known, so that nothing has to be learned; a mean that is not known is 0 then."""
-        return self.covar_module is not None and self.regularization is not None
 
-    def known(self) -> KnownPrior:
-        """Return the prior as a complete one; an unknown mean is 0.
+@dataclass(frozen=True, kw_only=True)
+class Priors:
+    """Priors of hyper-parameters: the one table of the package.
 
-        Raises:
-            ValueError: If the kernel or λ is not known: :func:`sparse_bo.gp.learn.learn_prior` learns them.
+    Logarithms of a vector are ``log xⱼ = log median + c + δⱼ`` with ``c ~ N(0, common_sd²)`` for all inputs together and
+    ``δⱼ ~ N(0, sd²)`` for each. Few observations determine how smooth a function is, but not how smooth along each of 20
+    inputs. Densities are those of the logarithms, so that the search without data ends at the medians. All are proper.
+
+    The defaults are for local models of standardised, maybe transformed outputs. Policies whose evaluations concentrate on few
+    inputs pass :data:`sparse_bo.gp.learn.CONCENTRATED`. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`) take the priors
+    from their modules, as BoTorch's contract asks; :meth:`botorch` is BoTorch's table in this form.
+
+    Attributes:
+        lengthscale: Median of ℓ/√d: more inputs, longer lengthscales (Hvarfner et al. 2024).
+        lengthscale_sd: Of log ℓ, each input alone.
+        common_lengthscale_sd: Of log ℓ, all inputs together.
+        noise: Median of g.
+        noise_sd: Of log g.
+        scale_shape: Shape and rate of the inverse-gamma prior of s: mode 1 by log s, and about ``1/√shape`` its sd there.
+        scale_sd: Of log s around 0, a log-normal prior in place of the inverse gamma, whose upper tail is heavy: s is then
+            searched for; ``scale_shape`` is 0.
+        mean_variance: Prior variance of m in units of s; its mean is 0.
+        alone: Median lengthscale of the functions of one input in a sum.
+        common_alone_sd: Of its logarithm, all inputs together; each alone ``lengthscale_sd``.
+        share_sd: Of the log share of an input in a sum, over the share of all inputs together; the median is 1/d.
+        common_share_sd: Of the same, all inputs together.
+        complexity: Nats that a sum must be better by, for each input.
+        lengthscales: Least and largest ℓ.
+        noises: Least and largest g.
+        shares: Least and largest share over the share of all inputs together.
+        scales: Least and largest s, where it is searched for.
+        starts: ℓ/√d and g: a search without an earlier result starts at the densest. With little noise alone, noisy
+            observations lead to lengthscales so short that no two observations are correlated.
+    """
+
+    lengthscale: float = 0.6
+    lengthscale_sd: float = 0.8
+    common_lengthscale_sd: float = 0.8
+    noise: float = 1e-4
+    noise_sd: float = 3.0
+    scale_shape: float = 1.0
+    scale_sd: float | None = None
+    mean_variance: float = 1.0
+    alone: float = 0.3
+    common_alone_sd: float = 1.5
+    share_sd: float = 1.0
+    common_share_sd: float = 2.0
+    complexity: float = 1.0
+    lengthscales: tuple[float, float] = (5e-3, 1e3)
+    noises: tuple[float, float] = (1e-8, 1e2)
+    shares: tuple[float, float] = (1e-4, 1e4)
+    scales: tuple[float, float] = (1e-4, 1e4)
+    starts: tuple[tuple[float, float], ...] = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
+
+    @classmethod
+    def botorch(cls) -> Priors:
+        """Return BoTorch's dimension-scaled log-normal priors of ℓ and g, as densities of their logarithms.
+
+        A log-normal density ``(μ, σ)`` of x has the same mode as a normal density of log x with mean ``μ − σ²``: ℓ has
+        ``(√2 + log(d)/2, √3)`` (Hvarfner et al. 2024), g has ``(−4, 1)``.
         """
-        if self.covar_module is None or self.regularization is None:
-            missing = "a kernel" if self.covar_module is None else "regularization"
-            raise ValueError(f"expected a prior with {missing}, got None; learn it (learn_prior), or pass it")
-        return KnownPrior(self.covar_module, self.prior_mean or 0.0, self.regularization)
+        lengthscale = math.exp(math.sqrt(2.0) - 3.0)
+        return cls(
+            lengthscale=lengthscale,
+            lengthscale_sd=math.sqrt(3.0),
+            common_lengthscale_sd=0.0,
+            noise=math.exp(-5.0),
+            noise_sd=1.0,
+        )
+
+    def of_correlation(self, logs: np.ndarray, *, dims: int, family: str) -> LogDensity:
+        """Return the log density of a correlation's hyper-parameters. O(d).
+
+        Args:
+            logs: ``log ℓ`` (``d``); of a sum ``log ℓ, log a, log w`` (``3 d``); empty: 0.
+            dims: d.
+            family: A key of :data:`sparse_bo.kernels.stationary.RADIAL`, or :data:`ADDITIVE`.
+        """
+        if not len(logs):
+            return LogDensity(0.0, logs)
+        median = math.log(self.lengthscale) + 0.5 * math.log(dims)
+        parts = [_exchangeable(logs[:dims] - median, self.lengthscale_sd, self.common_lengthscale_sd)]
+        if family == ADDITIVE:
+            alone = logs[dims : 2 * dims] - math.log(self.alone)
+            parts.append(_exchangeable(alone, self.lengthscale_sd, self.common_alone_sd))
+            parts.append(_exchangeable(logs[2 * dims :] + math.log(dims), self.share_sd, self.common_share_sd))
+            value = sum(part.value for part in parts) - self.complexity * dims
+            return LogDensity(value, np.concatenate([part.gradient for part in parts]))
+        return parts[0]
+
+    def of_scale(self, log_scale: float) -> tuple[float, float]:
+        """Return the log density of ``log s`` under the log-normal prior and its derivative; 0 without one."""
+        if self.scale_sd is None:
+            return 0.0, 0.0
+        away = log_scale / self.scale_sd
+        return -0.5 * away * away, -away / self.scale_sd
+
+    def of_noise(self, log_noise: float) -> tuple[float, float]:
+        """Return the log density of ``log g`` and its derivative."""
+        away = (log_noise - math.log(self.noise)) / self.noise_sd
+        return -0.5 * away * away, -away / self.noise_sd
 
 
-class KnownPrior(NamedTuple):
-    """A complete prior of the objective: kernel, μ₀ (y) and λ > 0 (y²)."""
-
-    covar_module: Kernel
-    prior_mean: float
-    regularization: float
-
-
-def scaled_kernel(family: str, lengthscales: Tensor, outputscale: float) -> ScaleKernel:
-    """Return ``outputscale · R`` of a stationary family as a GPyTorch module, in the precision of ``lengthscales`` (``d``).
-
-    Numbers are set as tensors: GPyTorch takes plain ones through float32, where 10⁶⁰ is infinite.
-    """
-    d = len(lengthscales)
-    inner = RBFKernel(ard_num_dims=d) if family == "rbf" else MaternKernel(nu=2.5, ard_num_dims=d)
-    inner = inner.to(lengthscales)
-    inner.lengthscale = lengthscales
-    kernel = ScaleKernel(inner).to(lengthscales)
-    kernel.outputscale = lengthscales.new_tensor(outputscale)
-    return kernel
-
-
-def family_of(kernel: Kernel) -> str:
-    """Return the family of a kernel that :func:`scaled_kernel` made."""
-    return "rbf" if type(kernel.base_kernel) is RBFKernel else "matern52"
-
-
-def warn_if_uncentred(
-    given: Prior, observations: Observations, *, before: int, covariance: CovarianceFunction | None = None
-) -> None:
-    """Warn once where a complete prior without a mean meets an objective far from 0: every point then looks unlikely.
-
-    Mean 0 is what the papers use and what a complete prior has always meant here, so it stays. Far is
-    :data:`UNCENTRED` standard deviations of the prior.
-
-    Args:
-        given: What the user has fixed.
-        observations: Those so far.
-        before: Pulls at the last call: nothing is said that could have been said then.
-        covariance: Of the given kernel, if there is one already: making it copies the kernel.
-
-    Warns:
-        NumericalWarning: Says what to pass.
-    """
-    if given.covar_module is None or given.regularization is None or given.prior_mean is not None:
-        return
-    mean = float(observations.means.mean())
-    if abs(mean) <= UNCENTRED * math.sqrt(given.regularization):  # whatever k(x, x) is: asking takes milliseconds
-        return
-    if covariance is None:
-        covariance = covariance_function(given.covar_module, like=observations.X[:1])
-    variance = float(covariance.diagonal(observations.X[:1]))
-    limit = UNCENTRED * math.sqrt(variance + given.regularization)
-    earlier = observations.anchors[observations.first_pull < before]
-    if abs(mean) <= limit or (len(earlier) and abs(float(earlier.mean())) > limit):
-        return
-    warnings.warn(
-        f"the objective is about {mean:.4g}, which the given kernel (variance {variance:.4g}) and prior mean 0 do not expect: "
-        f"unseen points look much {'worse' if mean > 0 else 'better'} than they are. Pass prior_mean={mean:.4g}, or leave out "
-        "covar_module or regularization to have the mean learned with it",
-        NumericalWarning,
-        stacklevel=2,
-    )
-
-
-def fences(values: Tensor) -> tuple[float, float]:
-    """Return the numbers :data:`CLIP` interquartile ranges beyond the quartiles of ``n`` values; infinite if they are equal."""
-    if len(values) >= 4:
-        low, high = torch.quantile(values, values.new_tensor([0.25, 0.75])).tolist()
-        if high > low:
-            return low - CLIP * (high - low), high + CLIP * (high - low)
-    return -math.inf, math.inf
-
-
-def crash_floor(values: Tensor) -> float:
-    """Return the floor of observations before a model with a learned kernel is fitted; −∞: no floor.
-
-    A value of −10³⁰ where something broke says "bad"; taken at its word it bends the model everywhere. Nothing is ever lowered:
-    high values are what is sought.
-    """
-    return fences(values)[0]
-
-
-def without_crashes(observations: Observations, given: Prior) -> Observations:
-    """Return observations for a fit: with a learned kernel, means below :func:`crash_floor` are raised to it."""
-    inside = observations.clamped()
-    return inside if given.covar_module is not None else inside.clamped(crash_floor(inside.means))
+def _exchangeable(away: np.ndarray, sd: float, common_sd: float) -> LogDensity:
+    """Return the log density of distances (``d``) from medians under the covariance ``sd² I + common_sd² 11ᵀ``. O(d)."""
+    common = away.mean()  # the inverse treats mean and deviations apart
+    pull = (away - common) / sd**2 + common / (sd**2 + len(away) * common_sd**2)
+    return LogDensity(-0.5 * float(away @ pull), -pull)

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from sparse_bo.gp.likelihood import value_and_gradient
 from sparse_bo.kernels.structure import untouched
-from sparse_bo.models.sparse_gp.classes import SparseGP
 from sparse_bo.models.sparse_gp.prior import stationary_parts
+from sparse_bo.models.sparse_gp.sparse_gp import SparseGP
 
 
 class ExactLoss(NdarrayOptimizationClosure):  # type: ignore[misc]  # the base class ships no types

@@ -22,7 +22,7 @@ from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.kernels.stationary import RADIAL, squared_distances
 from sparse_bo.linalg.cholesky import pivoted_cholesky
 from sparse_bo.models.exact_likelihood import exact_loss
-from sparse_bo.models.sparse_gp.model import SparseModel
+from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.prior import kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_like, check_number, check_points

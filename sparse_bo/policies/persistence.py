@@ -38,8 +38,8 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.errors import StorageError
+from sparse_bo.gp.objective_prior import KnownPrior, Prior
 from sparse_bo.gp.observations import Observations
-from sparse_bo.gp.priors import KnownPrior, Prior
 from sparse_bo.kernels.structure import part_outside
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})

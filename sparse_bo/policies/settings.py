@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.dictionary import Sampler
-from sparse_bo.gp.priors import Prior
+from sparse_bo.gp.objective_prior import Prior
 from sparse_bo.linalg.chunking import default_memory_bytes
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 

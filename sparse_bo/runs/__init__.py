@@ -2,7 +2,7 @@
 
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run
-from sparse_bo.runs.choice import ChosenPolicy, chosen_policy
+from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.maximize import maximize
 from sparse_bo.runs.records import Recorded, read_run

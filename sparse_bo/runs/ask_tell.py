@@ -31,12 +31,12 @@ from sparse_bo.runs.arguments import (
     count_initial,
     evaluation_of,
 )
-from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import Lockstep
-from sparse_bo.runs.progress import calling_back, carrying
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
@@ -363,7 +363,7 @@ class AskTell:
             end = self.asked + check_budget(budget)
             named = isinstance(self._domain, SpaceArms | SpaceBox)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
-            call_back = calling_back(self._engine, end, None if callback is None else partial(callback, self))
+            call_back = self._engine.calling_back(end, None if callback is None else partial(callback, self))
             job = Job(self, evaluate, end, partial(self._engine.spend, "objective"), call_back)
             dispatch = None if spread is None else Dispatch(job, spread)
             with carrying(self, self._engine, self._so_far):

@@ -10,8 +10,8 @@ from torch import Tensor
 from sparse_bo.gp import dtc
 from sparse_bo.gp.learn import learn_prior
 from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
+from sparse_bo.gp.objective_prior import KnownPrior, Prior
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
-from sparse_bo.gp.priors import KnownPrior, Prior
 from tests import oracles
 from tests.oracles import rbf
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS, Given, LogPosterior, learn, learn_prior, learning_is_due
 from sparse_bo.gp.likelihood import Scatter, correlation_of
+from sparse_bo.gp.objective_prior import Prior, family_of, scaled_kernel
 from sparse_bo.gp.observations import Observations, merge_observations
-from sparse_bo.gp.priors import Prior, family_of, scaled_kernel
+from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels import covariance_function
 from sparse_bo.kernels.stationary import pairs
 from tests.builders import arms, waves

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Priors
+from sparse_bo.gp.hyperparameters import ADDITIVE
 from sparse_bo.gp.likelihood import (
     Scatter,
     correlation_of,
@@ -19,6 +19,7 @@ from sparse_bo.gp.likelihood import (
     shares_of,
     stationary_log_likelihood,
 )
+from sparse_bo.gp.priors import Priors
 from sparse_bo.gp.woodbury import low_rank_sums, vfe_log_likelihood_from_sums
 from sparse_bo.kernels.stationary import pairs
 from tests import oracles

@@ -17,7 +17,7 @@ from botorch.utils.low_rank import extract_batch_covar
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.models import SparseModelListGP
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.lists import StackedRoot
+from sparse_bo.models.sparse_gp.model_list import StackedRoot
 from tests.models.sparse_problems import data, dense_log_prob, joint_sizes, make_sparse, pair, points
 
 ROWS = torch.tensor([2, 11, 25])

@@ -8,8 +8,8 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.errors import StorageError
+from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import add_observations, no_observations
-from sparse_bo.gp.priors import KnownPrior
 from sparse_bo.policies.persistence import (
     KEPT,
     freeze_dictionary,

@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BBKB, AskTell
-from sparse_bo.gp.priors import scaled_kernel
+from sparse_bo.gp.objective_prior import scaled_kernel
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.widths import CalibratedWidth, Confidence
 from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, StandardisedErrors

@@ -1,7 +1,7 @@
 """The joint posterior covariance of many points, computed only when asked for.
 
-``C(x, x')`` costs O(m r) for a pair of points (:mod:`sparse_bo.models.sparse_gp.process`); its Cholesky factor costs O(q³).
-Up to ``JointSettings.dense`` rows the root is that factor. Beyond, it is a
+``C(x, x')`` costs O(m r) for a pair of points (:mod:`sparse_bo.models.sparse_gp.gaussian_process`); its Cholesky factor
+costs O(q³). Up to ``JointSettings.dense`` rows the root is that factor. Beyond, it is a
 :class:`~sparse_bo.models.sparse_gp.joint_root.JointRoot`, exact on variances, at pivots and inside blocks.
 
 Rows after a *base* (a baseline that all elements of a batch share) are exact among themselves and with the base's pivots; with
@@ -28,9 +28,9 @@ from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
+from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, shared_product, total
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, View, check_lower, remainder_floor, solved_rows
 from sparse_bo.models.sparse_gp.pivots import Columns, joint_root, partition
-from sparse_bo.models.sparse_gp.process import AnyProcess, Base, between, shared_product, total
 
 ALL = slice(None)
 

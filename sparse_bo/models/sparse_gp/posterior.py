@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.gaussian_process import Base, Process
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal
-from sparse_bo.models.sparse_gp.process import Base, Process
 from sparse_bo.models.sparse_gp.representation import Projection
 
 

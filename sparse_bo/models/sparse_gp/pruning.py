@@ -31,7 +31,7 @@ from torch import Tensor
 
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import largest
-from sparse_bo.models.sparse_gp.model import SparseModel
+from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.posterior import Baseline
 from sparse_bo.models.sparse_gp.representation import Representation
 

@@ -4,7 +4,7 @@
 they are noise.
 
 *Outlying rows.* A bad observation is far from the prediction of the others while its neighbours are not. It is compared with
-the predictive variance of the function, and with the residuals of all and of its neighbours, by medians. The noise that was learned
+the predictive variance of the function, and with the residuals of all and of its neighbours, by medians. The learned noise
 does not count: bad observations raise it.
 """
 

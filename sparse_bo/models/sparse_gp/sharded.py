@@ -32,7 +32,6 @@ from sparse_bo.gp.woodbury import (
     gaussian_log_likelihood,
     vfe_log_likelihood_from_sums,
 )
-from sparse_bo.models.sparse_gp.classes import SparseGP, SparseOptions
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import (
     distinct_inputs,
@@ -47,6 +46,7 @@ from sparse_bo.models.sparse_gp.leverage_sampling import (
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
 from sparse_bo.models.sparse_gp.representation import dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import SUMS, Rows, dictionary_factor, fit_dtc, row_sums
+from sparse_bo.models.sparse_gp.sparse_gp import SparseGP, SparseOptions
 from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp
 from sparse_bo.models.sparse_gp.training import TrainingPrior
 from sparse_bo.sharding import Group, Processes

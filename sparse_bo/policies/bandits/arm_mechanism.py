@@ -25,8 +25,8 @@ from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.objective_prior import KnownPrior, warn_if_uncentred, without_crashes
 from sparse_bo.gp.observations import Observations, repeated_rows
-from sparse_bo.gp.priors import KnownPrior, warn_if_uncentred, without_crashes
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.rounds import UCBMechanism

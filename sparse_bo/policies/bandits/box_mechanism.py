@@ -17,8 +17,8 @@ from torch import Tensor
 from sparse_bo.acquisition import optimize_batch
 from sparse_bo.dictionary import Candidates, Dictionary, candidates_of
 from sparse_bo.domains import Box
+from sparse_bo.gp.objective_prior import KnownPrior, crash_floor, warn_if_uncentred
 from sparse_bo.gp.observations import Observations, in_range, merge_observations
-from sparse_bo.gp.priors import KnownPrior, crash_floor, warn_if_uncentred
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import running_sums
@@ -45,7 +45,7 @@ class BoxModel:
     """SparseGP on the observations of a box. A value.
 
     BoTorch's floors under variances are absolute. So a learned prior, whose kernel is a ``ScaleKernel``, is brought to mean 0
-    and variance 1, and values far below the rest are raised (:func:`sparse_bo.gp.priors.crash_floor`).
+    and variance 1, and values far below the rest are raised (:func:`sparse_bo.gp.objective_prior.crash_floor`).
     """
 
     prior: KnownPrior

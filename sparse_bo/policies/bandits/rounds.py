@@ -20,8 +20,8 @@ from sparse_bo.domains import Domain
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.learn import learn_prior, learning_is_due
+from sparse_bo.gp.objective_prior import KnownPrior, Prior
 from sparse_bo.gp.observations import Observations
-from sparse_bo.gp.priors import KnownPrior, Prior
 from sparse_bo.policies import persistence
 from sparse_bo.policies.persistence import KEPT, kept
 from sparse_bo.policies.protocol import Frozen, Mechanism

@@ -14,8 +14,8 @@ from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.arms.design import Design
 from sparse_bo.domains import Arms, Box
 from sparse_bo.domains.sharded import first_here
+from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations
-from sparse_bo.gp.priors import KnownPrior
 from sparse_bo.policies import persistence
 from sparse_bo.policies.elimination.batches import PlannedBatch
 from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, marginals_at, surviving, with_norm, with_results

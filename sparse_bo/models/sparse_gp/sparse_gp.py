@@ -21,9 +21,9 @@ from torch.nn import Module
 
 import sparse_bo.dictionary as samplers
 from sparse_bo.errors import install_hint
+from sparse_bo.models.sparse_gp.base import SparseModel, SparseSettings
 from sparse_bo.models.sparse_gp.dictionary_rule import DictionaryOption
 from sparse_bo.models.sparse_gp.learning import Fit
-from sparse_bo.models.sparse_gp.model import SparseModel, SparseSettings
 from sparse_bo.models.sparse_gp.state import check_training_data
 
 
@@ -42,8 +42,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³).
 
     The posterior is the DTC one (Quiñonero-Candela & Rasmussen 2005, section 5): ``mean = μ₀ + k_Dᵀα`` with *joint* covariance
-    ``k − k_DᵀRRᵀk_D``. With every input in the dictionary it is the exact GP's. A posterior call costs O(q m²),
-    independent of n. Constructor, state dict, transforms, noise, batches, several outputs and ``ExactMarginalLogLikelihood`` are those of
+    ``k − k_DᵀRRᵀk_D``. With every input in the dictionary it is the exact GP's. A posterior costs O(q m²), independent of n.
+    Constructor, state dict, transforms, noise, batches, several outputs and ``ExactMarginalLogLikelihood`` are those of
     :class:`~botorch.models.SingleTaskGP`. The dictionary is no parameter and not in the state dict.
 
     *Conditioning* (``condition_on_observations``, ``fantasize``, look-ahead acquisition functions) is that of the posterior

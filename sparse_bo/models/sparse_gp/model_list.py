@@ -21,11 +21,11 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes
+from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.gaussian_process import Process, SumOfProcesses, Term
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, LowerRoot, check_lower
-from sparse_bo.models.sparse_gp.model import SparseModel
 from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, lazy_operator
-from sparse_bo.models.sparse_gp.process import Process, SumOfProcesses, Term
 
 
 class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class ships no types

@@ -35,6 +35,7 @@ from sparse_bo.errors import SamplerError
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
 from sparse_bo.models.sparse_gp.dictionary_rule import DataView, DictionaryOption, DictionaryRule, warn_if_far
+from sparse_bo.models.sparse_gp.gaussian_process import Base, Process
 from sparse_bo.models.sparse_gp.growth import PreviousPosterior, conditioned, followed
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
@@ -43,7 +44,6 @@ from sparse_bo.models.sparse_gp.outputs import lazy_posterior, transformed, untr
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.posterior import constant_rows, joint_of_few, joint_of_many
 from sparse_bo.models.sparse_gp.prior import ForwardKernel, PriorKernel, check_overrides, copied, frozen
-from sparse_bo.models.sparse_gp.process import Base, Process
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc
 from sparse_bo.models.sparse_gp.state import (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_bo import BBKB, AskTell, maximize
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.gp.priors import CLIP, Prior, crash_floor, warn_if_uncentred, without_crashes
+from sparse_bo.gp.objective_prior import CLIP, Prior, crash_floor, warn_if_uncentred, without_crashes
 from tests.gp.builders import OPEN, observe, problem
 
 
