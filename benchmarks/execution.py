@@ -26,10 +26,13 @@ from harness.runner import main
 
 from sparse_bo import AskTell
 from sparse_bo.cli.presets import make_policy
+from sparse_bo.domains import Arms
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.journal import Event, Writer
+from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.builtin import cadata
+from sparse_bo.runs.description import about_run
 from sparse_bo.runs.records import read_run
 
 MODES: dict[str, int | None] = {"one at a time": 16, "batches": None}
@@ -91,7 +94,8 @@ def load(observations: int) -> Record:
     """Write a journal of single asks and tells, and read it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.journal"
-        journal = Writer.create(path, {"policy": "none", "seed": 0, "notes": {}}, None)
+        arms = Arms(torch.rand(20_640, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+        journal = Writer.create(path, about_run(arms, RandomSearch(), seed=0, certify_every=None, notes={}), None)
         cpu = time.process_time()
         half = []
         for ticket in range(observations):

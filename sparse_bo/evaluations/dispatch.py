@@ -96,7 +96,7 @@ def _evaluate(job: Job, batch: Batch) -> None:
         results: dict[int, float] = {}
         start = time.perf_counter()
         try:
-            while done < q and time.perf_counter() - start < TASK_SECONDS:
+            while done < q and not (results and time.perf_counter() - start >= TASK_SECONDS):
                 rows = slice(done, done + size)
                 results.update(zip(batch.tickets[rows], evaluate(copy.part(rows)), strict=True))
                 done += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.sharded import cache_rows
+from sparse_bo.errors import NumericalWarning
 from sparse_bo.linalg.reductions import group_sums
 
 
@@ -85,9 +87,21 @@ class Observations:
 
 
 def in_range(y: Tensor) -> Tensor:
-    """Return values brought into ±10¹⁴⁰ (float32: ±10¹⁷): their squares, and sums of these, are numbers."""
+    """Return values brought into ±10¹⁴⁰ (float32: ±10¹⁷): their squares, and sums of these, are numbers.
+
+    Warns:
+        NumericalWarning: If a value was beyond.
+    """
     limit = 1e140 if y.dtype == torch.float64 else 1e17
-    return y.clamp(-limit, limit)
+    inside = y.clamp(-limit, limit)
+    if not torch.equal(inside, y):
+        warnings.warn(
+            f"observations, or differences of repeats, beyond ±{limit:g} are ±{limit:g} for the model: their squares exceed "
+            "the range of numbers; divide the objective by its largest value",
+            NumericalWarning,
+            stacklevel=2,
+        )
+    return inside
 
 
 def no_observations(arms: ArmSet) -> Observations:

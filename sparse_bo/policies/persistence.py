@@ -216,6 +216,8 @@ def _describe_kernel(kernel: Kernel) -> Description:
 def _kernel_parts(kernel: Kernel) -> dict[str, Any] | None:
     name = type(kernel).__name__
     arguments: dict[str, Any] = {}
+    if len(kernel.batch_shape):
+        return None
     if kernel.active_dims is not None:
         arguments["active_dims"] = kernel.active_dims.tolist()
     if type(kernel) is WRAPPERS.get(name):

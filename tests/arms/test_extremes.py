@@ -20,6 +20,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:observations, or differences of repeats")
 @pytest.mark.parametrize("largest", [1e290, 1e308, 1.7e308])
 def test_picks_are_those_of_results_scaled_down(largest, device):
     rule = StopRule("global", 3.0)

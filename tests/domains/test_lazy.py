@@ -209,7 +209,7 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
     for name, message in (
         ("arms.csv", "arms.csv in another format; convert a table of numbers by numpy.save"),
         ("objects.npy", "objects.npy: .*Python objects"),
-        ("", "Is a directory"),
+        ("", "got a folder, pipe or device"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             MemmapArms(tmp_path / name)

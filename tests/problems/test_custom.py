@@ -220,7 +220,7 @@ def test_a_resume_refuses_arms_that_have_changed(folder, monkeypatch):
     assert done.exit_code == 2
     assert "run.journal (200 x 2, torch.float64), got others" in done.stderr.replace("\n", " ")
     np.save("arms.npy", arms[:150])
-    monkeypatch.setattr("sparse_bo.runs.records.digest", lambda arms: pytest.fail("another shape needs no hash"))
+    monkeypatch.setattr("sparse_bo.runs.description.digest", lambda arms: pytest.fail("another shape needs no hash"))
     done = invoke("resume", "run.journal", "--budget", "50", "--yes")
     assert "got others (150 x 2, torch.float64)" in done.stderr.replace("\n", " ")
     Path("arms.npy").unlink()
