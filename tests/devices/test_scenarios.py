@@ -268,7 +268,7 @@ def test_every_command_of_the_command_line(second, tmp_path):
         start = ["run", "--problem", problem, "--policy", "random", "--budget", "6", "--device", "second", "--storage", path]
         done = invoke(*start)
         assert done.exit_code == 0, (problem, done.stderr)
-        done = invoke("resume", path, "--budget", "3")
+        done = invoke("resume", path, "--budget", "9")
         assert done.exit_code == 0, (problem, done.stderr)
     done = invoke("report", path, "--out", tmp_path / "report")
     assert done.exit_code == 0, done.stderr
