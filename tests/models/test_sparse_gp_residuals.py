@@ -6,14 +6,14 @@ import warnings
 
 import pytest
 import torch
-from botorch.exceptions import InputDataWarning
+from botorch.exceptions import InputDataWarning, UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms import Normalize
 from gpytorch.kernels import RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models import SparseGP, SparseMultiTaskGP
-from sparse_bo.models.sparse_gp.residuals import alikeness
+from sparse_bo.models import ShardedSparseGP, SparseGP, SparseMultiTaskGP
+from sparse_bo.models.sparse_gp.residuals import autocorrelation
 from tests.models.sparse_problems import make_sparse
 
 N = 300
@@ -74,11 +74,11 @@ def test_a_ripple_is_found_in_each_output_and_behind_an_input_transform():
     assert float(model.likelihood.noise.detach().amax()) < 0.01
 
 
-def test_alikeness_of_a_wave_and_of_noise():
+def test_autocorrelation_of_a_wave_and_of_noise():
     g = torch.Generator().manual_seed(0)
     X = torch.rand(2000, 2, generator=g, dtype=torch.float64)
     noise = torch.randn(2, 2000, generator=g, dtype=torch.float64)
-    found = alikeness(X, torch.stack([torch.sin(20 * X[:, 0]), noise[1]]) + torch.stack([0.1 * noise[0], noise[0]]))
+    found = autocorrelation(X, torch.stack([torch.sin(20 * X[:, 0]), noise[1]]) + torch.stack([0.1 * noise[0], noise[0]]))
     assert float(found.score[0, 0]) > 40.0
     assert float(torch.cat([found.score[0, 1:], found.score[1]]).abs().max()) < 4.0
     # a sine of frequency w correlates as cos(w s), which is 0.6 at s = 0.93/w; lags are powers of two
@@ -93,6 +93,14 @@ def test_good_observations_are_not_warned_of(noise, seed):
         warnings.simplefilter("error", InputDataWarning)
         model = fitted(SparseGP(X, Y, robust=bool(seed % 2)))
     assert model.outlying_rows is None
+
+
+def test_robust_is_true_or_false():
+    X, Y, _ = data()
+    with pytest.raises(TypeError, match="expected robust to be True or False, got str 'yes'; pass one of them"):
+        SparseGP(X, Y, robust="yes")
+    with pytest.raises(UnsupportedError, match="drop them beforehand, and leave robust out"):
+        ShardedSparseGP(X, Y, robust=True)
 
 
 def test_rows_that_are_off_are_named():

@@ -40,14 +40,14 @@ from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.refinement import RefinementSettings, kernel_distances, last_groups, shorten
 from sparse_bo.models.sparse_gp.residuals import (
     Residuals,
-    alikeness,
+    autocorrelation,
     outlier_scores,
     residuals_given,
     warn_of_outliers,
 )
 from sparse_bo.models.sparse_gp.state import parameters_of, set_parameters
 from sparse_bo.models.sparse_gp.training import Approximation, TrainingCovariance, TrainingPrior
-from sparse_bo.validation import check_choice
+from sparse_bo.validation import check_choice, check_flag
 
 Fit = Literal["exact", "subset", "vfe", "dtc"]
 """The likelihoods that hyper-parameters can be learned from."""
@@ -70,15 +70,15 @@ class LearningSettings:
     coarse_tolerance: float = 1e-4
     """The first search ends at a step that gains less per point (nats)."""
     residuals_from: int = 20
-    """Residuals of fewer observations tell nothing."""
+    """Residuals of fewer observations are not used."""
     outlying: float = 10.0
     """There is a warning of observations that are so many standard deviations off."""
     robust: float = 6.0
     """With ``robust=True`` observations that are so many standard deviations off are left out."""
     robust_rounds: int = 6
     """They are looked for so many times, each time given the others."""
-    alike: float = 5.0
-    """Residuals of neighbours along an input are alike beyond so many standard errors of their correlation."""
+    autocorrelation: float = 5.0
+    """Standard errors beyond which a correlation of residuals along an input shows a function that was taken for noise."""
     gain: float = 0.01
     """Log-likelihood of the points of the second search that is not worth another step (nats)."""
     exact_gain: float = 1e-6
@@ -96,12 +96,14 @@ class LearningSettings:
 class Learner:
     """The learning of one model's hyper-parameters: its likelihood, and the points that it is of.
 
-    ``fit=None`` is ``"exact"`` up to ``settings.subset`` points, ``"subset"`` beyond; an unknown one raises ``ValueError``.
+    ``fit=None`` is ``"exact"`` up to ``settings.subset`` points, ``"subset"`` beyond;
+    an unknown one raises ``ValueError``. ``robust`` must be a bool (``TypeError``).
     """
 
     def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, *, robust: bool = False) -> None:
         if fit is not None:
             check_choice("fit", fit, get_args(Fit))
+        check_flag("robust", robust)
         self.fit_name, self.seed, self.settings, self.robust = fit, seed, settings, robust
         self.active = False
         """Whether ``fit_gpytorch_mll`` runs for :meth:`fit`."""
@@ -312,15 +314,15 @@ def _inner(kernel: Any) -> Any:
 
 
 def _finer_lengthscales(model: Any, residuals: Residuals) -> Tensor | None:
-    """Return lengthscales, ``batch_shape x 1 x d``, shortened along inputs in which residuals are alike; ``None``: in none."""
+    """Return lengthscales, ``batch_shape x 1 x d``, shortened along inputs with correlated residuals; ``None``: in none."""
     kernel = model.prior_kernel
     if stationary_parts(kernel) is None or not _inner(kernel).raw_lengthscale.requires_grad:
         return None
     lengthscales = _inner(kernel).lengthscale.detach()
     if lengthscales.shape != (*residuals.values.shape[:-1], 1, residuals.X.shape[-1]):
         return None
-    score, distance = alikeness(residuals.X, residuals.values)
-    finer = torch.where(score > model.learner.settings.alike, distance, torch.inf).unsqueeze(-2)
+    score, distance = autocorrelation(residuals.X, residuals.values)
+    finer = torch.where(score > model.learner.settings.autocorrelation, distance, torch.inf).unsqueeze(-2)
     least = _inner(kernel).raw_lengthscale_constraint.lower_bound.to(lengthscales)
     return torch.maximum(finer, least).minimum(lengthscales) if bool((finer < lengthscales).any()) else None
 

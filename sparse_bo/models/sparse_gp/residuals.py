@@ -1,7 +1,7 @@
 """Residuals of some rows given others: signs of a function that a search has taken for noise, and of outlying observations.
 
-*A function.* Residuals of neighbours along an input are alike if a function of that input is left in them, and independent if
-they are noise.
+*A function.* Residuals of neighbours along an input are correlated if a function of that input is left in them, and
+independent if they are noise.
 
 *Outlying rows.* A bad observation is far from the prediction of the others while its neighbours are not. It is compared with
 the predictive variance of the function, and with the residuals of all and of its neighbours, by medians. The learned noise
@@ -62,17 +62,17 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
         return Residuals(X[..., rows, :], residuals[..., rows] - mean, variance)
 
 
-class Alikeness(NamedTuple):
-    """How alike the residuals of neighbours along each input are."""
+class Autocorrelation(NamedTuple):
+    """Correlation of the residuals of neighbours along each input."""
 
     score: Tensor
-    """``batch_shape x d``: their correlation in standard errors; about standard normal for noise."""
+    """``batch_shape x d``: of the nearest, in standard errors; about standard normal for noise."""
     distance: Tensor
     """``batch_shape x d``: along the input, at which the correlation has fallen to 0.6: a Gaussian's lengthscale."""
 
 
-def alikeness(X: Tensor, residuals: Tensor) -> Alikeness:
-    """Compare the residuals (``batch_shape x n``) of neighbours in the order of each input (``… x n x d``). O(n d log n)."""
+def autocorrelation(X: Tensor, residuals: Tensor) -> Autocorrelation:
+    """Return the correlation of residuals (``batch_shape x n``) in the order of each input (``… x n x d``). O(n d log n)."""
     n = X.shape[-2]
     values, order = X.sort(dim=-2)
     along = residuals.unsqueeze(-1).expand(*residuals.shape, X.shape[-1])
@@ -85,7 +85,7 @@ def alikeness(X: Tensor, residuals: Tensor) -> Alikeness:
         first = correlation if lag == 1 else first
         apart = (values[..., lag:, :] - values[..., :-lag, :]).mean(dim=-2)
         distance = torch.where(correlation < 0.6 * first, torch.minimum(distance, apart), distance)
-    return Alikeness(first * math.sqrt(n), distance)
+    return Autocorrelation(first * math.sqrt(n), distance)
 
 
 def outlier_scores(model: Any, residuals: Residuals, reference: Tensor, *, neighbours: int = 10) -> Tensor:

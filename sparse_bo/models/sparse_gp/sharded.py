@@ -360,6 +360,8 @@ def _check_options(
     """Refuse transforms that learn from the data, and a sampler or rows as dictionary, by ``UnsupportedError``."""
     if "previous" in options:
         raise UnsupportedError("a posterior of data in shards does not grow from a previous one; leave previous out")
+    if options.get("robust"):
+        raise UnsupportedError("outlying rows are not looked for in data in shards; drop them beforehand, and leave robust out")
     dictionary = options.get("dictionary")
     if isinstance(dictionary, Dictionary) or (dictionary is not None and not isinstance(dictionary, Tensor)):
         raise UnsupportedError(
