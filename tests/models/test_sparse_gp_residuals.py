@@ -14,6 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import ShardedSparseGP, SparseGP, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.residuals import autocorrelation
+from sparse_bo.sharding import Alone
 from tests.models.sparse_problems import make_sparse
 
 N = 300
@@ -100,7 +101,7 @@ def test_robust_is_true_or_false():
     with pytest.raises(TypeError, match="expected robust to be True or False, got str 'yes'; pass one of them"):
         SparseGP(X, Y, robust="yes")
     with pytest.raises(UnsupportedError, match="drop them beforehand, and leave robust out"):
-        ShardedSparseGP(X, Y, robust=True)
+        ShardedSparseGP(X, Y, group=Alone(), robust=True)
 
 
 def test_rows_that_are_off_are_named():
