@@ -13,7 +13,7 @@ from gpytorch.kernels import RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import ShardedSparseGP, SparseGP, SparseMultiTaskGP
-from sparse_bo.models.sparse_gp.residuals import autocorrelation
+from sparse_bo.models.sparse_gp.residuals import autocorrelation, residuals_given
 from sparse_bo.sharding import Alone
 from tests.models.sparse_problems import make_sparse
 
@@ -94,6 +94,22 @@ def test_good_observations_are_not_warned_of(noise, seed):
         warnings.simplefilter("error", InputDataWarning)
         model = fitted(SparseGP(X, Y, robust=bool(seed % 2)))
     assert model.outlying_rows is None
+
+
+def test_residuals_are_those_of_dense_algebra():
+    X, Y, _ = data(40)
+    model = SparseGP(X, Y)
+    model.likelihood.noise = 1e-3
+    known, rows = torch.arange(0, 40, 2), torch.arange(40)
+    found = residuals_given(model.train(), known, rows)
+    with torch.no_grad():
+        K, targets = model.covar_module(X).to_dense(), model.train_targets - model.mean_module(X)
+        for row in rows.tolist():
+            others = known[known != row]
+            S = K[others][:, others] + 1e-3 * torch.eye(len(others), dtype=K.dtype)
+            weights = torch.linalg.solve(S, K[others, row])
+            assert float(found.values[row]) == pytest.approx(float(targets[row] - weights @ targets[others]), abs=1e-8)
+            assert float(found.variances[row]) == pytest.approx(float(K[row, row] - weights @ K[others, row]), abs=1e-8)
 
 
 def test_robust_is_true_or_false():
