@@ -105,7 +105,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         picks = torch.cat([new.indices, others.indices])
         if not len(picks):
             return Wait(others.needed)
-        picks = picks[state.tried_once(picks, pending=pending)]
+        picks = state.tried_once(picks, pending=pending)
         return Proposal(picks[:max_q], new.rechecked + others.rechecked, picks[max_q:]) if len(picks) else Wait(1)
 
     def _pick(self, fitted: FittedArms, q: int, given: Tensor, refuse: Refusal | None) -> BatchPicks:
@@ -192,7 +192,6 @@ class ArmUCB(UCBMechanism[BanditState]):
 
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is fitted and swept again, O(n m² + a m (d + r))."""
-        frozen = persistence.on_device(frozen, self.domain.device)
         state = thaw_evaluated(self.arms, frozen)
         if "probabilities" not in frozen:
             return state

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from sparse_bo.arms.design import Resampling
 from sparse_bo.domains import Domain
-from sparse_bo.policies.elimination.findings import norm_of
+from sparse_bo.policies.elimination.batches import norm_of
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, unknown_norm
 from sparse_bo.validation import check_choice, check_count, check_positive
 from sparse_bo.widths import BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPETheory

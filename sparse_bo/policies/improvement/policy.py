@@ -12,11 +12,10 @@ from sparse_bo.domains import Arms, Domain
 from sparse_bo.gp.observations import add_observations
 from sparse_bo.linalg.reductions import first_largest
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
-from sparse_bo.policies.failures import forgiven
-from sparse_bo.policies.persistence import KEPT, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, design_batch
 from sparse_bo.policies.settings import SweepSettings
-from sparse_bo.policies.states import Report, Stopwatch, with_failures
+from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated
 from sparse_bo.policies.trust_region.region import ImprovementSettings
 from sparse_bo.policies.trust_region.search import Corners, ImprovementCandidates, candidates_of, is_resolved
@@ -114,7 +113,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         with one_thread():
             others = self._improving(state, min(max_q, room) - len(replicate), pending=torch.cat([pending, replicate]))
         picks = torch.cat([replicate, others])
-        picks = picks[state.tried_once(picks, pending=pending)]
+        picks = state.tried_once(picks, pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
 
     def tell(self, state: ImprovementState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> ImprovementState:
@@ -127,7 +126,7 @@ class ArmSearch(Mechanism[ImprovementState]):
                 told=torch.cat([state.told, picks]),
                 y=torch.cat([state.y, y]),
                 round=state.round + 1,
-                failures=forgiven(state.failures, picks),
+                failures=state.forgiven(picks),
             )
         if state.surrogate is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
@@ -136,10 +135,6 @@ class ArmSearch(Mechanism[ImprovementState]):
             centre = after.U[seen.rows[seen.values[seen.rows].argmax()]]
             surrogate = fitted_region(after.U, seen, centre=centre, before=state.surrogate, since=state.pulls, most=most)
         return replace(after, surrogate=surrogate, seconds=watch.seconds)
-
-    def fail(self, state: ImprovementState, picks: Tensor) -> ImprovementState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
 
     def freeze(self, state: ImprovementState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n), nothing of the size of the arms."""
@@ -150,11 +145,10 @@ class ArmSearch(Mechanism[ImprovementState]):
 
     def thaw(self, frozen: Frozen) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
-        arrays = on_device(frozen, self.domain.device)
-        kept = thaw_evaluated(self.arms, arrays)
-        own = thaw_fields(ImprovementState, arrays)
+        kept = thaw_evaluated(self.arms, frozen)
+        own = thaw_fields(ImprovementState, frozen)
         state = replace(self.init(), observations=kept.observations, **own)
-        fitted = part_of(arrays, "fitted")
+        fitted = part_of(frozen, "fitted")
         return replace(state, surrogate=thaw_region(fitted, state.U, state.replicates)) if fitted else state
 
     def _improving(self, state: ImprovementState, q: int, *, pending: Tensor) -> Tensor:

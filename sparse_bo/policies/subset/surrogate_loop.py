@@ -29,7 +29,7 @@ from sparse_bo.models import fit_to_rows
 from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters, shapes
 from sparse_bo.policies.box_states import design_points, initial_box_state
 from sparse_bo.policies.failures import Refusal
-from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
@@ -203,12 +203,11 @@ class SurrogateLoop(Mechanism[SurrogateState]):
 
     def thaw(self, frozen: Frozen) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters and is not fitted."""
-        arrays = on_device(frozen, self.box.device)
-        state = replace(self.init(), **thaw_fields(SurrogateState, arrays))
+        state = replace(self.init(), **thaw_fields(SurrogateState, frozen))
         state = replace(state, first_seconds=tuple(state.first_seconds))  # as JSON it was a list
         if state.subset is None:
             return state
-        model, parts = self._unfitted_again(state), part_of(arrays, "model")
+        model, parts = self._unfitted_again(state), part_of(frozen, "model")
         with torch.no_grad():
             for name, part in _tensors(model).items():
                 if not torch.equal(part, parts[name]):
