@@ -10,7 +10,6 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
-from sparse_bo.gp.observations import add_observations
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
 from sparse_bo.policies.improvement.given_kernel import GivenKernel, fitted_kernel
 from sparse_bo.policies.improvement.sweep import ArmSweep, ImprovingArms
@@ -21,6 +20,7 @@ from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated
 from sparse_bo.policies.trust_region.region import ImprovementSettings
 from sparse_bo.policies.trust_region.surrogate import (
+    CHOOSE_AGAIN,
     FittedRegion,
     fitted_region,
     freeze_region,
@@ -29,9 +29,11 @@ from sparse_bo.policies.trust_region.surrogate import (
     thaw_region,
 )
 
-GROWTH, CHOICE_GROWTH = 1.1, 1.5
-"""Hyper-parameters are learned anew when distinct arms have grown by the first factor, or one is better than all before; kernel
-and warping are chosen anew then, if they have grown by the second."""
+OFTEN = 100
+"""Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
+GROWTH, CHOICE_GROWTH = 1.1, 2.0
+"""Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
+chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,7 +51,7 @@ class ImprovementState(BanditState):
     sweep: ArmSweep | None = None
     """The model's posterior over all arms."""
     learned_at: int = field(default=0, metadata=KEPT)
-    """Distinct arms when hyper-parameters were last learned."""
+    """Evaluations when hyper-parameters were last learned."""
 
     @property
     def pulls(self) -> int:
@@ -65,6 +67,11 @@ class ImprovementState(BanditState):
     def replicates(self) -> Replicates:
         """The evaluations for the model, which merges those of an arm."""
         return replicates_of(self.U, self.y)
+
+    def with_results(self, picks: Tensor, y: Tensor) -> ImprovementState:
+        """See :meth:`.BanditState.with_results`."""
+        after = super().with_results(picks, y)
+        return replace(after, told=torch.cat([self.told, picks]), y=torch.cat([self.y, y]))
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: errors are of warped observations."""
@@ -143,14 +150,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         """Observe, and fit the model. Draws nothing."""
         watch = Stopwatch()
         with watch.phase("observe"):
-            after = replace(
-                state,
-                observations=add_observations(state.observations, self.arms, picks, y),
-                told=torch.cat([state.told, picks]),
-                y=torch.cat([state.y, y]),
-                round=state.round + 1,
-                failures=state.forgiven(picks),
-            )
+            after = state.with_results(picks, y)
         if state.surrogate is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         with watch.phase("learn"), one_thread():
@@ -181,19 +181,26 @@ class ArmSearch(Mechanism[ImprovementState]):
         """Return the state with its model: learned anew if that is due, else under the hyper-parameters and warping before."""
         seen, most, fitted, sweep = after.replicates, self.settings.model_size, before.surrogate, before.sweep
         highest = seen.rows[seen.values[seen.rows].argmax()]
-        centre, n = after.U[highest], len(seen.rows)
-        new = bool((seen.rows >= before.pulls).any())
-        due = fitted is None or (new and n >= max(GROWTH * before.learned_at, 1 + before.learned_at))
-        due = due or seen.exact != before.replicates.exact or (new and int(highest) >= before.pulls)
+        centre = after.U[highest]
+        due = fitted is None or seen.exact != before.replicates.exact or int(highest) >= before.pulls
+        often = after.pulls <= OFTEN
+        grown = often or after.pulls >= GROWTH * before.learned_at
+        due = due or (grown and bool((seen.rows >= before.learned_at).any()))  # with arms that were not evaluated then
         if due or fitted is None or sweep is None:
             if self.kernel is not None:
                 fitted = fitted_kernel(self.kernel, after.U, seen, centre=centre, most=most)
             else:
                 fitted = fitted_region(
-                    after.U, seen, centre=centre, before=fitted, since=before.pulls, most=most, growth=CHOICE_GROWTH
+                    after.U,
+                    seen,
+                    centre=centre,
+                    before=fitted,
+                    since=before.learned_at,
+                    most=most,
+                    growth=CHOOSE_AGAIN if often else CHOICE_GROWTH,
                 )
             sweep = ArmSweep.of(fitted.gp, after.unit, after.told[fitted.rows])
-            return replace(after, surrogate=fitted, sweep=sweep, learned_at=n)
+            return replace(after, surrogate=fitted, sweep=sweep, learned_at=after.pulls)
         ell = fitted.learned.reach if self.kernel is None else None
         rows = seen.rows[known_rows(after.U[seen.rows], seen.values[seen.rows], centre=centre, lengthscales=ell, most=most)]
         y = fitted.warp(seen.values[rows])
@@ -243,8 +250,8 @@ class ExpectedImprovement(ImprovementSettings):
 
     The picks of a batch maximise log expected improvement among all arms, each conditioned on pending and earlier ones.
 
-    O(n³ + a n²) per batch and 8 a n bytes for a arms and n points of the model. For millions of arms, for 10⁴ evaluations, or
-    where every evaluation counts: :class:`sparse_bo.BBKB`.
+    O(n³ + a n) per batch, O(a n²) when hyper-parameters are learned anew, and 16 a n bytes for a arms and n points of the
+    model. For millions of arms, for 10⁴ evaluations, or where every evaluation counts: :class:`sparse_bo.BBKB`.
 
     The settings are those of :class:`.ImprovementSettings`, and a kernel. The model is larger than on a box, as every arm is a
     candidate.

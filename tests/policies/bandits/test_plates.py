@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from sparse_bo import BBKB, AskTell, maximize
+from sparse_bo import BBKB, AskTell, History, maximize
 from sparse_bo.dictionary import AllSampler
 from sparse_bo.domains import Box
 from sparse_bo.errors import PendingBatchError
 from tests.builders import arms, rbf_kernel, unit_box, waves
+from tests.cli.builders import QUICK, invoke
 
 KNOWN = {"covar_module": rbf_kernel(0.2), "regularization": 0.02}
 
@@ -126,3 +127,12 @@ def test_on_a_box_batches_have_the_size_and_repeats_are_no_setting():
     assert len(loop.ask().X) == 3
     with pytest.raises(ValueError, match="repeats=False is for arms, got a box"):
         BBKB(repeats=False).on(Box(unit_box()))
+
+
+def test_the_command_line_takes_plates(tmp_path):
+    settings = ("--policy", "bbkb", "--batch-size", "7", "--set", "repeats=no", "--set", "initial_design=7")
+    done = invoke(*QUICK, *settings, "--out", str(tmp_path), "--quiet")
+    assert done.exit_code == 0, done.output
+    history = History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl")
+    assert history.column("batch_size") == [7, 7, 7, 7, 2]
+    assert len(set(history.indices)) == 30

@@ -6,10 +6,11 @@ import pytest
 import torch
 from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
 
-from sparse_bo import AskTell, ProductGrid, maximize
+from sparse_bo import AskTell, History, ProductGrid, maximize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.policies import ExpectedImprovement, ImprovementState, RandomSearch, Wait
 from tests.builders import arms, noisy, unit_box, waves
+from tests.cli.builders import QUICK, invoke
 
 
 def told(policy, X, evaluated, y):
@@ -80,7 +81,7 @@ def test_picks_stay_those_of_dense_algebra_while_hyper_parameters_are_kept(noise
         return quick[at] + noise * torch.randn(len(at), generator=generator, dtype=torch.float64)
 
     order = quick.argsort()  # without a record nothing is learned
-    evaluated = torch.cat([order[torch.arange(0, 1_000, 25)], order[-200:-199], order[:1]])
+    evaluated = torch.cat([order[torch.arange(0, 1_000, 10)], order[-200:-199], order[:1]])  # beyond 100, learned seldom
     mechanism, state = told(ExpectedImprovement(initial_design=8), X, evaluated, values(evaluated))
     first = state.surrogate
     for number in range(3):
@@ -332,3 +333,10 @@ def test_the_more_evaluations_the_more_of_them_may_be_of_the_best_arm():
     evaluated = torch.cat([others.repeat(24), torch.full((15,), 15)])
     mechanism, state = told(ExpectedImprovement(), X, evaluated, rough(evaluated, 31, noise=0.5))
     assert ask(mechanism, state, 1) == [15]
+
+
+def test_the_command_line_takes_a_kernel(tmp_path):
+    settings = ("--policy", "expected-improvement", "--kernel", "matern52", "--lengthscale", "0.2")
+    done = invoke(*QUICK, *settings, "--out", str(tmp_path), "--quiet")
+    assert done.exit_code == 0, done.output
+    assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) == 30
