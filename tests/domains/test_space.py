@@ -424,9 +424,8 @@ def test_what_does_not_fit_is_refused(make, error, message):
         make()
 
 
-def test_no_feasible_point_of_a_box_is_said_before_the_run(monkeypatch):
-    monkeypatch.setattr("sparse_bo.domains.encoded.DRAWN", 2000)
-    with pytest.raises(ValueError, match="got none among 2,000 drawn"):
+def test_no_feasible_point_of_a_box_is_said_before_the_run():
+    with pytest.raises(ValueError, match="got none among 50,000 drawn"):
         AskTell(space=MIXED, feasible=lambda point: False)
 
 
