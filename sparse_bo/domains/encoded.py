@@ -11,6 +11,7 @@ import base64
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class SpaceArms(Arms):
     Attributes:
         points: Encoded columns.
         space: The space.
-        numbers: ``a`` numbers of the combinations, ascending.
+        numbers: ``a`` numbers of the combinations among :meth:`Space.combinations`, ascending.
     """
 
     space: Space = field(kw_only=True)
@@ -48,22 +49,26 @@ class SpaceArms(Arms):
     @staticmethod
     def of(space: Space, numbers: Tensor | None = None, *, device: str | torch.device = "cpu") -> SpaceArms:
         """Return the arms of some combinations (``a``, int64, ascending); ``None``: of all."""
-        numbers = torch.arange(space.count or 0, device="cpu") if numbers is None else numbers
-        return SpaceArms(space.combination(numbers).to(device), space=space, numbers=numbers)
+        points = space.combinations()
+        numbers = torch.arange(len(points), device="cpu") if numbers is None else numbers
+        return SpaceArms(points[numbers].to(device), space=space, numbers=numbers)
+
+    @cached_property
+    def _rows(self) -> dict[bytes, int]:
+        return {key: row for row, key in enumerate(_keys(self.points[:].cpu()))}
 
     def named(self, picks: Tensor) -> list[Parameters]:
         """See :meth:`Domain.named`."""
-        return self.space.decode(self.space.combination(self.numbers[picks.cpu()]))
+        return self.space.decode(self.points[picks.to(self.device)])
 
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes dictionaries too."""
         if isinstance(where, Tensor):
             return super().check(name, where)
-        wanted = self.space.number(self.space.encode(where, name))
-        rows = torch.searchsorted(self.numbers, wanted).clamp_max(len(self.numbers) - 1)
-        for row in (self.numbers[rows] != wanted).nonzero().flatten().tolist():
-            raise ValueError(_infeasible(name, where[row]))
-        return rows.to(self.device)
+        rows = [self._rows.get(key, -1) for key in _keys(self.space.encode(where, name))]
+        if -1 in rows:
+            raise ValueError(_infeasible(name, where[rows.index(-1)]))
+        return torch.tensor(rows, dtype=torch.long, device=self.device)
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`Domain.describe`; the feasible combinations are stored as bits."""

@@ -80,14 +80,12 @@ def test_values_are_equally_likely_and_all_there(parameter):
 
 def test_combinations_are_numbered_as_itertools_has_them():
     space = Space(SMALL)
-    points = space.decode(space.combination(torch.arange(space.count)))
+    points = space.decode(space.combinations())
     assert points[:3] == [{"n": 0, "kind": "x", "rate": rate} for rate in (0.0, 0.25, 0.5)]
     assert len({tuple(point.values()) for point in points}) == space.count == 75
     assert points[-1] == {"n": 4, "kind": "z", "rate": 1.0}
     uneven = Space({"n": Int(0, 1), "m": Int(0, 2)})
-    assert uneven.decode(uneven.combination(torch.arange(6))) == [
-        {"n": n, "m": m} for n, m in itertools.product(range(2), range(3))
-    ]
+    assert uneven.decode(uneven.combinations()) == [{"n": n, "m": m} for n, m in itertools.product(range(2), range(3))]
 
 
 def test_few_combinations_become_arms_and_many_a_box():
@@ -189,8 +187,9 @@ WIDE = Space(
 
 
 def test_combinations_have_their_numbers_back():
+    every = space_domain(WIDE)
     numbers = torch.arange(WIDE.count)
-    assert torch.equal(WIDE.number(WIDE.combination(numbers)), numbers)
+    assert torch.equal(every.check("points", every.named(numbers)), numbers)
     some = space_domain(WIDE, lambda point: point["n"] != 2)
     assert some.check("points", some.named(torch.tensor([3, 0, 700]))).tolist() == [3, 0, 700]
 
