@@ -336,44 +336,6 @@ class Choice(Parameter):
         return (torch.zeros_like(U), torch.ones_like(U)) if self.hot else super().neighbours(U)
 
 
-KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Float, Int, Choice)}
-"""Type in a description -> class."""
-
-
-def parameter_of(name: str, description: Any) -> Parameter:
-    """Return the parameter of a description, from :meth:`Float.describe` or a file.
-
-    Args:
-        name: For messages.
-        description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
-
-    Raises:
-        ValueError: If it has another form, or a field is out of range.
-        TypeError: If a field has the wrong type.
-    """
-    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
-    if not isinstance(description, Mapping) or description.get("type") not in KINDS:
-        raise ValueError(f"{form}, got {description!r}")
-    kind = KINDS[description["type"]]
-    known = [field.name for field in fields(kind)]
-    given = {key: value for key, value in description.items() if key != "type"}
-    unknown = sorted(set(given) - set(known))
-    missing = [key for key in ("low", "high", "values") if key in known and key not in given]
-    if unknown or missing:
-        wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
-        raise ValueError(f"{form}, got {wrong}; a {description['type']} has {', '.join(known)}")
-    if not isinstance(given.get("log", False), bool) or not isinstance(given.get("ordered", False), bool):
-        raise TypeError(f"expected log and ordered of parameter {name!r} to be true or false, got {description!r}")
-    try:
-        values = given.pop("values", [])
-        if not isinstance(values, list):
-            raise TypeError(f"expected a list of values, got {values!r}; write values = [...]")
-        made: Parameter = kind(*values, **given)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"parameter {name!r}: {error}") from error
-    return made
-
-
 def _check_range(parameter: Float | Int) -> None:
     low, high = parameter.low, parameter.high
     _set_plain(parameter, log=check_flag("log", parameter.log))

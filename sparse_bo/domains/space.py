@@ -1,4 +1,4 @@
-"""A space of named parameters: the encoding of dictionaries into columns of the unit box, and its inverse."""
+"""A space of named parameters: the encoding of dictionaries into columns of the unit box, its inverse, and descriptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.parameters import Parameter, Value, parameter_of
+from sparse_bo.domains.parameters import Choice, Float, Int, Parameter, Value
 from sparse_bo.validation import check_count
 
 MOST_ARMS = 20_000
@@ -294,6 +294,44 @@ class Space:
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {parameter}" for name, parameter in self.parameters.items())
+
+
+KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Float, Int, Choice)}
+"""Type in a description -> class."""
+
+
+def parameter_of(name: str, description: Any) -> Parameter:
+    """Return the parameter of a description, from :meth:`Float.describe` or a file.
+
+    Args:
+        name: For messages.
+        description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
+
+    Raises:
+        ValueError: If it has another form, or a field is out of range.
+        TypeError: If a field has the wrong type.
+    """
+    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
+    if not isinstance(description, Mapping) or description.get("type") not in KINDS:
+        raise ValueError(f"{form}, got {description!r}")
+    kind = KINDS[description["type"]]
+    known = [field.name for field in fields(kind)]
+    given = {key: value for key, value in description.items() if key != "type"}
+    unknown = sorted(set(given) - set(known))
+    missing = [key for key in ("low", "high", "values") if key in known and key not in given]
+    if unknown or missing:
+        wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
+        raise ValueError(f"{form}, got {wrong}; a {description['type']} has {', '.join(known)}")
+    if not isinstance(given.get("log", False), bool) or not isinstance(given.get("ordered", False), bool):
+        raise TypeError(f"expected log and ordered of parameter {name!r} to be true or false, got {description!r}")
+    try:
+        values = given.pop("values", [])
+        if not isinstance(values, list):
+            raise TypeError(f"expected a list of values, got {values!r}; write values = [...]")
+        made: Parameter = kind(*values, **given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"parameter {name!r}: {error}") from error
+    return made
 
 
 def _hold(conditions: Mapping[str, Tensor], numbers: Mapping[str, Tensor], *, like: Tensor | None = None) -> Tensor:

@@ -390,7 +390,7 @@ def test_workers_get_dictionaries():
         (lambda: Float(0, 1, log=True), ValueError, "raise low, or drop log=True"),
         (lambda: Int(0, 5, log=True), ValueError, "drop log=True"),
         (lambda: Float(math.nan, 1), ValueError, "finite low"),
-        (lambda: Float(-1e308, 1e308), ValueError, "finite range"),
+        (lambda: Float(-1e308, 1e308), ValueError, "below 1.8e308"),
         (lambda: Float(0, 1, step=0), ValueError, "step > 0"),
         (lambda: Float(0, 10**400), ValueError, "high below 1.8e308"),
         (lambda: Float(1, 2, 0.5), TypeError, "log to be True or False, got float 0.5"),
