@@ -214,12 +214,12 @@ class Space:
     def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
         """Return the encoded values next to those of rows of ``U`` (``q x dims``): see :meth:`Parameter.neighbours`.
 
-        Of a parameter that is not there, its value.
+        Of a parameter that is not there, the ends of its columns: with another value of its parent it may have any value.
         """
         parts = [parameter.neighbours(U[:, where]) for _, parameter, where in self._parts()]
         below, above = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
         for _, where, absent in self._absent(U):
-            below[absent, where] = above[absent, where] = U[absent, where]
+            below[absent, where], above[absent, where] = 0.0, 1.0
         return below, above
 
     def combinations(self) -> Tensor:
