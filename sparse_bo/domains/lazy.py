@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparse_bo.domains.base import check_range
 from sparse_bo.validation import FLOATING, check_count
 
 CHECK_ROWS = 2**18
@@ -210,7 +211,7 @@ class ProductGrid(LazyArms):
             points: d counts ≥ 1.
 
         Raises:
-            ValueError: If the shapes do not fit or a count is below 1.
+            ValueError: If the shapes do not fit, a count is below 1, or a difference of bounds is infinite.
             TypeError: If a count is not an integer.
         """
         if bounds.shape != (2, len(points)):
@@ -219,6 +220,7 @@ class ProductGrid(LazyArms):
         for count in points:
             check_count("points", count)
         low, high = bounds
+        check_range("bounds", low, high)
         steps = [torch.linspace(0.0, 1.0, n, dtype=bounds.dtype, device=bounds.device) for n in points]
         return ProductGrid([low[j] + (high[j] - low[j]) * step for j, step in enumerate(steps)])
 

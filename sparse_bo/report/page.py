@@ -242,7 +242,13 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
-    """Return an axis of parallel ones: numbers by their size, anything else by name."""
+    """Return an axis of parallel ones: numbers by their size, anything else by name; below them points without the input."""
+    there = np.array([not (isinstance(v, float) and np.isnan(v)) for v in values])  # NaN: its condition does not hold
+    if there.any() and not there.all():
+        inner = _axis(name, [value for value, here in zip(values, there, strict=True) if here], log=log)
+        at = np.zeros(len(values))
+        at[there] = 0.15 + 0.85 * inner.at
+        return ParallelAxis(name, at, [(0.0, "–"), *((0.15 + 0.85 * tick, label) for tick, label in inner.labels)])
     if _numeric(values):
         v = np.array(values, np.float64)
         scaled = np.log10(v) if log else v / max(float(np.abs(v).max()), 1.0)  # differences of the largest numbers are finite

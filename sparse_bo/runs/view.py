@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,8 +131,10 @@ def view_of(
     slices: list[Slice | None] = []
     if report.best_x is not None and state is not None and domain is not None:
         x = report.best_x.to(device="cpu", dtype=torch.float64)
-        at = x.tolist() if not isinstance(domain, SpaceArms | SpaceBox) else domain.space.decode(x.unsqueeze(0))[0].values()
-        best = dict(zip(names or [f"x{j + 1}" for j in range(len(x))], at, strict=True))
+        if isinstance(domain, SpaceArms | SpaceBox):
+            best = domain.space.decode(x.unsqueeze(0))[0]
+        else:
+            best = dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
         slices = [_slice(state, domain, x, j, name, best) for j, name in enumerate(names[:MOST_SLICES])]
     values = np.array([value for row in history.rows for value in row.values], np.float64)
     failed = int(np.isnan(values).sum())
@@ -177,7 +180,7 @@ def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[s
         points = named(history.indices or history.points)
         parameters = Space.of(described).parameters
         logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
-        return names, {name: [point[name] for point in points] for name in names}, logs
+        return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
     if history.points:
         X = np.array(history.points, np.float64)
     elif isinstance(domain, Arms) and history.indices:
