@@ -23,9 +23,8 @@ from torch import Tensor
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.gaussian_process import Process, SumOfProcesses, Term
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, LowerRoot, check_lower
-from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, lazy_operator
+from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, lazy_operator, weighted_sum
 
 
 class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class ships no types
@@ -180,38 +179,10 @@ def _weighted_sum(models: Any, X: Tensor, observation_noise: bool, transform: Sc
         return None
     if not all(isinstance(model, SparseModel) and X.shape[-2] > model.settings.joint.dense for model in models):
         return None
-    posteriors, operators = [], []
-    for model in models:
-        posteriors.append(model.posterior(X, observation_noise=observation_noise))
-        operator = lazy_operator(posteriors[-1])
-        if operator is None or not _one_scale(operator):
-            return None
-        operators.append(operator)
+    posteriors = [model.posterior(X, observation_noise=observation_noise) for model in models]
+    covariance = weighted_sum([lazy_operator(posterior) for posterior in posteriors], weights.unbind())
+    if covariance is None:
+        return None
     parts = zip(weights, posteriors, strict=True)
     mean = transform.offset + sum(weight * posterior.mean.squeeze(-1) for weight, posterior in parts)
-    return GPyTorchPosterior(MultivariateNormal(mean, _summed_covariance(operators, weights)))
-
-
-def _one_scale(operator: JointCovariance) -> bool:
-    """Return whether a covariance is that of one process with the same scale in all rows."""
-    scale = operator.scale
-    uniform = scale is None or bool((scale == scale[..., :1]).all())
-    return uniform and not operator.summed and isinstance(operator.process, Process)
-
-
-def _summed_covariance(members: list[JointCovariance], weights: Tensor) -> JointCovariance:
-    """Return the covariance of ``Σ weight · value`` of independent processes at the same points."""
-    terms, means, noises, start = [], [], [], 0
-    for member, weight in zip(members, weights, strict=True):
-        assert isinstance(member.process, Process)
-        factor = weight.reshape(1) if member.scale is None else weight * member.scale[..., :1]
-        end = start + member.X.shape[-1]
-        terms.append(Term(member.process, slice(start, end), factor))
-        means.append(factor * member.mean)
-        noises += [] if member.noise is None else [factor.square() * member.noise]
-        start = end
-    batch = broadcast_shapes(*(member.X.shape[:-2] for member in members))
-    X = torch.cat([member.X.expand(*batch, *member.X.shape[-2:]) for member in members], dim=-1)
-    noise = sum(noises[1:], start=noises[0]) if noises else None
-    options = {"mean": sum(means[1:], start=means[0]), "noise": noise, "graph": any(member.graph for member in members)}
-    return JointCovariance(X, process=SumOfProcesses(tuple(terms)), **options)
+    return GPyTorchPosterior(MultivariateNormal(mean, covariance))

@@ -7,8 +7,11 @@ nonlinear transforms, to samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, OutcomeTransform, Standardize
 from botorch.posteriors import GPyTorchPosterior
@@ -16,7 +19,9 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, RootLinearOperator, to_linear_operator
 from torch import Tensor
 
+from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.gaussian_process import Process, SumOfProcesses, Term, total
 from sparse_bo.models.sparse_gp.joint_root import LowerRoot
 from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
 
@@ -146,8 +151,40 @@ def transformed(posterior: Any, transform: PosteriorTransform, *, X: Tensor) -> 
     if operator is None or not posterior._is_mt or type(transform) is not ScalarizedPosteriorTransform:
         return transform(posterior=posterior, X=X)
     weights = transform.weights.to(posterior.mean)
-    if len(weights) != operator.shape[-3]:
-        return transform(posterior=posterior, X=X)  # raises
-    mean = transform.offset + posterior.mean @ weights
-    factors = weights.unsqueeze(-1).expand(*operator.shape[:-1])
-    return GPyTorchPosterior(MultivariateNormal(mean, operator.scaled(factors).added()))
+    covariance = weighted_sum([operator], [weights]) if len(weights) == operator.shape[-3] else None
+    if covariance is None:
+        return transform(posterior=posterior, X=X)
+    return GPyTorchPosterior(MultivariateNormal(transform.offset + posterior.mean @ weights, covariance))
+
+
+def weighted_sum(members: Sequence[JointCovariance | None], weights: Sequence[Tensor]) -> JointCovariance | None:
+    """Return the covariance of ``Σ weight · value`` of independent processes at the same points, if it has a lazy form.
+
+    A weight is a number, or ``m`` numbers of the outputs of a member.
+    """
+    terms, means, noises, start = [], [], [], 0
+    inputs: list[Tensor] = []
+    for member, weight in zip(members, weights, strict=True):
+        if member is None or not isinstance(member.process, Process) or not _one_scale(member):
+            return None
+        several, factor = weight.dim() > 0, weight.unsqueeze(-1)
+        factor = factor if member.scale is None else factor * member.scale[..., :1]
+        inputs.append(member.X.squeeze(-3) if several else member.X)
+        terms.append(Term(member.process, slice(start, start := start + member.X.shape[-1]), factor, several))
+        means.append(factor * member.mean)
+        noises += [] if member.noise is None else [terms[-1].weighted(member.noise, 1)]
+    only = members[0] if len(terms) == 1 else None
+    options: dict[str, Any] = {"mean": total(means)}
+    if only is not None:  # its rows may be known
+        options = {"mean": only.mean, "base": None if only.base is None else only.base.of_sum(terms[0])}
+        if only.keep is not None:
+            options["keep"] = lambda base: only.keep(replace(base, factor=terms[0].factor))
+    batch = broadcast_shapes(*(X.shape[:-2] for X in inputs))
+    X = torch.cat([X.expand(*batch, *X.shape[-2:]) for X in inputs], dim=-1)
+    noise, graph = total(noises) if noises else None, any(member.graph for member in members if member is not None)
+    return JointCovariance(X, process=SumOfProcesses(tuple(terms)), noise=noise, graph=graph, **options)
+
+
+def _one_scale(operator: JointCovariance) -> bool:
+    """Return whether all rows have the same scale."""
+    return operator.scale is None or bool((operator.scale == operator.scale[..., :1]).all())
