@@ -35,6 +35,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.linalg.descent import curvature, descend, positive
+from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.refinement import RefinementSettings, kernel_distances, last_groups, shorten
@@ -145,10 +146,10 @@ class Learner:
                 self._points = (self._random_rows(x, self.settings.subset), None)
             else:
                 with torch.no_grad():
-                    choice = model.chosen_dictionary(x, cap=self.settings.dictionary)
+                    choice = chosen_dictionary(model, x, cap=self.settings.dictionary)
                 self._points = (choice.rows, choice.points)
         rows, points = self._points
-        return rows, model.dictionary_points(x, rows, points)
+        return rows, dictionary_points(model, x, rows, points)
 
     def _random_rows(self, x: Tensor, size: int) -> Tensor:
         return uniform_rows(x.shape[-2], size, generator=self.generator(), device=x.device)

@@ -7,7 +7,7 @@ nonlinear transforms, to samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.gaussian_process import Process, SumOfProcesses, Term, total
 from sparse_bo.models.sparse_gp.joint_root import LowerRoot
 from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
+from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, joined
 
 
 class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
@@ -188,3 +189,39 @@ def weighted_sum(members: Sequence[JointCovariance | None], weights: Sequence[Te
 def _one_scale(operator: JointCovariance) -> bool:
     """Return whether all rows have the same scale."""
     return operator.scale is None or bool((operator.scale == operator.scale[..., :1]).all())
+
+
+def subset_of_outputs(model: Any, idcs: list[int], plain: Callable[[list[int]], Any]) -> Any:
+    """Return the model of some outputs of a sparse model with the same posterior of these, over the same dictionary.
+
+    Args:
+        model: A sparse model of several outputs.
+        idcs: The outputs.
+        plain: BoTorch's ``subset_output`` of the model.
+    """
+    training, shape = model.training, getattr(model, "_aug_batch_shape", torch.Size())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):  # as of the kernel of a calibrated model
+        own = name.startswith(("covar_module.", "data_noise_factor")) and tensor.shape[: len(shape)] == shape
+        if own and name not in model._subset_batch_dict:
+            model._subset_batch_dict[name] = len(shape) - 1 - tensor.dim()
+    cache, index = model.eval().cache(), torch.tensor(idcs, device=model.train_targets.device)
+
+    def pick(tensor: Tensor, trailing: int) -> Tensor:
+        dim = tensor.dim() - trailing - 1
+        if dim < 0:  # the same of all outputs
+            return tensor
+        tensor = tensor if tensor.shape[dim] == 1 else tensor.index_select(dim, index)
+        return tensor.squeeze(dim) if len(idcs) == 1 else tensor
+
+    subset = plain(idcs)
+    subset.outlying_rows = model.outlying_rows
+    if model._stored_originals is not None:
+        subset.__dict__["_stored_originals"] = pick(joined(model._stored_originals), 2)
+    if not cache.holds_all(model.train_targets.shape[-1]):
+        subset.rule = replace(model.rule, rows=cache.rows, points=cache.points)
+    stamp, form = Stamp(*subset.made_from()), cache.representation.viewed(pick)
+    subset.prediction_strategy = PosteriorCache(form, stamp, cache.rows, cache.points, cache.unexplained)
+    if training:
+        model.train()
+        subset.train()
+    return subset
