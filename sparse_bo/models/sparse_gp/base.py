@@ -32,7 +32,13 @@ from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
 from sparse_bo.models.sparse_gp.dictionary_rule import DictionaryOption, DictionaryRule
 from sparse_bo.models.sparse_gp.gaussian_process import Process
-from sparse_bo.models.sparse_gp.growth import PreviousPosterior, computed, conditioned, followed, observed
+from sparse_bo.models.sparse_gp.growth import (
+    PreviousPosterior,
+    computed,
+    condition_on_observations,
+    followed,
+    get_fantasy_model,
+)
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings
@@ -43,7 +49,7 @@ from sparse_bo.models.sparse_gp.prior import (
     ForwardKernel,
     PriorKernel,
     check_overrides,
-    copied,
+    copy_sharing_data,
     data_noise,
     noise_at,
     outlying_noise,
@@ -126,13 +132,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)
         self.settings, self.rule, self.learner = settings, rule, Learner(fit, seed, settings.learning, robust=robust)
         self.register_buffer("data_noise_factor", None)  # of a calibrated model alone
-        n, batch = train_X.shape[-2], self.train_targets.shape[:-1].numel()
-        diagnostics.log_defaults(
-            type(self).__name__,
-            n,
-            learned_from=settings.learning.subset if fit is None else None,
-            cap=rule.cap(n, batch) if dictionary is None and max_dictionary is None else None,
-        )
+        diagnostics.log_defaults(self)
         if previous is None:
             return
         if dictionary is not None:
@@ -326,45 +326,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     # --- conditioning ------------------------------------------------------------------------------------------------------
 
-    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> Self:
-        """Condition the posterior process on new observations. O(q m r), independent of n.
-
-        Args:
-            X: ``batch_shape x q x d`` inputs of the new observations.
-            Y: ``batch_shape' x q x m``, as in :class:`~botorch.models.SingleTaskGP`.
-            **kwargs: ``noise``, as ``Y``, in the outcome transform's units.
-        """
-        return observed(self, X, Y, **kwargs)
-
-    def get_fantasy_model(self, inputs: Tensor | list[Tensor], targets: Tensor, **kwargs: Any) -> Self:
-        """Return the model conditioned on ``targets`` at ``inputs`` (transformed). O(q m r), independent of n.
-
-        The new points join the representation; data are joined only when read. If its hyper-parameters change, the fantasy
-        model becomes the DTC posterior of all its data over the dictionary and the new points.
-
-        Args:
-            inputs: ``batch_shape x q x d`` inputs of the new observations.
-            targets: ``batch_shape' x q``; ``batch_shape'`` may have one more dimension than ``batch_shape``.
-            **kwargs: ``noise``: ``… x q`` noise variances of the new observations.
-
-        Raises:
-            RuntimeError: If the model has not been evaluated yet, or the batch shapes do not fit.
-        """
-        if self.prediction_strategy is None:
-            raise RuntimeError(
-                "Fantasy observations can only be added after making predictions with a model so that "
-                "all test independent caches exist. Call the model on some data first!"
-            )
-        (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
-        return conditioned(self, X.unsqueeze(-1) if X.dim() == 1 else X, targets, **kwargs)
-
-    def copy_sharing_data(self, *replaced: tuple[Any, Any]) -> Self:
-        """Return a deep copy without posterior that shares the data, with a new object for each ``(old, new)``."""
-        copy: Self = copied(self, [*((part, part) for part in self._data_parts()), (self.prediction_strategy, None), *replaced])
-        return copy
-
-    def _data_parts(self) -> tuple[Any, ...]:
-        return self._stored_inputs, self._stored_targets, self._stored_originals
+    condition_on_observations = condition_on_observations
+    get_fantasy_model = get_fantasy_model
+    copy_sharing_data = copy_sharing_data
 
     # --- outputs -----------------------------------------------------------------------------------------------------------
 

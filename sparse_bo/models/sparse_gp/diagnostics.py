@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from botorch.cross_validation import CVResults
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from botorch.models import Model
 from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
+from botorch.models.model import Model
 from botorch.models.utils.assorted import add_output_dim
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -46,8 +46,12 @@ def _log_once(message: str) -> None:
     _LOGGER.info(message)
 
 
-def log_defaults(kind: str, n: int, *, learned_from: int | None, cap: int | None) -> None:
-    """Log which defaults a model of n points has crossed, each once per process; ``None`` for a limit that the user chose."""
+def log_defaults(model: Any) -> None:
+    """Log which defaults a new model has crossed, each once per process."""
+    kind, n, rule, learner = type(model).__name__, model.train_targets.shape[-1], model.rule, model.learner
+    learned_from = learner.settings.subset if learner.fit_name is None else None
+    given = rule.is_given or rule.sampler is not None or rule.most is not None
+    cap = None if given else rule.cap(n, model.train_targets.shape[:-1].numel())
     if learned_from is not None and n > learned_from:
         _log_once(
             f"{kind} has more than {learned_from:,} training points: hyper-parameters are learned from {learned_from:,} of "

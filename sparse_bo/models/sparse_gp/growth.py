@@ -263,8 +263,16 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
     return PreviousPosterior.of(previous)
 
 
-def observed(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor | None = None, **known: Any) -> Any:
-    """Condition a sparse model on observations in the user's units, without joining data; arguments as in BoTorch."""
+def condition_on_observations(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor | None = None, **kwargs: Any) -> Any:
+    """Condition the posterior process on new observations. O(q m r), independent of n.
+
+    Args:
+        model: The model.
+        X: ``batch_shape x q x d`` inputs of the new observations.
+        Y: ``batch_shape' x q x m``, as in :class:`~botorch.models.SingleTaskGP`.
+        noise: As ``Y``, in the outcome transform's units.
+        **kwargs: Further arguments of :func:`get_fantasy_model`.
+    """
     if hasattr(model, "outcome_transform"):
         Y, _ = model.outcome_transform(Y, X=X)
     if fantasize_flag.off():
@@ -276,8 +284,8 @@ def observed(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor | None = None, *
     else:
         Y, noise = Y.squeeze(-1), None if noise is None else noise.squeeze(-1)
     if noise is not None:
-        known["noise"] = noise
-    fantasy = model.get_fantasy_model(inputs=model.transform_inputs(X), targets=Y, **known)
+        kwargs["noise"] = noise
+    fantasy = model.get_fantasy_model(inputs=model.transform_inputs(X), targets=Y, **kwargs)
     if hasattr(fantasy, "input_transform"):
         fantasy.__dict__["_stored_originals"] = Appended(model._stored_originals, X.detach(), dim=-2)
     batch_shape = fantasy._stored_targets.batch_shape
@@ -286,23 +294,32 @@ def observed(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor | None = None, *
     return fantasy
 
 
-def conditioned(model: Any, X: Tensor, targets: Tensor, **known: Tensor) -> Any:
-    """Return a sparse model that was evaluated, conditioned on fantasies. O(q m r).
+def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor, **kwargs: Tensor) -> Any:
+    """Return the model conditioned on ``targets`` at ``inputs`` (transformed). O(q m r), independent of n.
+
+    The new points join the representation; data are joined only when read. If its hyper-parameters change, the fantasy
+    model becomes the DTC posterior of all its data over the dictionary and the new points.
 
     Args:
         model: The model.
-        X: ``batch_shape x q x d``, transformed.
-        targets: ``batch_shape' x q``.
-        **known: ``noise``, ``… x q``, where it was given.
+        inputs: ``batch_shape x q x d`` inputs of the new observations.
+        targets: ``batch_shape' x q``; ``batch_shape'`` may have one more dimension than ``batch_shape``.
+        **kwargs: ``noise``: ``… x q`` noise variances of the new observations.
 
     Raises:
-        RuntimeError: If the batch shapes do not fit.
-        NotPSDError: If the covariance of the new observations is not finite or not positive semi-definite.
+        RuntimeError: If the model has not been evaluated yet, or the batch shapes do not fit.
     """
+    if model.prediction_strategy is None:
+        raise RuntimeError(
+            "Fantasy observations can only be added after making predictions with a model so that "
+            "all test independent caches exist. Call the model on some data first!"
+        )
+    (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
+    X = X.unsqueeze(-1) if X.dim() == 1 else X
     below, targets_below = model._stored_inputs, model._stored_targets
     check_width(X, below)
     batch_shape = _fantasy_batch_shape(X, targets, below.batch_shape if isinstance(below, Appended) else below.shape[:-2])
-    known = {name: value for name, value in known.items() if name == "noise"}
+    known = {name: value for name, value in kwargs.items() if name == "noise"}
     likelihood = model.likelihood.get_fantasy_likelihood(**known)
     cache: PosteriorCache = model.cache()
     shape = broadcast_shapes(X.shape[:-2], cache.representation.alpha.shape[:-1]) + X.shape[-2:-1]
@@ -311,11 +328,11 @@ def conditioned(model: Any, X: Tensor, targets: Tensor, **known: Tensor) -> Any:
         representation = cache.representation.condition(model.prior_kernel, X, residuals=residuals, noise=noise)
     except ValueError as error:
         raise NotPSDError(str(error)) from error
-    inputs = Appended(below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
+    new_inputs = Appended(below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
     values = Appended(targets_below, targets.expand(batch_shape + targets.shape[-1:]), dim=-1)
     rows = torch.cat([cache.rows, torch.arange(X.shape[-2], device=X.device) + row_count(below)])
     fantasy = model.copy_sharing_data(
-        (below, inputs),
+        (below, new_inputs),
         (targets_below, values),
         (model.likelihood, likelihood),
         (model.rule, model.rule),

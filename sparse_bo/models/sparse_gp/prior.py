@@ -173,6 +173,12 @@ def copied(model: Any, replacements: list[tuple[Any, Any]]) -> Any:
     return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
 
 
+def copy_sharing_data(model: Any, *replaced: tuple[Any, Any]) -> Any:
+    """Return a deep copy of a sparse model without posterior that shares the data; ``(old, new)`` objects are replaced."""
+    data = ((part, part) for part in (model._stored_inputs, model._stored_targets, model._stored_originals))
+    return copied(model, [*data, (model.prediction_strategy, None), *replaced])
+
+
 class StationaryParts(NamedTuple):
     """``variance · correlation(‖(x − y)/lengthscales‖)``, in the graph of the kernel's parameters."""
 
