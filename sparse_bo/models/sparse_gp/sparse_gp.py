@@ -108,7 +108,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     Raises:
         TypeError: If ``dictionary``, ``max_dictionary``, ``seed``, ``previous`` or ``settings`` are of a wrong kind.
         ValueError: If ``dictionary`` is empty, repeated, out of range or of the wrong width, or an option is not allowed; if
-            kernel, mean, likelihood or a transform of ``previous`` differ.
+            kernel, mean, likelihood or a transform of ``previous`` differ; if data have no columns, no rows beside an outcome
+            transform, or entries too large to be squared.
         InputDataError: If the data do not begin with those of ``previous``.
 
     Example:
@@ -131,7 +132,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         previous: SparseGP | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
         )
@@ -168,7 +169,7 @@ class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # th
         input_transform: InputTransform | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, cat_dims, train_Yvar, cont_kernel_factory, likelihood, outcome_transform, input_transform
         )
@@ -209,7 +210,7 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
         input_transform: InputTransform | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
         fidelities = (iteration_fidelity, data_fidelities, linear_truncated, nu)
         rest = (covar_module, likelihood, outcome_transform, input_transform)
         super().__init__(train_X, train_Y, train_Yvar, *fidelities, *rest)
@@ -258,7 +259,7 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
         validate_task_values: bool = True,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
         modules = (mean_module, covar_module, likelihood)
         tasks = (task_covar_prior, output_tasks, rank, all_tasks)
         rest = (outcome_transform, input_transform, validate_task_values)
