@@ -203,3 +203,13 @@ def test_calibration_is_by_the_other_rows():
     X, Y, _ = data(bad=3, noise=0.0)
     model = fitted(SparseGP(X, Y, robust=True, max_dictionary=8))
     assert 0.1 < float(model.calibrated().covar_module.outputscale.detach()) < 10.0  # with these rows: thousands
+
+
+@pytest.mark.slow
+def test_one_bad_row_in_a_hundred_of_many_is_named_or_left_out():
+    X, Y, bad = data(8000, bad=80)
+    with pytest.warns(InputDataWarning, match="robust=True"):
+        plain = fitted(SparseGP(X, Y))
+    robust = fitted(SparseGP(X, Y, robust=True))
+    assert torch.equal(robust.outlying_rows, bad)
+    assert error(robust) < 0.005 < 0.05 < error(plain)  # of clean rows 0.003

@@ -86,7 +86,7 @@ class LearningSettings:
     """The same, where the second search is over all data (``fit="exact"``)."""
     max_steps: int = 100
     """Steps of the second search."""
-    max_parameters: int = 256
+    max_parameters: int = 1024
     """With more, the second search is BoTorch's: no matrix of curvatures."""
     least_information: float = 0.3
     """Curvature of a direction below which its prior decides (nats per unit²)."""

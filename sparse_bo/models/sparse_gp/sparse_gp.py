@@ -65,9 +65,10 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
       the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`). Log densities, solutions and determinants are those
       of the same distribution. KL divergences and precision matrices, which need a dense root, raise ``UnsupportedError``.
     - BoTorch's pruning of a baseline draws joint samples of all its rows: 12 CPU seconds at n = 20,000. Pass
-      ``X_baseline=prune_baseline(model, train_X)`` (:func:`sparse_bo.models.prune_baseline`): half a second.
-    - ``ModelListGP`` makes the joint covariance of more than 4,096 points dense, with a ``MemoryWarning``, and raises
-      ``UnsupportedError`` beyond 10,000. Use :class:`sparse_bo.models.SparseModelListGP`, or one model of several outputs.
+      ``X_baseline=prune_baseline(model, train_X)`` (:func:`sparse_bo.models.prune_baseline`): half a second, of one objective.
+    - ``ModelListGP`` makes the joint covariance of more than 4,096 points dense to sample from it, with a ``MemoryWarning``,
+      and raises ``UnsupportedError`` beyond 10,000; means and variances need none. Use
+      :class:`sparse_bo.models.SparseModelListGP`, or one model of several outputs.
     - ``botorch.cross_validation.loo_cv`` raises ``UnsupportedError`` if the model is sparse: use :meth:`leave_one_out`.
     - qLogNEHVI with its default ``prune_baseline=False`` copies base samples inside BoTorch, ``samples x candidates x rows x
       outputs`` numbers at a time: with many rows, prune, or set ``init_batch_limit`` and ``batch_limit``.
