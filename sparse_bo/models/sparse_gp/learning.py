@@ -87,7 +87,7 @@ class LearningSettings:
     max_steps: int = 100
     """Steps of the second search."""
     max_parameters: int = 1024
-    """With more, the second search is BoTorch's: no matrix of curvatures."""
+    """With more, and of several GPs half or a quarter as many, the second search is BoTorch's: no matrix of curvatures."""
     least_information: float = 0.3
     """Curvature of a direction below which its prior decides (nats per unit²)."""
     refinement: RefinementSettings = field(default_factory=RefinementSettings)
@@ -278,7 +278,8 @@ def coarse_to_fine(
         first = fit_gpytorch_mll_scipy(mll, options=coarse)
         first = _searched_again(mll, first, learner.looked_at(model, few, rows), coarse)
     _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
-    search = _ParameterVector.of(mll, at.max_parameters) if own else None
+    batch = model.train_targets.shape[:-1].numel()
+    search = _ParameterVector.of(mll, at.max_parameters // min(batch, 4)) if own else None  # each curvature costs all GPs
     if search is None:
         with learner.learning_from(rows):
             return fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
@@ -288,7 +289,7 @@ def coarse_to_fine(
     if groups is None:
         return found
     found = search.refined(rows, groups, gain=at.refinement.gain, steps=steps)
-    most = model.rule.most_points(n, model.train_targets.shape[:-1].numel())
+    most = model.rule.most_points(n, batch)
     if n <= at.refinement.density * most:
         shorten(model, size=most, generator=learner.generator(), settings=at.refinement)
     return found
