@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
-from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, shared_product
+from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, explained, shared_product
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, View, check_lower, remainder_floor, solved_rows
 from sparse_bo.models.sparse_gp.pivots import Columns, joint_root, partition
 
@@ -166,7 +166,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
 
     def _between(self, rows: Any, others: Any, left: Columns, right: Columns) -> Tensor:
         """Return the covariance between two index sets from their columns, with noise and scale."""
-        return self._dressed(self.process.between(self.X[..., rows, :], self.X[..., others, :], left, right), rows, others)
+        return self._dressed(between(self.process, self.X[..., rows, :], self.X[..., others, :], left, right), rows, others)
 
     def _dressed(self, block: Tensor, rows: Any, others: Any) -> Tensor:
         """Add noise and scale."""
@@ -217,8 +217,8 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
             own, cross = self.process.after(self.X[..., rows, :], base)
         else:
             X, after, left = self.X[..., rows, :], slice(base.rows, None), self._columns(rows)
-            own = self.process.between(X, self.X[..., after, :], left, self._columns(after))
-            cross = self.process.between(X, base.X[base.pivots], left, base.columns)
+            own = between(self.process, X, self.X[..., after, :], left, self._columns(after))
+            cross = between(self.process, X, base.X[base.pivots], left, base.columns)
         cross = cross.expand(*own.shape[:-2], *cross.shape[-2:])
         if base.root is None:
             return torch.cat([cross, own], dim=-1)
@@ -269,7 +269,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         """Return the floor of variances that pivots, with this root and these columns, leave of others."""
         with torch.no_grad():
             variances = root.square().sum(dim=-1)
-            return remainder_floor(variances, variances + self.process.explained(columns))
+            return remainder_floor(variances, variances + explained(self.process, columns))
 
     def _appended(self, base: Base, root: JointRoot) -> JointRoot:
         """Return the base's root with the rows after it."""

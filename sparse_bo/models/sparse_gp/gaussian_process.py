@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Process:
     prior_mean: Callable[[Tensor], Tensor]
     posterior: Representation
     settings: JointSettings
+    squares: ClassVar[None] = None
+    """Of factors of columns: see :class:`SumOfProcesses`."""
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -57,14 +59,6 @@ class Process:
         """Return the columns at ``X`` (``… x q x d``). O(q m r)."""
         return self.at(X).columns
 
-    def explained(self, columns: Columns) -> Tensor:
-        """Return the prior variance that columns explain, ``batch_shape x q``."""
-        return total(column.square().sum(dim=-1) for column in columns)
-
-    def between(self, X: Tensor, Y: Tensor, columns: Columns, others: Columns) -> Tensor:
-        """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
-        return _less_explained(self.prior(X, Y), columns, others)
-
     def variance(self, X: Tensor) -> Tensor:
         """Return the variances at ``X``, ``batch_shape x q``, at least 0. O(q m r)."""
         some = [X[..., rows, :] for rows in row_slices(X.shape[-2], chunk=self.settings.chunk)]
@@ -78,7 +72,7 @@ class Process:
             cross = self.prior(X, pivots) - projection.times(base.lifted(self.posterior.root))
             return own, _less_explained(cross, projection.columns_after, base.columns[1:])
         columns = projection.columns
-        return self.between(X, X, columns, columns), self.between(X, pivots, columns, base.columns)
+        return between(self, X, X, columns, columns), between(self, X, pivots, columns, base.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,14 +145,6 @@ class SumOfProcesses:
         """Return the columns of all terms, without factors."""
         return tuple(column for term in self.terms for column in term.separated(term.process.columns(term.at(X))))
 
-    def explained(self, columns: Columns) -> Tensor:
-        """Return the prior variance that columns explain, ``batch_shape x q``."""
-        return total(square * column.square().sum(dim=-1) for square, column in zip(self._squares, columns, strict=True))
-
-    def between(self, X: Tensor, Y: Tensor, columns: Columns, others: Columns) -> Tensor:
-        """Return the covariance of ``X`` and ``Y`` from their columns. O(q q' (d + r))."""
-        return _less_explained(self.prior(X, Y), columns, others, self._squares)
-
     def variance(self, X: Tensor) -> Tensor:
         """Return the variances of the sum."""
         return total(term.weighted(term.process.variance(term.at(X)), 1) for term in self.terms)
@@ -166,15 +152,20 @@ class SumOfProcesses:
     def after(self, X: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """Return the covariances of ``X`` among themselves and with the base's pivots."""
         columns = self.columns(X)
-        return self.between(X, X, columns, columns), self.between(X, base.X[base.pivots], columns, base.columns)
+        return between(self, X, X, columns, columns), between(self, X, base.X[base.pivots], columns, base.columns)
 
     @property
-    def _squares(self) -> Columns:
+    def squares(self) -> Columns:
         """``factor²`` of each column."""
         return tuple(square for term in self.terms for square in term.squares)
 
 
 AnyProcess: TypeAlias = Process | SumOfProcesses
+
+
+def between(process: AnyProcess, X: Tensor, Y: Tensor, columns: Columns, others: Columns) -> Tensor:
+    """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
+    return _less_explained(process.prior(X, Y), columns, others, process.squares)
 
 
 def _less_explained(block: Tensor, columns: Columns, others: Columns, squares: Columns | None = None) -> Tensor:
@@ -183,6 +174,12 @@ def _less_explained(block: Tensor, columns: Columns, others: Columns, squares: C
         product = shared_product(a, b.mT)
         block = block - (product if squares is None else squares[index].unsqueeze(-1) * product)
     return block
+
+
+def explained(process: AnyProcess, columns: Columns) -> Tensor:
+    """Return the prior variance that columns explain, ``batch_shape x q``."""
+    sums = [column.square().sum(dim=-1) for column in columns]
+    return total(sums if process.squares is None else map(torch.mul, process.squares, sums))
 
 
 def shared_product(A: Tensor, B: Tensor) -> Tensor:

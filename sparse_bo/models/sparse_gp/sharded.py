@@ -54,6 +54,14 @@ from sparse_bo.sharding import Group, Processes
 MEETING = "meeting over data in shards"
 
 
+def _needs_all(reason: str) -> Any:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        """Raise ``UnsupportedError``: a rank has its own rows alone."""
+        raise UnsupportedError(reason)
+
+    return refused
+
+
 class ShardedSparseGP(SparseGP):
     """:class:`sparse_bo.SparseGP` of one output; every rank holds some rows of the data.
 
@@ -192,19 +200,9 @@ class ShardedSparseGP(SparseGP):
         winners = winners[: needed.size]
         return points[winners[indices[winners].argsort()]].to(raw)
 
-    def calibrated(self, X: Any = None, Y: Any = None, Yvar: Any = None) -> Any:
-        """Raise ``UnsupportedError``: a rank knows its own observations alone."""
-        raise UnsupportedError(
-            "calibration needs held-out rows and all observations in one place; use SparseGP on a part of them"
-        )
-
-    def leave_one_out(self, *, observation_noise: bool = True, untransform: bool = True) -> Any:
-        """Raise ``UnsupportedError``: a rank knows its own observations alone."""
-        raise UnsupportedError("leave-one-out predictions need all observations in one place; use SparseGP on a part of them")
-
-    def certify(self, *, steps: int = 30, failure_probability: float = 1e-6) -> Any:
-        """Raise ``UnsupportedError``: the bound is over all inputs, and a rank has its own alone."""
-        raise UnsupportedError("a certificate needs all inputs in one place; certify a SparseGP on a part of them")
+    calibrated = _needs_all("calibration needs held-out rows and all observations in one place; use SparseGP on a part of them")
+    leave_one_out = _needs_all("leave-one-out predictions need all observations in one place; use SparseGP on a part of them")
+    certify = _needs_all("a certificate needs all inputs in one place; certify a SparseGP on a part of them")
 
 
 class ShardedLearner(Learner):
