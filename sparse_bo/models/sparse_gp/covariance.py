@@ -21,7 +21,6 @@ from linear_operator.operators import (
     DenseLinearOperator,
     DiagLinearOperator,
     LinearOperator,
-    RootLinearOperator,
     to_linear_operator,
 )
 from torch import Tensor
@@ -29,13 +28,13 @@ from torch import Tensor
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
 from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, explained, shared_product
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, View, check_lower, remainder_floor, solved_rows
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance, View, remainder_floor, solved_rows
 from sparse_bo.models.sparse_gp.pivots import Columns, joint_root, partition
 
 ALL = slice(None)
 
 
-class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+class JointCovariance(RootedCovariance):
     """``S (C(X, X) + N) S`` of a posterior covariance ``C``, diagonal noise ``N`` and diagonal scale ``S``, without the matrix.
 
     Its diagonal costs O(q m r) and O(chunk · m) memory.
@@ -72,7 +71,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         self._root: JointRoot | None = None
 
     @property
-    def is_lazy(self) -> bool:
+    def is_lazy(self) -> bool:  # type: ignore[override]  # of one number of rows
         """Whether there are too many rows for a dense matrix."""
         return bool(self.shape[-1] > self.settings.dense)
 
@@ -197,7 +196,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return to_linear_operator(chosen._block(row_index, col_index))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        entries: Tensor = self._dense()._get_indices(row_index, col_index, *batch_indices)
+        entries: Tensor = self.dense()._get_indices(row_index, col_index, *batch_indices)
         return entries
 
     # --- rows after the base -----------------------------------------------------------------------------------------------
@@ -228,22 +227,12 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
 
     # --- roots and samples ----------------------------------------------------------------------------------------------------
 
-    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a root: the Cholesky factor of few rows, a :class:`JointRoot` of many; cached. Errors as :func:`root_of`."""
-        if not self.is_lazy:
-            return self._dense().root_decomposition(*args, **kwargs)
+    def lower(self) -> JointRoot:
+        """Return the root of many rows; cached."""
         if self._root is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.graph):
                 self._root = self._made_root()
-        return RootLinearOperator(self._root)
-
-    def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the root of :meth:`root_decomposition`, which of many rows is lower, and only multiplies and solves."""
-        if not self.is_lazy:
-            return self._dense().cholesky(upper=upper)
-        check_lower(upper=upper)
-        root: LinearOperator = self.root_decomposition().root
-        return root
+        return self._root
 
     def _made_root(self) -> JointRoot:
         base, noise = self._own_base, self.noise
@@ -280,32 +269,6 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         coefficients = solved_rows(root.pivots, entries[..., base.pivots])
         return root.appended(coefficients, root.root_of_rest(entries[..., s:] - coefficients @ coefficients.mT))
 
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``; of many rows by the root, as samples follow. O(q (p + b) c)."""
-        if not self.is_lazy:
-            return self._dense().solve(right_tensor, left_tensor)
-        single = right_tensor.dim() == 1
-        solution = self.cholesky()._cholesky_solve(right_tensor.unsqueeze(-1) if single else right_tensor)
-        solution = solution if left_tensor is None else left_tensor @ solution
-        return solution.squeeze(-1) if single else solution
-
-    def inv_quad_logdet(
-        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``Σ yᵀ C⁻¹ y`` over columns (or of each) and ``log |C|``; of many rows by the root. O(q (p + b) c)."""
-        if not self.is_lazy:
-            return self._dense().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
-        root, quadratic = self.cholesky(), self.X.new_zeros(self.batch_shape)
-        if inv_quad_rhs is not None:
-            columns = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-            quadratic = root.solve_triangular(columns, upper=False).square().sum(dim=-2)
-            quadratic = quadratic.sum(dim=-1) if reduce_inv_quad else quadratic
-        return quadratic, 2.0 * root._diagonal().log().sum(dim=-1) if logdet else self.X.new_zeros(self.batch_shape)
-
-    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
-        """Return the first part of :meth:`inv_quad_logdet`."""
-        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]
-
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
         """Return joint samples less their mean, ``num_samples x batch_shape x q``, from torch's CPU generator."""
         root = self.root_decomposition().root
@@ -326,7 +289,8 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         product = torch.cat([self._block(rows, ALL) @ columns for rows in slices], dim=-2)
         return product.squeeze(-1) if rhs.dim() == 1 else product
 
-    def _dense(self) -> LinearOperator:
+    def dense(self) -> LinearOperator:
+        """Return the operator of :meth:`to_dense`."""
         return to_linear_operator(self.to_dense())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -334,23 +298,23 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return super().__reduce__() if self.view is None else (DenseLinearOperator, (self.to_dense().detach(),))
 
     def _mul_matrix(self, other: Any) -> LinearOperator:
-        return self._dense()._mul_matrix(other)
+        return self.dense()._mul_matrix(other)
 
     def _prod_batch(self, dim: int) -> LinearOperator:
-        return self._dense()._prod_batch(dim)
+        return self.dense()._prod_batch(dim)
 
     def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
         """Append rows to the dense matrix."""
-        return self._dense().cat_rows(*args, **kwargs)
+        return self.dense().cat_rows(*args, **kwargs)
 
     def type(self, dtype: torch.dtype) -> LinearOperator:
         """Return the dense matrix in another precision; itself in its own."""
-        return self if dtype == self.dtype else self._dense().type(dtype)
+        return self if dtype == self.dtype else self.dense().type(dtype)
 
     def to(self, *args: Any, **kwargs: Any) -> LinearOperator:
         """Return the dense matrix on another device or in another precision; itself on its own."""
         like = self.X.to(*args, **kwargs)
-        return self if (like.dtype, like.device) == (self.dtype, self.device) else self._dense().to(*args, **kwargs)
+        return self if (like.dtype, like.device) == (self.dtype, self.device) else self.dense().to(*args, **kwargs)
 
     def to_dense(self) -> Tensor:
         """Return the covariance as a tensor, ``batch_shape x q x q``. O(q² r).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from linear_operator.operators import (
     BlockDiagLinearOperator,
     CatLinearOperator,
     LinearOperator,
-    RootLinearOperator,
     TriangularLinearOperator,
 )
 from torch import Tensor
@@ -23,7 +21,7 @@ from torch import Tensor
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, LowerRoot, check_lower
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, LowerRoot, RootedCovariance
 from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, lazy_operator, weighted_sum
 
 
@@ -92,36 +90,12 @@ class _Stacked(CatLinearOperator):  # type: ignore[misc]  # the base class ships
         return super()._getitem(row_index, col_index, *batch_indices)
 
 
-class StackedCovariance(_Stacked):
+class StackedCovariance(RootedCovariance, _Stacked):
     """Covariances of several models' outputs; the root is the stack of theirs."""
 
-    is_lazy = True
-
-    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the members' lower roots, stacked; arguments are ignored."""
-        return RootLinearOperator(self.cholesky())
-
-    def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the members' lower roots, stacked; upper ones are refused."""
-        check_lower(upper=upper)
+    def lower(self) -> LinearOperator:
+        """Return the members' lower roots, stacked."""
         return StackedRoot(*(member.cholesky() for member in self.linear_ops), output_device=self.device)
-
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``, of each member."""
-        solution = self._of_each("solve", right_tensor)
-        return solution if left_tensor is None else left_tensor @ solution
-
-    def inv_quad_logdet(
-        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``Σ yᵀ C⁻¹ y`` over columns (or of each) and ``log |C|`` of each output."""
-        columns: Sequence[Tensor | None] = [None] * len(self.linear_ops)
-        if inv_quad_rhs is not None:
-            columns = torch.split(inv_quad_rhs, [member.shape[-3] for member in self.linear_ops], dim=-3)
-        parts = zip(self.linear_ops, columns, strict=True)
-        found = [member.inv_quad_logdet(part, logdet, reduce_inv_quad) for member, part in parts]
-        quadratic, determinant = zip(*found, strict=True)
-        return torch.cat(quadratic, dim=-1 if reduce_inv_quad else -2), torch.cat(determinant, dim=-1)
 
 
 class StackedRoot(LowerRoot, _Stacked):

@@ -16,36 +16,32 @@ from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosterio
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, OutcomeTransform, Standardize
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, RootLinearOperator, to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.gaussian_process import Process, SumOfProcesses, Term, total
-from sparse_bo.models.sparse_gp.joint_root import LowerRoot
+from sparse_bo.models.sparse_gp.joint_root import LowerRoot, RootedCovariance
 from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
 from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, joined
 
 
-class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """The covariance of several independent outputs: a block-diagonal operator whose blocks may be lazy (``is_lazy``)."""
+class IndependentOutputs(RootedCovariance, BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """The covariance of several independent outputs: a block-diagonal operator of a :class:`RootedCovariance`."""
 
-    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def is_lazy(self) -> bool:  # type: ignore[override]  # as the blocks
+        """Whether the blocks are lazy."""
+        return bool(self.base_linear_op.is_lazy)
+
+    def lower(self) -> LinearOperator:
         """Return the outputs' roots side by side."""
-        return RootLinearOperator(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
+        return _OutputRoots(self.base_linear_op.lower())
 
-    def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the outputs' lower roots side by side (no upper ones); of few points, the Cholesky factor."""
-        base = self.base_linear_op
-        return _OutputRoots(base.cholesky(upper=upper)) if base.is_lazy else super().cholesky(upper=upper)
-
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``, output by output."""
-        single = right_tensor.dim() == 1
-        columns = self._add_batch_dim(right_tensor.unsqueeze(-1) if single else right_tensor)
-        solution = self._remove_batch_dim(self.base_linear_op.solve(columns))
-        solution = solution if left_tensor is None else left_tensor @ solution
-        return solution.squeeze(-1) if single else solution
+    def dense(self) -> LinearOperator:
+        """Return the dense blocks."""
+        return BlockDiagLinearOperator(self.base_linear_op.dense())
 
     def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
         """Append rows to the dense matrix."""
