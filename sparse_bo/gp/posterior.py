@@ -239,10 +239,6 @@ class Posterior:
         mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
         return Joint(mean, self.prior.scale * covariance)
 
-    def covariance(self, X: Tensor, at_X: Moments, Y: Tensor, at_Y: Moments) -> Tensor:
-        """Return the covariance (y²) of ``a x d`` and ``b x d`` points from their moments, ``a x b``. O(a b (d + r))."""
-        return self.prior.scale * self._covariance(X, at_X.columns, Y, at_Y.columns)
-
     def condition(self, X: Tensor, y: Tensor | None = None, *, noise: Tensor | None = None) -> Posterior:
         """Return the posterior given observations at further points, or given that they are pending. O(p m r + p³).
 

@@ -31,8 +31,8 @@ class Priors:
     inputs. Densities are those of the logarithms, so that the search without data ends at the medians. All are proper.
 
     The defaults are for local models of standardised, maybe transformed outputs. Policies whose evaluations concentrate on few
-    inputs pass :data:`sparse_bo.gp.learn.CONCENTRATED`. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`) take the priors
-    from their modules, as BoTorch's contract asks; :meth:`botorch` is BoTorch's table in this form.
+    inputs pass :data:`sparse_bo.gp.objective_prior.CONCENTRATED`. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`)
+    take the priors from their modules, as BoTorch's contract asks; :meth:`botorch` is BoTorch's table in this form.
 
     Attributes:
         lengthscale: Median of ℓ/√d: more inputs, longer lengthscales (Hvarfner et al. 2024).
