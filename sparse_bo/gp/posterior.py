@@ -63,16 +63,20 @@ def traced(cross: Callable[[Tensor, Tensor], Tensor], X: Tensor, Y: Tensor) -> T
         return TracedSlopes(U, cross(U, Y))
 
 
-class KernelFunction(Protocol):
-    """A prior covariance as functions of tensors, in units of the output scale."""
+class Covariance(Protocol):
+    """A prior covariance as two functions of tensors, such as :class:`sparse_bo.kernels.CovarianceFunction`."""
 
     def cross(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Return ``k(X, Y)``, ``… x a x b``."""
+        """Return ``k(X, Y)``, ``… x a x b`` from ``… x a x d`` and ``… x b x d``."""
         ...
 
     def diagonal(self, X: Tensor) -> Tensor:
         """Return ``k(x, x)`` of each point, ``… x a``."""
         ...
+
+
+class KernelFunction(Covariance, Protocol):
+    """A prior covariance in units of the output scale, with gradients."""
 
     def slopes(self, X: Tensor, Y: Tensor) -> KernelSlopes:
         """Return ``k(X, Y)`` with its gradients by ``X``."""

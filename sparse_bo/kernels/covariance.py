@@ -193,7 +193,7 @@ class FixedInputs:
     def prepared(self) -> tiles.Prepared | None:
         """The rows as each part of the kernel wants them; ``None`` off the CPU, or where that takes too much."""
         structure = self.covariance.structure
-        if structure is None or self.X.device.type != "cpu" or not len(self.X):
+        if structure is None or self.X.device.type != "cpu" or on_triton(self.X) or not len(self.X):
             return None
         parts = structure.leaves
         if 2 * len(parts) * len(self.X) * (self.X.shape[-1] + 1) * self._bytes > self.memory_bytes:

@@ -11,6 +11,7 @@ again from the difference of its inputs.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -35,8 +36,12 @@ _CHUNK_COLUMNS = 4096
 
 
 def on_triton(X: Tensor) -> bool:
-    """Return whether kernels of inputs on the device of ``X`` are evaluated by the package's own kernel for GPUs."""
-    return X.device.type == "cuda" and triton_is_there()
+    """Return whether kernels of inputs on the device of ``X`` are evaluated by the package's own kernel for GPUs.
+
+    On a CPU as well where Triton interprets (its ``TRITON_INTERPRET=1``).
+    """
+    device = X.device.type
+    return (device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")) and triton_is_there()
 
 
 @cache

@@ -100,10 +100,13 @@ def _tile(  # type: ignore[no-untyped-def]
     tl.store(out + at, value, mask=inside)
 
 
-def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
-    """Write ``k(X, Y)`` into ``out``, as :func:`sparse_bo.kernels.tiles.fill`; a nested sum takes ``m x n`` numbers more."""
-    for start in range(0, len(X), _MOST_ROWS):
-        rows = slice(start, start + _MOST_ROWS)
+def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, *, most_rows: int = _MOST_ROWS) -> None:
+    """Write ``k(X, Y)`` into ``out``, as :func:`sparse_bo.kernels.tiles.fill`; a nested sum takes ``m x n`` numbers more.
+
+    One launch has at most ``most_rows`` rows.
+    """
+    for start in range(0, len(X), most_rows):
+        rows = slice(start, start + most_rows)
         _write(structure, X[rows], Y, out[rows], _WRITE)
 
 
