@@ -48,7 +48,8 @@ class TanimotoKernel(Kernel):  # type: ignore[misc]  # GPyTorch ships no types
 
 def tanimoto(X: Tensor, Y: Tensor) -> Tensor:
     """Return the Tanimoto similarities of ``… x n x d`` and ``… x n' x d`` rows, ``… x n x n'``, with gradients. O(n n' d)."""
-    left, right = Fingerprints(X), Fingerprints(Y)
+    left = Fingerprints(X)
+    right = left if Y is X else Fingerprints(Y)
     common = products(left.rows, right.rows, left.dtype)
     return _ratio(common, left.squares.unsqueeze(-1) + right.squares.unsqueeze(-2) - common)
 
