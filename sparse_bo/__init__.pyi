@@ -1,5 +1,5 @@
 # What a user needs first, and where it is defined. Everything else is in its subpackage.
-from . import adapters, dictionary, errors, kernels, policies, problems, widths
+from . import adapters, dictionary, errors, policies, problems, widths
 from .acquisition import optimize_batch
 from .dictionary import certify
 from .domains import Choice, Float, Int, MemmapArms, ProductGrid, Space
@@ -45,7 +45,6 @@ __all__ = [
     "dictionary",
     "errors",
     "gradient_subset",
-    "kernels",
     "maximize",
     "optimize_batch",
     "plan",
