@@ -241,7 +241,12 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
             clean = model.posterior(centre)
             noise = float(model.posterior(centre, observation_noise=True).variance - clean.variance)
         posterior = ConditionedModel(model, noise, isinstance(clean, GPyTorchPosterior), model)
-    if not posterior.noise > 0.0 or not math.isfinite(posterior.noise):
+    if math.isinf(posterior.noise):
+        raise ValueError(
+            "expected a noise variance within the range of numbers, got inf: the square of the outcomes' scale overflows; "
+            "divide the outcomes by their largest value"
+        )
+    if not posterior.noise > 0.0:
         raise ValueError(
             f"expected observations with noise (leverages are variances in its units), got a noise variance of "
             f"{posterior.noise}; give the model a likelihood with noise"

@@ -63,16 +63,20 @@ def traced(cross: Callable[[Tensor, Tensor], Tensor], X: Tensor, Y: Tensor) -> T
         return TracedSlopes(U, cross(U, Y))
 
 
-class KernelFunction(Protocol):
-    """A prior covariance as functions of tensors, in units of the output scale."""
+class Covariance(Protocol):
+    """A prior covariance as two functions of tensors, such as :class:`sparse_bo.kernels.CovarianceFunction`."""
 
     def cross(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Return ``k(X, Y)``, ``… x a x b``."""
+        """Return ``k(X, Y)``, ``… x a x b`` from ``… x a x d`` and ``… x b x d``."""
         ...
 
     def diagonal(self, X: Tensor) -> Tensor:
         """Return ``k(x, x)`` of each point, ``… x a``."""
         ...
+
+
+class KernelFunction(Covariance, Protocol):
+    """A prior covariance in units of the output scale, with gradients."""
 
     def slopes(self, X: Tensor, Y: Tensor) -> KernelSlopes:
         """Return ``k(X, Y)`` with its gradients by ``X``."""
@@ -238,10 +242,6 @@ class Posterior:
         covariance = self._covariance(X, columns, X, columns)
         mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
         return Joint(mean, self.prior.scale * covariance)
-
-    def covariance(self, X: Tensor, at_X: Moments, Y: Tensor, at_Y: Moments) -> Tensor:
-        """Return the covariance (y²) of ``a x d`` and ``b x d`` points from their moments, ``a x b``. O(a b (d + r))."""
-        return self.prior.scale * self._covariance(X, at_X.columns, Y, at_Y.columns)
 
     def condition(self, X: Tensor, y: Tensor | None = None, *, noise: Tensor | None = None) -> Posterior:
         """Return the posterior given observations at further points, or given that they are pending. O(p m r + p³).

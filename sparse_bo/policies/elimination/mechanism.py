@@ -17,8 +17,7 @@ from sparse_bo.arms.design import design
 from sparse_bo.domains import Arms, ArmSet, Box, ShardedArms
 from sparse_bo.domains.sharded import first_here
 from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
-from sparse_bo.gp.learn import learn_prior
-from sparse_bo.gp.objective_prior import KnownPrior
+from sparse_bo.gp.objective_prior import KnownPrior, learn_prior
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies.elimination.batches import (
     BatchCandidates,
