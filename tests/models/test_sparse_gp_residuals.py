@@ -228,3 +228,15 @@ def test_a_function_of_a_few_of_many_inputs_is_learned(n):
     model = fitted(SparseGP(X, function(X)))
     with torch.no_grad():
         assert float((model.posterior(T).mean - function(T)).square().mean().sqrt() / function(T).std()) < 0.12
+
+
+def test_new_rows_far_off_the_predictions_of_a_previous_robust_model_are_left_out_too():
+    X, Y, rows = data(bad=6, seed=1)
+    model = fitted(SparseGP(X[:200], Y[:200], robust=True))
+    grown = SparseGP(X, Y, previous=model, robust=True)
+    assert torch.equal(grown.outlying_rows, rows)
+    at = torch.rand(200, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    with torch.no_grad():
+        error = (grown.posterior(at).mean - wave(at)).square().mean().sqrt() / wave(at).std()
+    assert error < 0.05
+    assert torch.equal(SparseGP(X, Y, previous=model).outlying_rows, model.outlying_rows)  # not robust: as the previous model

@@ -26,6 +26,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
+from torch.nn import Module
 
 from sparse_bo.dictionary import Certificate
 from sparse_bo.linalg.chunking import broadcast_shapes
@@ -65,6 +66,7 @@ from sparse_bo.models.sparse_gp.state import (
     mapped,
 )
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
+from sparse_bo.validation import check_numbers, check_positive
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class SparseSettings:
         for part in fields(self):
             if isinstance(part.default_factory, type):
                 _check_settings(part.name, getattr(self, part.name), part.default_factory)
+                check_numbers(part.name, getattr(self, part.name))
+        check_positive("growth", self.growth)
 
 
 def _check_settings(name: str, value: object, kind: type) -> None:
@@ -127,6 +131,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     ) -> None:
         """Set the collaborators; called once, when BoTorch's constructor has checked the data."""
         check_overrides(type(self))
+        for name in ("covar_module", "mean_module"):
+            if not isinstance(module := getattr(self, name), Module):
+                raise TypeError(f"expected {name} to be a GPyTorch module or None, got {type(module).__name__}; use None")
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)

@@ -241,12 +241,13 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
     if previous.representation().extension is not None:
         raise ValueError("expected previous to be a model of data, got one with fantasies; build it from its data")
     set_parameters(model, parameters_of(previous))  # of a learned input transform, too
-    model.outlying_rows = previous.outlying_rows
     model.eval()  # where inputs are transformed
     ours, theirs = (each.original_inputs() for each in (model, previous))
     n = theirs.shape[-2]
-    fits = ours.dtype == theirs.dtype and ours.device == theirs.device and ours.shape[:-2] == theirs.shape[:-2]
-    if not fits or ours.shape[-2] < n or not torch.equal(ours[..., :n, :], theirs):
+    if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
+        got = f"{ours.dtype} on {ours.device}"
+        raise InputDataError(f"expected train_X of {theirs.dtype} on {theirs.device}, as previous has, got {got}; use .to(…)")
+    if ours.shape[:-2] != theirs.shape[:-2] or ours.shape[-2] < n or not torch.equal(ours[..., :n, :], theirs):
         raise InputDataError(
             f"expected train_X (shape {tuple(ours.shape)}) to begin with the {n} rows of previous; append new rows below"
         )
@@ -255,12 +256,36 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
         )
-    if affine(previous.train_targets, model.train_targets[..., :n]) is None:
+    moved = affine(previous.train_targets, model.train_targets[..., :n])
+    if moved is None:
         raise InputDataError(
             "expected train_Y to begin with that of previous, up to a shift and a scale by the outcome transform"
         )
+    model.outlying_rows = _outlying_rows(model, previous, *moved)
     model.train()
     return PreviousPosterior.of(previous)
+
+
+def _outlying_rows(model: Any, previous: Any, scale: Tensor, shift: Tensor) -> Tensor | None:
+    """Return the rows that a model leaves out: those of ``previous``, and of a robust model new ones far off its predictions.
+
+    ``scale`` and ``shift`` (``batch_shape``) take targets of ``previous`` to those of the model.
+    """
+    known, n = previous.outlying_rows, previous.train_targets.shape[-1]
+    if not model.learner.robust or model.train_targets.shape[-1] == n:
+        return known
+    X, targets = model.training_data()
+    with torch.no_grad():
+        at = previous(X[..., n:, :])
+        least = 0.01 * previous.train_targets.std(dim=-1)  # as of the rows of a fit
+        variance = scale.unsqueeze(-1).square() * (at.variance + least.square().unsqueeze(-1))
+        variance = variance + model.noise_at(X, targets.shape)[..., n:]
+        errors = (targets[..., n:] - scale.unsqueeze(-1) * at.mean - shift.unsqueeze(-1)) / variance.sqrt()
+        off = errors.abs().reshape(-1, errors.shape[-1]).amax(dim=0) > model.learner.settings.robust
+    new = n + off.nonzero().squeeze(-1)
+    if not len(new):
+        return known
+    return new if known is None else torch.cat([known, new])
 
 
 def condition_on_observations(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor | None = None, **kwargs: Any) -> Any:

@@ -103,7 +103,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
             errors thirtyfold; then there is a warning.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms. Its hyper-parameters are
             copied, its dictionary and factor extended, O(m² k + n) for k new rows. The dictionary is chosen anew when the
-            data have grown by half; a given one stays. After another fit the posterior is made anew.
+            data have grown by half; a given one stays. After another fit the posterior is made anew. With ``robust=True`` new
+            rows far off its predictions are left out.
         settings: Sizes and tolerances of dictionary, learning and joint posterior.
 
     Raises:

@@ -44,9 +44,7 @@ def checked_schedule(schedule: Sequence[int] | None, horizon: int) -> tuple[int,
         return batch_schedule(horizon)
     if isinstance(schedule, str) or not isinstance(schedule, Sequence):
         got = f"{type(schedule).__name__} {schedule!r}"
-        raise TypeError(
-            f"expected schedule to be the sizes of batches, got {got}; use a list of integers, or None for the paper's"
-        )
+        raise TypeError(f"expected schedule as a list of batch sizes, or None for the paper's, got {got}; use [{schedule}]")
     sizes = tuple(schedule)
     if not sizes:
         raise ValueError("expected a schedule of at least one batch, got an empty one; pass None for the paper's")
