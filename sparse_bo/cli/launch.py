@@ -156,7 +156,7 @@ def launch(
         try:
             result = loop.run(objective, budget, callback=progress.show, **how)
         except RunInterrupted as error:
-            result, code, stopped = error.result, 130, f"interrupted after {loop.asked - len(loop.pending)} evaluations"
+            result, code, stopped = error.result, 130, error.reason
         except Exception as error:  # of the objective, the policy, the journal, or the results
             found: Result | None = vars(error).get("result")
             if found is None or isinstance(error, TypeError):  # wrong input, before the first evaluation

@@ -4,7 +4,7 @@ from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run
 from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.maximize import maximize
+from sparse_bo.runs.maximize import maximize, minimize
 from sparse_bo.runs.records import Recorded, read_run
 from sparse_bo.runs.result import Result
 
@@ -19,5 +19,6 @@ __all__ = [
     "audit_run",
     "chosen_policy",
     "maximize",
+    "minimize",
     "read_run",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
-from sparse_bo.domains import Arms, ArmSet, Domain, Feasible, Space, SpaceArms, SpaceBox, check_domain
+from sparse_bo.domains import Arms, Domain, Feasible, Space, SpaceArms, SpaceBox, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
@@ -23,6 +23,10 @@ from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.arguments import (
+    ArmsLike,
+    BoundsLike,
+    arrays_of,
+    bounds_of,
     check_budget,
     check_notes,
     check_policy,
@@ -30,6 +34,7 @@ from sparse_bo.runs.arguments import (
     checked_initial,
     count_initial,
     evaluation_of,
+    tensor_of,
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
@@ -41,7 +46,7 @@ from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
 from sparse_bo.runs.steps import Steps
-from sparse_bo.validation import check_callable, check_count
+from sparse_bo.validation import check_callable, check_count, check_flag
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +57,24 @@ Callback = Callable[["AskTell", HistoryRow], None]
 class AskTell:
     """Bayesian optimisation of a finite arm set, a box or a space of named parameters by ask and tell.
 
-    Everything random comes from ``seed`` and is drawn on the CPU, whatever the device; the global generators are never touched.
-    The same domain, policy, seed and results give the same picks for any chunk size and thread count. Over arms they are the
-    same on any device too, unless two arms' scores differ by round-off only (about 10⁻¹³ of them); ties, as of repeated
-    observations, go to the first on any device. On a box points agree to round-off while searches take the same steps, and to
-    their tolerance, about 10⁻⁵ of the box's width, where one stops earlier; from there on the two runs differ.
+    Everything random comes from ``seed`` and is drawn on the CPU; the global generators are never touched. The same domain,
+    policy, seed and results give the same picks for any chunk size and thread count. Over arms they are the same on any device
+    too, unless two scores differ by round-off only (about 10⁻¹³ of them); ties go to the first. On a box points agree to
+    round-off, or to the tolerance of a search, about 10⁻⁵ of the box's width; from there on the two runs differ.
 
     Args:
-        arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
-            :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
+        arms: ``a x d`` candidates, repeated rows allowed: a tensor, a NumPy array or a list (float32 is computed with in
+            float64). Or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`, see :func:`sparse_bo.maximize`. The choice is logged; it is
             :attr:`policy`, and its reason ``about["why"]``.
         goal: Goal of the default policy: ``"best"``, the best point at the end, or ``"cumulative"``, where every evaluation
             counts. Ignored with a ``policy``.
         budget: Planned evaluations, for the choice of the policy; ``None``: unknown.
         workers: Concurrent evaluations, for the choice of the policy; ``None``: unknown.
-        bounds: ``2 x d`` lower and upper corner of a box, instead of ``arms``.
+        bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
+            the lower and the upper corner (``2 x d``), as in BoTorch.
+        minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
+            policies maximise −y, which is what :attr:`state` has.
         space: Named parameters, instead of both: a dictionary of :class:`sparse_bo.Float`, :class:`sparse_bo.Int` and
             :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`, which documents their encoding. Batches have them as
             :attr:`Batch.parameters`.
@@ -90,13 +97,14 @@ class AskTell:
 
     def __init__(
         self,
-        arms: ArmSet | Domain | None = None,
+        arms: ArmsLike | Domain | None = None,
         policy: Policy | None = None,
         *,
+        minimize: bool = False,
         goal: Goal = "best",
         budget: int | None = None,
         workers: int | None = None,
-        bounds: Tensor | None = None,
+        bounds: BoundsLike | None = None,
         space: Space | Mapping[str, Any] | None = None,
         feasible: Feasible | None = None,
         seed: int = 0,
@@ -105,17 +113,19 @@ class AskTell:
         storage: str | Path | Storage | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        self._domain = check_domain(arms, bounds, space, feasible)
+        self._domain = check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible)
+        minimize = check_flag("minimize", minimize)
         certified, observed = certify_every is not None, count_initial(initial)
         choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certified, observed=observed)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
-        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=kept, why=why)
+        how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize}
+        self._about = about_run(self._domain, chosen, **how, notes=kept, why=why, arrays=arrays_of(arms, bounds))
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(partial(shared_settings, self._about, initial))
-        self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
+        self._engine = Engine(self._domain, chosen, **how)
         before = None if initial is None else checked_initial(initial, self._domain)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
@@ -138,7 +148,7 @@ class AskTell:
         cls,
         storage: str | Path | Storage,
         *,
-        arms: ArmSet | None = None,
+        arms: ArmsLike | None = None,
         feasible: Feasible | None = None,
         policy: Policy | None = None,
         device: str | torch.device | None = None,
@@ -164,12 +174,13 @@ class AskTell:
         Warns:
             ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
         """
-        writer, journal = opened(storage, arms, device)
+        candidates = tensor_of("arms", arms)
+        writer, journal = opened(storage, candidates, device)
         try:
-            domain, about = domain_of(journal, arms, device, feasible=feasible), journal.about
-            settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
+            domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
+            settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             loop = cls(domain, policy_of(journal, policy), **settings)
-            loop._about |= {name: about[name] for name in ("why",) if name in about}
+            loop._about |= {name: about[name] for name in ("why", "arrays") if name in about}
             loop._steps.recorder = Recorder(writer)
             loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
         except BaseException:
@@ -315,7 +326,7 @@ class AskTell:
         *,
         call_with: CallWith | None = None,
         vectorized: bool | None = None,
-        arrays: Arrays = "torch",
+        arrays: Arrays | None = None,
         executor: str | Submits | Workers | None = None,
         workers: int | None = None,
         callback: Callback | None = None,
@@ -329,11 +340,11 @@ class AskTell:
                 :class:`Batch`, whose tickets can seed a random objective, so that it repeats after a resume;
                 ``"parameters"``: dictionaries of a space. Default: dictionaries with a space, else points.
             vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a
-                number. Default: ``False`` for dictionaries, else ``True``. Its results are reported as they come, those of a
-                twentieth of a second together.
+                number. Default: ``True`` where arms or bounds are tensors, else ``False``. Its results are reported as they
+                come, those of a twentieth of a second together.
             arrays: Type of points and indices: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers; with
-                these, worker processes load torch only if the objective does. Tensors are on the device of the arms or bounds
-                in this process (threads included), and on the CPU in others.
+                these, worker processes load torch only if the objective does. Default: that of the arms or bounds. Tensors are
+                on the device of the arms or bounds in this process (threads included), and on the CPU in others.
             executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask: ``client.get_executor()``),
                 or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch.
             workers: Concurrent evaluations; default: the executor's number of workers.
@@ -362,11 +373,12 @@ class AskTell:
             spread = workers_of(executor, workers)
             end = self.asked + check_budget(budget)
             named = isinstance(self._domain, SpaceArms | SpaceBox)
-            evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
+            kind: dict[str, Any] = {"default": self._about["arrays"], "indexed": self._domain.indexed, "named": named}
+            evaluate = evaluation_of(objective, call_with, vectorized, arrays, **kind)
             call_back = self._engine.calling_back(end, None if callback is None else partial(callback, self))
             job = Job(self, evaluate, end, partial(self._engine.spend, "objective"), call_back)
             dispatch = None if spread is None else Dispatch(job, spread)
-            with carrying(self, self._engine, self._so_far):
+            with carrying(self, self._engine, self._so_far, end=end):
                 self._ranks.agree("run")
                 if dispatch is None:
                     run_serially(job)

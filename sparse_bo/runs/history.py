@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.worker import FAILED
-from sparse_bo.policies import State
+from sparse_bo.policies import Report, State
 from sparse_bo.policies.states import Phase, Summary
 from sparse_bo.report.view import Batches
 from sparse_bo.widths.calibration import Calibration, calibration
@@ -94,7 +94,7 @@ class History:
 
     rows: Sequence[HistoryRow]
     info: Mapping[str, Any]
-    """Policy, seed, size of the arm set or the bounds of the box, versions."""
+    """Policy, seed, whether it minimises, size of the arm set or the bounds of the box, versions."""
 
     def __repr__(self) -> str:
         """Return the policy and the size of the run."""
@@ -115,6 +115,11 @@ class History:
     def observations(self) -> int:
         """Number of evaluations in all rows, failed ones and initial observations included."""
         return sum(row.batch_size for row in self.rows)
+
+    @property
+    def minimize(self) -> bool:
+        """Whether the run minimises its objective."""
+        return bool(self.info.get("minimize", False))
 
     @property
     def calibration(self) -> Calibration | None:
@@ -163,7 +168,7 @@ class History:
 
         Args:
             regret: Regret of every evaluation in order (y): draws its sum in place of the best value.
-            best_possible: Highest true value (y): draws the gap to it in place of the best value.
+            best_possible: Best true value (y): draws the gap to it in place of the best value.
 
         Raises:
             ValueError: If the history has no rows.
@@ -211,9 +216,20 @@ class History:
         return History(tuple(rows), header)
 
 
-def make_row(state: State, batch: Batch, values: list[float], *, errors: Tensor | None, **others: Any) -> HistoryRow:
-    """Return the history row of a batch, from the state after it and the standardised errors of its results before it."""
+def report_of(state: State, *, minimize: bool) -> Report:
+    """Return the report of a state in the objective's sign; the state of a run that minimises has −y."""
     report = state.report()
+    if not minimize:
+        return report
+    means = {name: getattr(report, name) for name in ("best_mean", "best_observed_mean")}
+    return replace(report, **{name: None if mean is None else 0.0 - mean for name, mean in means.items()})
+
+
+def make_row(
+    state: State, batch: Batch, values: list[float], *, errors: Tensor | None, minimize: bool, **others: Any
+) -> HistoryRow:
+    """Return the history row of a batch, from the state after it and the standardised errors of its results before it."""
+    report = report_of(state, minimize=minimize)
     found = Calibration(0, 0, 0, 0.0) if errors is None else calibration(errors)
     return HistoryRow(
         **{field.name: getattr(report, field.name) for field in fields(Summary)},
