@@ -198,6 +198,7 @@ def run(
         Path | None, option(OWN, "A .toml or .json file of named parameters; the function takes a dictionary.")
     ] = None,
     one_by_one: Annotated[bool, option(OWN, "--objective takes one arm (d), returns a number.", "--one-by-one")] = False,
+    minimize: Annotated[bool, option(OWN, "The lowest value of --objective is the best.", "--minimize")] = False,
     memory: Annotated[int | None, options.memory("Plan", "GiB: plan, and take settings that fit (bbkb, bkb).")] = None,
     seconds: Annotated[float | None, real("Plan", "Seconds of the run: plan, and take settings that fit.")] = None,
     policy: Annotated[str | None, option("Policy", f"One of {listed(POLICIES)} (default: by problem).")] = None,

@@ -76,6 +76,7 @@ def run(options: Namespace) -> None:
         with folder(out) if group.leads else nullcontext():
             loop = AskTell(
                 policy=chosen,
+                minimize=options.minimize,
                 seed=seed,
                 certify_every=options.certify_every,
                 storage=storage,

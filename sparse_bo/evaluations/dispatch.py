@@ -64,6 +64,10 @@ class Job:
     """Receives the seconds of evaluations, before their results are reported."""
     observed: Callable[[], None]
     """Called after results were reported."""
+    ended: Callable[[], bool] = lambda: False
+    """Whether no more evaluations are to be started; called after results were reported."""
+    together: float = TASK_SECONDS
+    """Seconds of evaluations of which the results are reported together."""
 
     def tell(self, tickets: list[int], values: list[float], seconds: float) -> None:
         """Report results; a callback or another thread may have reported some of them already."""
@@ -79,7 +83,7 @@ class Job:
 def run_serially(job: Job) -> None:
     """Evaluate pending evaluations in this process, then ask and evaluate batch by batch until the end."""
     loop = job.loop
-    while loop.asked < job.end or loop.pending:
+    while (loop.asked < job.end or loop.pending) and not job.ended():
         batch = loop.reissue() if loop.pending else loop.ask(job.end - loop.asked)
         last = loop.asked >= job.end
         _evaluate(job, batch)
@@ -92,11 +96,11 @@ def _evaluate(job: Job, batch: Batch) -> None:
     evaluate, q = job.evaluate, len(batch)
     copy, size = evaluate.packed(batch, elsewhere=False), q if evaluate.vectorized else 1
     done = 0
-    while done < q:
+    while done < q and not (done and job.ended()):
         results: dict[int, float] = {}
         start = time.perf_counter()
         try:
-            while done < q and not (results and time.perf_counter() - start >= TASK_SECONDS):
+            while done < q and not (results and time.perf_counter() - start >= job.together):
                 rows = slice(done, done + size)
                 results.update(zip(batch.tickets[rows], evaluate(copy.part(rows)), strict=True))
                 done += size
@@ -143,12 +147,17 @@ class Dispatch:
             EvaluationFailed: If an evaluation fails after all retries and ``on_error`` is ``"raise"``.
             TypeError: If workers cannot load the objective; nothing has been asked then.
         """
+        if self.job.ended():
+            return
         most = self.job.end - self.loop.asked + len(self.loop.pending)
         pool = Pool(self.workers, self._packed, self.job.evaluate.arrays, most=most)
         try:
             if self.loop.pending:
                 self._take(self.loop.reissue())
             while True:
+                if self.job.ended():
+                    self._queue.clear()
+                    self._suspects.clear()
                 while self._more(pool):
                     self._start(pool)
                 if not (self._tasks or self._queue or self._suspects):
@@ -169,7 +178,8 @@ class Dispatch:
 
     def _more(self, pool: Pool) -> bool:
         """Ask for evaluations if workers are or will be free; return whether there are new ones."""
-        wanted, idle = self.job.end - self.loop.asked, not (self._tasks or self._queue or self._suspects)
+        wanted = 0 if self.job.ended() else self.job.end - self.loop.asked
+        idle = not (self._tasks or self._queue or self._suspects)
         if wanted <= 0 or not (idle or self.workers.asynchronous):
             return False
         if self.workers.asynchronous:
@@ -218,7 +228,7 @@ class Dispatch:
             return self.workers.chunk
         if self._seconds is None:
             return 1
-        return max(1, min(int(TASK_SECONDS / max(self._seconds, 1e-9)), 4096, -(-waiting // pool.workers)))
+        return max(1, min(int(self.job.together / max(self._seconds, 1e-9)), 4096, -(-waiting // pool.workers)))
 
     def _submit(self, pool: Pool, batch: Batch) -> None:
         evaluate = self.job.evaluate

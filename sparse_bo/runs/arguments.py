@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import ArmSet, Box, Domain, SpaceBox
+from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.policies import Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite
@@ -159,18 +159,15 @@ def evaluation_of(
     arrays: str | None,
     *,
     default: Arrays,
-    indexed: bool,
-    named: bool,
+    domain: Domain,
 ) -> Evaluate:
-    """Return the objective with its calling convention on a domain of arms (``indexed``) or of parameters (``named``).
-
-    ``default`` is the type of its points, as that of the domain: objectives of arrays take one point at a time.
-    """
+    """Return the objective with its calling convention; ``default`` is the type of its points, one at a time if arrays."""
+    named = isinstance(domain, SpaceArms | SpaceBox)
     check_callable("objective", objective)
     call_with = ("parameters" if named else "X") if call_with is None else call_with
     check_choice("call_with", call_with, get_args(CallWith))
     arrays = default if arrays is None else check_choice("arrays", arrays, get_args(Arrays))
-    if call_with == "indices" and not indexed:
+    if call_with == "indices" and not domain.indexed:
         raise ValueError("expected call_with='indices' with arms=, got it on a box; use call_with='X'")
     if call_with == "parameters":
         if not named:

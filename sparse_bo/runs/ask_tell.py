@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
-from sparse_bo.domains import Arms, Domain, Feasible, Space, SpaceArms, SpaceBox, check_domain
+from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
@@ -38,6 +38,7 @@ from sparse_bo.runs.arguments import (
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
+from sparse_bo.runs.ends import Ends, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.interrupts import carrying
@@ -46,42 +47,38 @@ from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
 from sparse_bo.runs.steps import Steps
-from sparse_bo.validation import check_callable, check_count, check_flag
+from sparse_bo.validation import check_count, check_flag
 
 logger = logging.getLogger(__name__)
 
 Objective = Callable[[Any], Any]
-Callback = Callable[["AskTell", HistoryRow], None]
+Callback = Callable[["AskTell", HistoryRow], Any]
 
 
 class AskTell:
     """Bayesian optimisation of a finite arm set, a box or a space of named parameters by ask and tell.
 
-    Everything random comes from ``seed`` and is drawn on the CPU; the global generators are never touched. The same domain,
-    policy, seed and results give the same picks for any chunk size and thread count. Over arms they are the same on any device
-    too, unless two scores differ by round-off only (about 10⁻¹³ of them); ties go to the first. On a box points agree to
-    round-off, or to the tolerance of a search, about 10⁻⁵ of the box's width; from there on the two runs differ.
+    Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results
+    give the same picks for any chunk size and thread count. Over arms they are the same on any device too, unless two scores
+    differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
 
     Args:
         arms: ``a x d`` candidates, repeated rows allowed: a tensor, a NumPy array or a list (float32 is computed with in
             float64). Or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`, see :func:`sparse_bo.maximize`. The choice is logged; it is
             :attr:`policy`, and its reason ``about["why"]``.
-        goal: Goal of the default policy: ``"best"``, the best point at the end, or ``"cumulative"``, where every evaluation
-            counts. Ignored with a ``policy``.
-        budget: Planned evaluations, for the choice of the policy; ``None``: unknown.
-        workers: Concurrent evaluations, for the choice of the policy; ``None``: unknown.
+        goal: Goal of the default policy, ``"best"`` or ``"cumulative"``, see :func:`sparse_bo.maximize`.
+        budget: Planned evaluations, for the choice of the policy.
+        workers: Concurrent evaluations, for the choice of the policy.
         bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
             the lower and the upper corner (``2 x d``), as in BoTorch.
         minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
             policies maximise −y, which is what :attr:`state` has.
         space: Named parameters, instead of both: a dictionary of :class:`sparse_bo.Float`, :class:`sparse_bo.Int` and
-            :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`, which documents their encoding. Batches have them as
-            :attr:`Batch.parameters`.
+            :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`. Batches have them as :attr:`Batch.parameters`.
         feasible: With ``space``: feasibility function of a dictionary. A journal cannot store it.
         seed: Non-negative integer.
-        initial: Earlier observations, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``; with
-            a space, ``(dictionaries, y)``.
+        initial: Earlier observations: ``(indices, y)``; on a box ``(X, y)``; with a space ``(dictionaries, y)``.
         certify_every: Number of batches between certificates (:meth:`certificate`) in the history; ``None``: none.
         storage: Path of a journal to create, or :class:`sparse_bo.Storage` with settings. Every result is in the file before
             :meth:`tell` returns, and :meth:`resume` goes on after a crash. Close it (:meth:`close`, or ``with``) when done.
@@ -129,19 +126,10 @@ class AskTell:
         before = None if initial is None else checked_initial(initial, self._domain)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
-        recorder, group, step = Recorder(), self._ranks.group, "creating the journal"
-        with group.shielded(step):
-            if storage is not None and group.leads:
-                recorder = Recorder.create(storage, self._about, self._domain, before)
-        group.from_first(step)
+        recorder = Recorder.create(storage, self._about, self._domain, before, self._ranks.group)
         self._steps = Steps(self._engine, recorder, self._ranks)
         if before is not None:
-            try:
-                self._engine.apply(self._engine.observed(*before))
-                recorder.updated(self._engine)
-            except BaseException:
-                recorder.release()
-                raise
+            self._steps.observe(*before)
 
     @classmethod
     def resume(
@@ -197,7 +185,7 @@ class AskTell:
     def release(self) -> None:
         """Release the journal until the next ask or tell, so that another process may resume it.
 
-        Every result is in it. Rows of the history that a full disk keeps out follow from these, and are written later.
+        Every result is in it; rows of the history follow from these, and may be written later.
         """
         with self._steps.lock:
             self._steps.recorder.release()
@@ -217,7 +205,6 @@ class AskTell:
             error.add_note(note)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Refuse to be pickled or copied: two loops cannot own one run."""
         raise TypeError(
             "expected no pickle or copy of an AskTell, which owns its run and its journal; pickle loop.result(), or pass "
             "storage= and use AskTell.resume(...) in another process"
@@ -268,7 +255,6 @@ class AskTell:
         Raises:
             PendingBatchError: If the policy needs results of pending evaluations first; the message says how many.
             ValueError: If ``max_q`` < 1.
-            TypeError: If ``max_q`` is not an integer.
             StorageError: If the journal cannot be written; the loop is unchanged then.
         """
         if max_q is not None:
@@ -286,7 +272,7 @@ class AskTell:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             ValueError: If the number of values differs from the number of tickets, or a value is infinite.
             TypeError: If the values are not real numbers.
-            StorageError: If the journal cannot be written; nothing is recorded then; the same call can be repeated.
+            StorageError: If the journal cannot be written; nothing is recorded then.
 
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
@@ -303,12 +289,7 @@ class AskTell:
         self._steps.answer(lambda: dict.fromkeys(self._known(tickets), FAILED))
 
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
-        """Return pending evaluations again, for example after a worker is lost; nothing changes.
-
-        A ticket takes one result; a second one raises :class:`TicketError`.
-
-        Args:
-            tickets: Default: all pending ones.
+        """Return pending evaluations again (default: all), for example after a worker is lost; nothing changes.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered.
@@ -330,8 +311,15 @@ class AskTell:
         executor: str | Submits | Workers | None = None,
         workers: int | None = None,
         callback: Callback | None = None,
+        seconds: float | None = None,
+        target: float | None = None,
+        patience: int | None = None,
+        stop: Callable[[AskTell], Any] | None = None,
     ) -> Result:
         """Ask, evaluate and tell until ``budget`` more evaluations have been asked; pending ones are evaluated first.
+
+        It may end earlier (``seconds``, ``target``, ``patience``, ``stop``, ``callback``); the log has the reason, and
+        evaluations that were asked and have not begun stay pending.
 
         Args:
             objective: Returns ``q`` values; NaN marks a failed evaluation.
@@ -348,9 +336,13 @@ class AskTell:
             executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask: ``client.get_executor()``),
                 or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch.
             workers: Concurrent evaluations; default: the executor's number of workers.
-            callback: Called with the loop and the new history row after each update of the state. It may ask and tell:
-                its evaluations count towards the budget, and those without a result are evaluated here while budget remains.
-                A result that it reports for a running evaluation takes precedence.
+            callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run. It may
+                ask and tell: its evaluations count towards the budget, and those without a result are evaluated here while
+                budget remains. A result that it reports for a running evaluation takes precedence.
+            seconds: Wall-clock seconds of this call; evaluations that have begun are waited for.
+            target: Value (y), at least (in a run that minimises: at most) which a result ends the run.
+            patience: Number of evaluations, failed ones included, without a new best result of the run, after which it ends.
+            stop: Called with the loop after results were reported; the run ends once it returns a true value.
 
         Raises:
             ObjectiveError: If the objective fails, or does not return one value per evaluation. The loop stays usable, with the
@@ -360,23 +352,20 @@ class AskTell:
                 executor's ``submit`` returns no future.
             StorageError: If the journal cannot be written.
 
-        Any exception during the run, also of the policy or the callback, has the loop and the result so far as attributes
-        ``loop`` and ``result``.
+        Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
         """
         if not self._ranks.group.leads:
             with carrying(self, self._engine, self._so_far):
                 self._steps.follow()
             return self.result()
         with self._ranks.leading():
-            if callback is not None:
-                check_callable("callback", callback)
-            spread = workers_of(executor, workers)
-            end = self.asked + check_budget(budget)
-            named = isinstance(self._domain, SpaceArms | SpaceBox)
-            kind: dict[str, Any] = {"default": self._about["arrays"], "indexed": self._domain.indexed, "named": named}
-            evaluate = evaluation_of(objective, call_with, vectorized, arrays, **kind)
-            call_back = self._engine.calling_back(end, None if callback is None else partial(callback, self))
-            job = Job(self, evaluate, end, partial(self._engine.spend, "objective"), call_back)
+            spread, end = workers_of(executor, workers), self.asked + check_budget(budget)
+            ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
+            watch = Watch(self, self._engine, end, ends, callback, whole_batches=not self._ranks.alone)
+            default = self._about["arrays"]
+            evaluate = evaluation_of(objective, call_with, vectorized, arrays, default=default, domain=self._domain)
+            spent = partial(self._engine.spend, "objective")
+            job = Job(self, evaluate, end, spent, watch.call_back, watch.ended, watch.together)
             dispatch = None if spread is None else Dispatch(job, spread)
             with carrying(self, self._engine, self._so_far, end=end):
                 self._ranks.agree("run")
@@ -384,6 +373,11 @@ class AskTell:
                     run_serially(job)
                 else:
                     dispatch.run()
+                if watch.reason is not None:
+                    logger.info("ended after %s of %s evaluations: %s", self.asked - len(self.pending), end, watch.reason)
+                    if self._ranks.alone:
+                        self._steps.settle()
+                        watch.call_back()
                 self._ranks.agree("end")
         return self.result()
 
@@ -395,13 +389,6 @@ class AskTell:
     def certificate(self) -> Certificate | None:
         """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`); ``None`` without a model over arms."""
         return self._engine.certificate()
-
-    def _began_with(self, initial: tuple[Any, Any]) -> bool:
-        """Return whether the run has these initial observations."""
-        first = self._engine.rows[0] if self._engine.next_ticket > self._engine.asked else None
-        picks, y = checked_initial(initial, self._domain)
-        where = self._domain.recorded(picks).tolist()
-        return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
 
     def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
         """Return pending tickets after a check."""

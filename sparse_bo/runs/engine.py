@@ -193,21 +193,11 @@ class Engine:
         self.seconds += update.seconds
         self.ledger.settle(tickets)
 
-    def calling_back(self, end: int, callback: Callable[[HistoryRow], None] | None) -> Callable[[], None]:
-        """Return a function that calls back with rows of the history that are new since its last call.
-
-        Once ``end`` evaluations are asked, it leaves out rows that the callback adds.
-        """
-        called = len(self.rows)
-
-        def call() -> None:
-            nonlocal called
-            there = len(self.rows)
-            while callback is not None and called < (len(self.rows) if self.asked < end else there):
-                called += 1
-                callback(self.rows[called - 1])
-
-        return call
+    def began_with(self, picks: Tensor, y: Tensor) -> bool:
+        """Return whether the run has these initial observations."""
+        first = self.rows[0] if self.next_ticket > self.asked else None
+        where = self.domain.recorded(picks).tolist()
+        return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
 
     def spend(self, on: Phase, seconds: float) -> None:
         """Add time to a phase of the next history row."""

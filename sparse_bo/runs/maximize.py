@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,8 +15,9 @@ from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, tensor_of
+from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_initial, tensor_of
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
+from sparse_bo.runs.ends import Ends
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice
 
@@ -41,6 +42,10 @@ def maximize(
     storage: str | Path | Storage | None = None,
     resume: bool = False,
     callback: Callback | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    patience: int | None = None,
+    stop: Callable[[AskTell], Any] | None = None,
 ) -> Result:
     """Maximise an objective over a finite arm set, a box or a space of named parameters; :func:`minimize` is its mirror.
 
@@ -79,7 +84,11 @@ def maximize(
         workers: Concurrent evaluations; default: the executor's number of workers.
         storage: Path of a journal, or :class:`sparse_bo.Storage`: every result is recorded, and a run can be resumed.
         resume: Resume the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
-        callback: Called with the loop and the new history row after each update of the state.
+        callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run.
+        seconds: The run ends after so many seconds of this call, once the evaluations that have begun are made.
+        target: Value (y) of a result that ends the run.
+        patience: Number of evaluations without a new best result of the run, after which it ends.
+        stop: Called with the loop after results were reported; the run ends once it returns a true value.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, the policy does not support the domain, or the objective cannot
@@ -116,6 +125,10 @@ def minimize(
     storage: str | Path | Storage | None = None,
     resume: bool = False,
     callback: Callback | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    patience: int | None = None,
+    stop: Callable[[AskTell], Any] | None = None,
 ) -> Result:
     """Minimise an objective: :func:`maximize` with the lowest value as the best one.
 
@@ -147,6 +160,10 @@ def _whole(
     call_with: CallWith | None,
     vectorized: bool | None,
     arrays: Arrays | None,
+    seconds: float | None,
+    target: float | None,
+    patience: int | None,
+    stop: Callable[[AskTell], Any] | None,
     **run: Any,
 ) -> Result:
     """Make a whole run; ``run`` are further settings of a new :class:`AskTell`."""
@@ -156,6 +173,7 @@ def _whole(
     check_callable("objective", objective)
     if callback is not None:
         check_callable("callback", callback)
+    ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
     if resume and storage is None:
         raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
     candidates = tensor_of("arms", arms)
@@ -168,6 +186,7 @@ def _whole(
         at_a_time = None if spread is None else spread.count
         loop = AskTell(arms, **run, initial=initial, storage=storage, goal=goal, budget=budget, workers=at_a_time)
     how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays, "callback": callback}
+    how |= vars(ends)
     result: Result | None = None
     try:
         result = loop.run(objective, max(budget - loop.asked, 0), executor=executor, workers=workers, **how)
@@ -201,7 +220,7 @@ def _resumed(
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
         other = _difference(loop.about, corners, asked, seed, minimize)
-        if other is None and initial is not None and not loop._began_with(initial):
+        if other is None and initial is not None and not loop._engine.began_with(*checked_initial(initial, loop._domain)):
             other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
             raise ValueError(

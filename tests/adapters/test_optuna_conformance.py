@@ -1,16 +1,13 @@
 """Optuna's own conformance suite for samplers, on ``SparseBOSampler``; it comes with the installed Optuna.
 
-Left out is ``MultiObjectiveSamplerTestCase``: the sampler optimises one objective, and ``SingleOnlySamplerTestCase`` asks that it
-refuses several.
+Left out is ``MultiObjectiveSamplerTestCase``, since the sampler optimises one objective: ``SingleOnlySamplerTestCase`` asks
+that it refuses several.
 """
-
-import warnings
 
 import pytest
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install '.[optuna]'")
 
-import optuna
 from optuna.testing import pytest_samplers as suite
 
 from sparse_bo import BBKB, TrustRegion
