@@ -10,7 +10,7 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,13 +135,16 @@ def launch(
     storage: Path | None,
     quiet: bool,
     traceback: bool = False,
+    ends: Mapping[str, Any] | None = None,
 ) -> RunEnd:
-    """Make ``budget`` more evaluations. A run that is interrupted or fails keeps its results and prints the reason.
+    """Make ``budget`` more evaluations, or fewer with ``ends`` (arguments of :meth:`sparse_bo.AskTell.run`).
+
+    A run that is interrupted or fails keeps its results and prints the reason.
 
     With a journal or workers, the noise of a built-in problem depends on an evaluation's ticket alone.
     """
     seed = loop.about["seed"] + 1
-    how: dict[str, Any] = {"call_with": problem.call_with, "executor": workers}
+    how: dict[str, Any] = {"call_with": problem.call_with, "executor": workers, **(ends or {})}
     objective: Any
     if isinstance(problem, OwnProblem):
         objective = problem.function
@@ -155,6 +158,8 @@ def launch(
     with RunProgress(loop, loop.asked + budget, problem, quiet=quiet) as progress:
         try:
             result = loop.run(objective, budget, callback=progress.show, **how)
+            if result.ended is not None and not quiet:
+                say(f"ended: {result.ended}")
         except RunInterrupted as error:
             result, code, stopped = error.result, 130, error.reason
         except Exception as error:  # of the objective, the policy, the journal, or the results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -318,8 +319,8 @@ class AskTell:
     ) -> Result:
         """Ask, evaluate and tell until ``budget`` more evaluations have been asked; pending ones are evaluated first.
 
-        It may end earlier (``seconds``, ``target``, ``patience``, ``stop``, ``callback``); the log has the reason, and
-        evaluations that were asked and have not begun stay pending.
+        It may end earlier (``seconds``, ``target``, ``patience``, ``stop``, ``callback``): :attr:`Result.ended` has the reason,
+        and evaluations that were asked and have not begun stay pending.
 
         Args:
             objective: Returns ``q`` values; NaN marks a failed evaluation.
@@ -348,8 +349,7 @@ class AskTell:
             ObjectiveError: If the objective fails, or does not return one value per evaluation. The loop stays usable, with the
                 failed evaluations pending.
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
-            TypeError: If the objective or the callback is not callable, the objective cannot be pickled for the workers, or the
-                executor's ``submit`` returns no future.
+            TypeError: If an argument has the wrong type, or the objective cannot be pickled for the workers.
             StorageError: If the journal cannot be written.
 
         Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
@@ -379,7 +379,7 @@ class AskTell:
                         self._steps.settle()
                         watch.call_back()
                 self._ranks.agree("end")
-        return self.result()
+        return replace(self.result(), ended=watch.reason)
 
     def result(self) -> Result:
         """Return the best arms and the history so far, after completing an interrupted update."""

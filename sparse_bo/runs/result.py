@@ -47,6 +47,8 @@ class Result(Report):
     """The state at the end: observations, posterior or model, width; of −y in a run that minimises."""
     domain: Domain
     """Where was searched."""
+    ended: str | None = None
+    """Reason for an end before the budget; ``None`` without one."""
 
     @property
     def space(self) -> Space | None:
