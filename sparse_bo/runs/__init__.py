@@ -3,6 +3,7 @@
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run
 from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
+from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.maximize import maximize, minimize
 from sparse_bo.runs.records import Recorded, read_run
@@ -12,6 +13,7 @@ __all__ = [
     "AskTell",
     "Audit",
     "ChosenPolicy",
+    "Evaluation",
     "History",
     "HistoryRow",
     "Recorded",

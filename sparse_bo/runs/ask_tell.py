@@ -39,11 +39,12 @@ from sparse_bo.runs.arguments import (
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
-from sparse_bo.runs.ends import Ends, Watch
+from sparse_bo.runs.ends import Ends, Evaluation, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import Lockstep
+from sparse_bo.runs.progress import RunProgress
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
@@ -158,7 +159,7 @@ class AskTell:
         Raises:
             FileNotFoundError: If there is no journal.
             StorageError: If it is damaged, of another format, read-only, or open for writing elsewhere.
-            ValueError: If arms or policy are not those of the run, or are required and missing.
+            ValueError: If arms or policy are not those of the run, or are missing.
 
         Warns:
             ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
@@ -184,10 +185,7 @@ class AskTell:
             self._steps.recorder.close()
 
     def release(self) -> None:
-        """Release the journal until the next ask or tell, so that another process may resume it.
-
-        Every result is in it; rows of the history follow from these, and may be written later.
-        """
+        """Release the journal until the next ask or tell, so that another process may resume it. Every result is in it."""
         with self._steps.lock:
             self._steps.recorder.release()
 
@@ -245,13 +243,12 @@ class AskTell:
     def ask(self, max_q: int | None = None) -> Batch:
         """Return the next evaluations; the policy decides their number.
 
-        Pending evaluations keep their effect on the variance, and the new ones continue their batch. Picks asked in pieces are
-        those asked at once. When the batch is full (for BBKB: when the stop rule ends it), the results so far update the state,
-        and the next batch starts; pending evaluations count towards it. Policies without such batches update before every ask.
+        They continue the batch of those that are pending, and picks asked in pieces are those asked at once. When the batch is
+        full (for BBKB: when the stop rule ends it), the results so far update the state, and the next batch starts. Policies
+        without such batches update before every ask.
 
         Args:
-            max_q: Maximum number of evaluations; default: the policy's choice. For larger batches pass ``workers=`` to the
-                loop, or ``batch_size=`` to the policy.
+            max_q: Maximum number of evaluations; default: the policy's choice (``batch_size=``, or the loop's ``workers=``).
 
         Raises:
             PendingBatchError: If the policy needs results of pending evaluations first; the message says how many.
@@ -283,9 +280,7 @@ class AskTell:
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and inputs that fail again are picked less and less.
 
-        Raises:
-            TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
-            StorageError: If the journal cannot be written; nothing is recorded then.
+        Errors: :meth:`tell`.
         """
         self._steps.answer(lambda: dict.fromkeys(self._known(tickets), FAILED))
 
@@ -312,6 +307,8 @@ class AskTell:
         executor: str | Submits | Workers | None = None,
         workers: int | None = None,
         callback: Callback | None = None,
+        on_result: Callable[[Evaluation], Any] | None = None,
+        progress: bool = False,
         seconds: float | None = None,
         target: float | None = None,
         patience: int | None = None,
@@ -340,6 +337,8 @@ class AskTell:
             callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run. It may
                 ask and tell: its evaluations count towards the budget, and those without a result are evaluated here while
                 budget remains. A result that it reports for a running evaluation takes precedence.
+            on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded.
+            progress: Whether to show a progress bar.
             seconds: Wall-clock seconds of this call; evaluations that have begun are waited for.
             target: Value (y), at least (in a run that minimises: at most) which a result ends the run.
             patience: Number of evaluations, failed ones included, without a new best result of the run, after which it ends.
@@ -350,7 +349,6 @@ class AskTell:
                 failed evaluations pending.
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
             TypeError: If an argument has the wrong type, or the objective cannot be pickled for the workers.
-            StorageError: If the journal cannot be written.
 
         Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
         """
@@ -361,13 +359,15 @@ class AskTell:
         with self._ranks.leading():
             spread, end = workers_of(executor, workers), self.asked + check_budget(budget)
             ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
-            watch = Watch(self, self._engine, end, ends, callback, whole_batches=not self._ranks.alone)
+            bar = RunProgress(self.history, end, quiet=not check_flag("progress", progress))
+            alone = self._ranks.alone
+            watch = Watch(self, self._engine, end, ends, callback, on_result, bar, whole_batches=not alone)
             default = self._about["arrays"]
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, default=default, domain=self._domain)
             spent = partial(self._engine.spend, "objective")
-            job = Job(self, evaluate, end, spent, watch.call_back, watch.ended, watch.together)
+            job = Job(self, evaluate, end, spent, watch.call_back, watch.ended, watch.together, watch.reported)
             dispatch = None if spread is None else Dispatch(job, spread)
-            with carrying(self, self._engine, self._so_far, end=end):
+            with carrying(self, self._engine, self._so_far, end=end), bar:
                 self._ranks.agree("run")
                 if dispatch is None:
                     run_serially(job)
@@ -375,7 +375,7 @@ class AskTell:
                     dispatch.run()
                 if watch.reason is not None:
                     logger.info("ended after %s of %s evaluations: %s", self.asked - len(self.pending), end, watch.reason)
-                    if self._ranks.alone:
+                    if alone:
                         self._steps.settle()
                         watch.call_back()
                 self._ranks.agree("end")

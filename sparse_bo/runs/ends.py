@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.dispatch import TASK_SECONDS
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import HistoryRow
+from sparse_bo.runs.progress import RunProgress
 from sparse_bo.validation import check_callable, check_count, check_number, check_positive
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """An evaluation with its result."""
+
+    ticket: int
+    """Its number in the run."""
+    x: NDArray[np.float64]
+    """``d`` inputs."""
+    index: int | None
+    """Row of the arm; ``None`` on a box."""
+    parameters: Mapping[str, Any]
+    """The point by name; empty without a space of named parameters."""
+    value: float
+    """The result (y); NaN where it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +75,8 @@ class Watch:
         end: Number of evaluations at its end.
         ends: Conditions of an earlier end.
         callback: Called with the loop and each new row of the history; ``True`` ends the run.
+        on_result: Called with each evaluation.
+        bar: Shows new rows of the history.
         whole_batches: Whether it ends only when no evaluation is pending.
     """
 
@@ -64,11 +87,16 @@ class Watch:
         end: int,
         ends: Ends,
         callback: Callable[[Any, HistoryRow], Any] | None,
+        on_result: Callable[[Evaluation], Any] | None,
+        bar: RunProgress,
         *,
         whole_batches: bool,
     ) -> None:
         if callback is not None:
             check_callable("callback", callback)
+        if on_result is not None:
+            check_callable("on_result", on_result)
+        self.on_result, self.bar, self._shown = on_result, bar, len(engine.rows)
         self.ends, self._loop, self._engine, self._end, self._callback = ends, loop, engine, end, callback
         self._whole_batches, self._start, self._called = whole_batches, time.monotonic(), len(engine.rows)
         self._rows, self._best, self._since = 0, -math.inf, 0  # rows seen, their best result, evaluations after it
@@ -83,12 +111,24 @@ class Watch:
     def call_back(self) -> None:
         """Call back with new rows of the history; after the last evaluation without those that the callback adds."""
         there = len(self._engine.rows)
+        while self._shown < there:
+            self._shown += 1
+            self.bar.show(self._engine.rows[self._shown - 1])
         while self._callback is not None and self._called < (
             len(self._engine.rows) if self._engine.asked < self._end else there
         ):
             self._called += 1
             if self._callback(self._loop, self._engine.rows[self._called - 1]) is True:
                 self.reason = self.reason or "callback= returned True"
+
+    def reported(self, batch: Batch, values: list[float]) -> None:
+        """Call back with evaluations and their results."""
+        if self.on_result is None:
+            return
+        X = batch.X.double().cpu().numpy()
+        for k, (ticket, value) in enumerate(zip(batch.tickets, values, strict=True)):
+            index = None if batch.indices is None else int(batch.indices[k])
+            self.on_result(Evaluation(ticket, X[k], index, {} if batch.parameters is None else batch.parameters[k], value))
 
     def ended(self) -> bool:
         """Return whether the run has reached an end. O(results since the last call)."""

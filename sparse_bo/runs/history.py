@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.worker import FAILED
 from sparse_bo.policies import Report, State
 from sparse_bo.policies.states import Phase, Summary
@@ -25,6 +26,7 @@ from sparse_bo.widths.calibration import Calibration, calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 SCHEMA = 1
 
@@ -149,6 +151,20 @@ class History:
             return None
         _, named = names_of(self.info["space"])
         return named(self.indices or self.points)
+
+    def to_pandas(self) -> DataFrame:
+        """Return one row per batch with the numbers of :class:`HistoryRow`; seconds by phase as ``seconds_objective``, ….
+
+        Raises:
+            ImportError: If pandas is not installed.
+        """
+        lists = ("indices", "points", "values", "tickets", "seconds")
+        names = [field.name for field in fields(HistoryRow) if field.name not in lists]
+        table = {name: self.column(name) for name in (*names, "batch_size", "failed")}
+        for phase in dict.fromkeys(phase for row in self.rows for phase in row.seconds):
+            table[f"seconds_{phase}"] = [row.seconds.get(phase, 0.0) for row in self.rows]
+        frame: DataFrame = optional("pandas").DataFrame(table)
+        return frame
 
     def batches(self) -> Batches:
         """Return the columns that figures show."""

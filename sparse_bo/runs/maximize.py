@@ -17,9 +17,9 @@ from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_initial, tensor_of
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
-from sparse_bo.runs.ends import Ends
+from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.result import Result
-from sparse_bo.validation import check_callable, check_choice
+from sparse_bo.validation import check_callable, check_choice, check_flag
 
 
 def maximize(
@@ -42,6 +42,8 @@ def maximize(
     storage: str | Path | Storage | None = None,
     resume: bool = False,
     callback: Callback | None = None,
+    on_result: Callable[[Evaluation], Any] | None = None,
+    progress: bool = False,
     seconds: float | None = None,
     target: float | None = None,
     patience: int | None = None,
@@ -85,6 +87,8 @@ def maximize(
         storage: Path of a journal, or :class:`sparse_bo.Storage`: every result is recorded, and a run can be resumed.
         resume: Resume the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
         callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run.
+        on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded.
+        progress: Whether to show a progress bar.
         seconds: The run ends after so many seconds of this call, once the evaluations that have begun are made.
         target: Value (y) of a result that ends the run.
         patience: Number of evaluations without a new best result of the run, after which it ends.
@@ -125,6 +129,8 @@ def minimize(
     storage: str | Path | Storage | None = None,
     resume: bool = False,
     callback: Callback | None = None,
+    on_result: Callable[[Evaluation], Any] | None = None,
+    progress: bool = False,
     seconds: float | None = None,
     target: float | None = None,
     patience: int | None = None,
@@ -160,6 +166,8 @@ def _whole(
     call_with: CallWith | None,
     vectorized: bool | None,
     arrays: Arrays | None,
+    on_result: Callable[[Evaluation], Any] | None,
+    progress: bool,
     seconds: float | None,
     target: float | None,
     patience: int | None,
@@ -173,6 +181,9 @@ def _whole(
     check_callable("objective", objective)
     if callback is not None:
         check_callable("callback", callback)
+    if on_result is not None:
+        check_callable("on_result", on_result)
+    check_flag("progress", progress)
     ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
     if resume and storage is None:
         raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
@@ -186,7 +197,7 @@ def _whole(
         at_a_time = None if spread is None else spread.count
         loop = AskTell(arms, **run, initial=initial, storage=storage, goal=goal, budget=budget, workers=at_a_time)
     how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays, "callback": callback}
-    how |= vars(ends)
+    how |= {"on_result": on_result, "progress": progress, **vars(ends)}
     result: Result | None = None
     try:
         result = loop.run(objective, max(budget - loop.asked, 0), executor=executor, workers=workers, **how)

@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
+from sparse_bo.evaluations.executors import optional
 from sparse_bo.policies import Report, State
 from sparse_bo.runs.history import History, report_of, written_whole
-from sparse_bo.runs.view import view_of
+from sparse_bo.runs.view import columns_of, view_of
 from sparse_bo.widths.calibration import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +87,26 @@ class Result(Report):
     def calibration(self) -> Calibration | None:
         """Distances of the results from the predictions made before their batches; ``None`` without a model."""
         return self.history.calibration
+
+    def to_pandas(self) -> DataFrame:
+        """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
+
+        A failed evaluation has the value NaN. Where an input has the name of such a column, the column's ends in ``_``.
+
+        Raises:
+            ImportError: If pandas is not installed.
+        """
+        rows = self.history.rows
+        own: dict[str, Any] = {
+            "ticket": [ticket for row in rows for ticket in row.tickets],
+            "batch": [row.round for row in rows for _ in row.values],
+            **({"arm": self.history.indices} if self.history.indices and self.space is None else {}),
+            "value": [value for row in rows for value in row.values],
+        }
+        _, inputs, _ = columns_of(self.history, self.domain)
+        table = {**inputs, **{f"{name}_" if name in inputs else name: column for name, column in own.items()}}
+        frame: DataFrame = optional("pandas").DataFrame(table)
+        return frame
 
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None

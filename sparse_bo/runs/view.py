@@ -137,7 +137,7 @@ def view_of(
     """
     minimize = history.minimize
     report = Report() if state is None else report_of(state, minimize=minimize)
-    names, columns, logs = _columns(history, domain)
+    names, columns, logs = columns_of(history, domain)
     batches = history.batches()
     mean = report.best_mean
     if state is None and history.rows and not np.isnan(batches.best_mean[-1]):
@@ -188,7 +188,7 @@ def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, 
     return report.best_mean - 1.96 * report.best_sd, report.best_mean + 1.96 * report.best_sd
 
 
-def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
+def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
     """Return the names of the inputs, the values of each at all evaluations, and the scale of each; empty where unknown."""
     if "space" in history.info:
         described = history.info["space"]
