@@ -1,5 +1,9 @@
 """Plain input: NumPy arrays, lists, integers, SciPy's bounds and objectives of one point are taken for what they are."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +112,35 @@ def test_a_resume_calls_the_objective_as_before(tmp_path):
     again = tmp_path / "box.journal"
     for budget in (4, 8):
         minimize(rosen, bounds=PAIRS, policy=RandomSearch(batch_size=4), budget=budget, storage=again, resume=True)
+
+
+TYPED = """
+import numpy as np
+import torch
+from sparse_bo import AskTell, maximize, minimize
+
+def f(x: np.ndarray) -> float:
+    return float(x.sum())
+
+result = minimize(f, bounds=[(0.0, 1.0), (0, 2)], budget=3, target=0.1, patience=3, seconds=3, progress=True)
+mean: float = result.best.mean + result.best.sd + float(result.best.x.sum())
+kind: str = result.best.parameters["kind"]
+maximize(f, bounds=np.array([[0.0, 1.0]]), budget=3, stop=lambda loop: loop.asked > 2)
+maximize(f, arms=[[0.0, 1.0]], budget=3, on_result=lambda one: print(one.value, one.x.sum(), one.parameters))
+maximize(f, arms=np.zeros((3, 1)), budget=3)
+maximize(f, bounds=torch.zeros(2, 3), budget=3)
+AskTell(bounds=[[0, 1]], minimize=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_accepts_plain_input_and_results_without_assertions(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install '.[dev]'")
+    (tmp_path / "typed.py").write_text(TYPED)
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(project), str(tmp_path / "typed.py")]
+    done = subprocess.run(command, cwd=project.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("X", [ROWS[:2] / 9.0, (ROWS[:2] / 9.0).tolist(), torch.from_numpy(ROWS[:2] / 9.0)], ids=type)
