@@ -479,7 +479,7 @@ def test_resuming_another_run_is_refused(tmp_path):
         run(flaky.smooth, storage=tmp_path / "run.journal", resume=True, seed=3)
     with pytest.raises(ValueError, match="another problem"):
         run(flaky.smooth, storage=tmp_path / "run.journal", resume=True, arms=arms(61))
-    with pytest.raises(TypeError, match="expected bounds to be a torch.Tensor"):
+    with pytest.raises(ValueError, match="expected bounds as d pairs"):
         run(flaky.smooth, storage=tmp_path / "run.journal", resume=True, arms=None, bounds=[[0.0], [1.0]])
     with pytest.raises(ValueError, match="with resume=True, got None"):
         run(flaky.smooth, resume=True)
