@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -342,7 +343,7 @@ class AskTell:
             seconds: Wall-clock seconds of this call; evaluations that have begun are waited for.
             target: Value (y), at least (in a run that minimises: at most) which a result ends the run.
             patience: Number of evaluations, failed ones included, without a new best result of the run, after which it ends.
-            stop: Called with the loop after results were reported; the run ends once it returns a true value.
+            stop: Called with the loop before evaluations; the run ends once it returns a true value.
 
         Raises:
             ObjectiveError: If the objective fails, or does not return one value per evaluation. The loop stays usable, with the
@@ -359,15 +360,14 @@ class AskTell:
         with self._ranks.leading():
             spread, end = workers_of(executor, workers), self.asked + check_budget(budget)
             ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
-            bar = RunProgress(self.history, end, quiet=not check_flag("progress", progress))
-            alone = self._ranks.alone
-            watch = Watch(self, self._engine, end, ends, callback, on_result, bar, whole_batches=not alone)
+            bar = RunProgress(self.history, end) if check_flag("progress", progress) else None
+            watch = Watch(self, self._engine, end, ends, callback, on_result, bar, whole_batches=not self._ranks.alone)
             default = self._about["arrays"]
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, default=default, domain=self._domain)
             spent = partial(self._engine.spend, "objective")
             job = Job(self, evaluate, end, spent, watch.call_back, watch.ended, watch.together, watch.reported)
             dispatch = None if spread is None else Dispatch(job, spread)
-            with carrying(self, self._engine, self._so_far, end=end), bar:
+            with carrying(self, self._engine, self._so_far, end=end), bar or nullcontext():
                 self._ranks.agree("run")
                 if dispatch is None:
                     run_serially(job)
@@ -375,7 +375,7 @@ class AskTell:
                     dispatch.run()
                 if watch.reason is not None:
                     logger.info("ended after %s of %s evaluations: %s", self.asked - len(self.pending), end, watch.reason)
-                    if alone:
+                    if self._ranks.alone:
                         self._steps.settle()
                         watch.call_back()
                 self._ranks.agree("end")

@@ -76,7 +76,7 @@ class Watch:
         ends: Conditions of an earlier end.
         callback: Called with the loop and each new row of the history; ``True`` ends the run.
         on_result: Called with each evaluation.
-        bar: Shows new rows of the history.
+        bar: Shows new rows of the history; ``None``: nothing.
         whole_batches: Whether it ends only when no evaluation is pending.
     """
 
@@ -88,7 +88,7 @@ class Watch:
         ends: Ends,
         callback: Callable[[Any, HistoryRow], Any] | None,
         on_result: Callable[[Evaluation], Any] | None,
-        bar: RunProgress,
+        bar: RunProgress | None,
         *,
         whole_batches: bool,
     ) -> None:
@@ -111,7 +111,7 @@ class Watch:
     def call_back(self) -> None:
         """Call back with new rows of the history; after the last evaluation without those that the callback adds."""
         there = len(self._engine.rows)
-        while self._shown < there:
+        while self.bar is not None and self._shown < there:
             self._shown += 1
             self.bar.show(self._engine.rows[self._shown - 1])
         while self._callback is not None and self._called < (

@@ -92,7 +92,7 @@ def maximize(
         seconds: The run ends after so many seconds of this call, once the evaluations that have begun are made.
         target: Value (y) of a result that ends the run.
         patience: Number of evaluations without a new best result of the run, after which it ends.
-        stop: Called with the loop after results were reported; the run ends once it returns a true value.
+        stop: Called with the loop before evaluations; the run ends once it returns a true value.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, the policy does not support the domain, or the objective cannot
