@@ -98,12 +98,16 @@ class Commands(TyperGroup):
         except UsageError as error:
             importlib.import_module("sparse_bo.cli.console").complain("error", wrong_usage(error))
             status = 2
+        except OSError as error:  # of --help and --version: commands handle their own
+            importlib.import_module("sparse_bo.cli.console").stdout.lose(error)
+            status = 1
         except typer.Abort:
             typer.echo("stopped: the question was not answered", err=True)
             status = 1
         if (console := sys.modules.get("sparse_bo.cli.console")) and (lost := console.lost_output()):
             if not isinstance(lost, BrokenPipeError):  # who closes a pipe has read enough
-                console.complain("error", f"could not print everything ({lost.strerror})")
+                reason = getattr(lost, "strerror", None) or lost
+                console.complain("error", f"could not print everything ({reason})")
             status = status or 1
         if exits:
             sys.exit(status)
@@ -326,7 +330,9 @@ def main() -> None:
     accept_any_encoding()
     arguments = sys.argv[1:]
     if not arguments:
-        typer.echo("No command given: running the default example. See --help for everything else.")
+        importlib.import_module("sparse_bo.cli.console").say(
+            "No command given: running the default example. See --help for everything else."
+        )
         arguments = ["compare"]
     try:
         app(arguments)

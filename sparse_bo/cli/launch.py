@@ -11,7 +11,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ def launch(
     else:
         objective = problem.objective(seed=seed)
     start, before, code, stopped = time.perf_counter(), loop.history.observations, 0, ""
-    total, regret_of = loop.asked + budget, problem.regret_of
+    total, regret_of, here = loop.asked + budget, problem.regret_of, Path.cwd()
     with RunProgress(loop.history, total, console=console, quiet=quiet, regret_of=regret_of) as progress:
         try:
             result = loop.run(objective, budget, callback=lambda _, row: progress.show(row), **how)
@@ -116,7 +116,7 @@ def launch(
                 say(f"ended: {result.ended}")
         except RunInterrupted as error:
             result, code, stopped = error.result, 130, error.reason
-        except Exception as error:  # of the objective, the policy, the journal, or the results
+        except BaseException as error:  # of the objective, the policy, the journal, or the results
             found: Result | None = vars(error).get("result")
             if found is None or isinstance(error, TypeError):  # wrong input, before the first evaluation
                 raise
@@ -124,6 +124,9 @@ def launch(
             stopped = error.reason if isinstance(error, ObjectiveError) else str(error) or type(error).__name__
             if traceback:
                 show_traceback(error.__cause__ or error)
+        finally:
+            with suppress(OSError):  # it may be gone
+                os.chdir(here)  # the objective may have changed it; files lie in folders named before
     if code:
         go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}"
         complain("stopped", f"{stopped}{go_on}", style="yellow")

@@ -110,7 +110,7 @@ def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: i
             ".loop.pending, then continue with .loop.run(...)"
         )
         raise ObjectiveError(message, loop=loop, result=so_far(), reason=reason) from error.__cause__
-    except Exception as error:
+    except BaseException as error:  # a cancelled task, SystemExit of a callback, an exit of the host's own kind
         vars(error).update(loop=loop, result=so_far())
         error.add_note("All earlier results are in the attributes .loop and .result of this exception.")
         raise
