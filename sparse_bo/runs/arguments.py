@@ -71,7 +71,7 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
     """Return the picks and the results of observations made before a run, each ``n``."""
     if not isinstance(initial, (tuple, list)) or len(initial) != 2:
         got = f"{len(initial)} parts" if isinstance(initial, (tuple, list)) else type(initial).__name__
-        raise TypeError(f"expected initial=(inputs, results), got {got}; pass a tuple of two")
+        raise TypeError(f"expected initial as (inputs, results), got {got}")
     where, y = initial
     picks = domain.check("initial inputs", where)
     if isinstance(y, Tensor) and y.is_complex():
@@ -79,11 +79,10 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
     try:
         values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
     except (TypeError, ValueError, RuntimeError) as error:
-        got = f"{type(y).__name__} ({error}); pass a list of one number for each input, such as list(…)"
-        raise TypeError(f"expected initial values to be numbers, got {got}") from error
+        raise TypeError(f"expected initial values to be numbers, got {type(y).__name__}: {error}") from error
     if len(values) != len(picks) or not len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
-        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}; pass one value for each")
+        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
     check_finite("initial values", values)
     return picks, values
 
