@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -180,7 +179,7 @@ def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[s
         points = named(history.indices or history.points)
         parameters = Space.of(described).parameters
         logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
-        return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
+        return names, {name: [point.get(name, np.nan) for point in points] for name in names}, logs
     if history.points:
         X = np.array(history.points, np.float64)
     elif isinstance(domain, Arms) and history.indices:
