@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains.parameters import Choice, Float, Int, Parameter, Value
+from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.validation import check_count
 
 MOST_ARMS = 20_000
@@ -244,7 +245,7 @@ class Space:
             if n is None or int(times.sum()) > self.most_arms:
                 return None
             table = {other: numbers.repeat_interleave(times) for other, numbers in table.items()}
-            first = (times.cumsum(0) - times).repeat_interleave(times)
+            first = (running_sums(times) - times).repeat_interleave(times)
             total = len(first)
             k = torch.arange(total, dtype=torch.float64, device="cpu") - first
             table[name] = torch.where(there.repeat_interleave(times), k, self.parameters[name].idle)

@@ -52,20 +52,6 @@ def test_initial_observations_may_require_gradients(policy):
     assert loop.state.X[:3].tolist() == X.tolist()
 
 
-@pytest.mark.parametrize(
-    ("y", "got"),
-    [((v for v in (0.0, 1.0)), "generator"), (map(float, (0, 1)), "map"), ({0.0, 1.0}, "set"), (None, "NoneType")],
-    ids=["generator", "map", "set", "nothing"],
-)
-@pytest.mark.parametrize(
-    "domain", [{"bounds": bounds()}, {"space": {"x": Float(0, 1), "y": Float(0, 1)}}], ids=["box", "space"]
-)
-def test_initial_values_that_are_no_list_are_refused_with_the_fix(domain, y, got):
-    X = bounds() if "bounds" in domain else [{"x": 0.0, "y": 1.0}, {"x": 1.0, "y": 1.0}]
-    with pytest.raises(TypeError, match=f"expected initial values to be numbers, got {got} .*; pass a list of one number for"):
-        AskTell(**domain, initial=(X, y))
-
-
 HUGE = torch.tensor([[-1.7e308, 0.0], [1.7e308, 1.0]], dtype=torch.float64)
 
 
