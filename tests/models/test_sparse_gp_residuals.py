@@ -13,7 +13,7 @@ from gpytorch.kernels import RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import ShardedSparseGP, SparseGP, SparseMultiTaskGP
-from sparse_bo.models.sparse_gp.residuals import autocorrelation, residuals_given
+from sparse_bo.models.sparse_gp.refinement import autocorrelation, residuals_given
 from sparse_bo.sharding import Alone
 from tests.models.sparse_problems import make_sparse
 

@@ -28,7 +28,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.nn import Module
 
-from sparse_bo.dictionary import Certificate
+from sparse_bo.dictionary import Certificate, Dictionary
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
 from sparse_bo.models.sparse_gp.dictionary_rule import DictionaryOption, DictionaryRule
@@ -355,7 +355,11 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     # --- diagnostics -------------------------------------------------------------------------------------------------------
 
-    dictionary = property(diagnostics.dictionary)
+    @property
+    def dictionary(self) -> Dictionary:
+        """The dictionary that the posterior stands on: ``points``, ``indices`` (rows of ``train_X``) and size ``m``."""
+        return diagnostics.dictionary(self)
+
     certify = diagnostics.certify
     calibrated = diagnostics.calibrated
     leave_one_out = diagnostics.leave_one_out

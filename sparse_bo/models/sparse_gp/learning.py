@@ -5,9 +5,8 @@ A likelihood of m points costs O(m³), and a search takes tens of them. The firs
 that are learned from. Of many data, a few such steps follow on neighbourhoods as dense as the data, and a last one by a
 likelihood of all rows (:mod:`sparse_bo.models.sparse_gp.refinement`).
 
-A ripple that is finer than the lengthscales of the start looks like noise to a search. Residuals show it
-(:mod:`sparse_bo.models.sparse_gp.residuals`); then a second search starts at the lengthscale that they show. With
-``robust=True`` outlying rows are left out first.
+A ripple that is finer than the lengthscales of the start looks like noise to a search. Residuals show it; then a second search
+starts at the lengthscale that they show. With ``robust=True`` outlying rows are left out first.
 """
 
 from __future__ import annotations
@@ -38,12 +37,15 @@ from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import stationary_parts
-from sparse_bo.models.sparse_gp.refinement import RefinementSettings, kernel_distances, last_groups, shorten
-from sparse_bo.models.sparse_gp.residuals import (
+from sparse_bo.models.sparse_gp.refinement import (
+    RefinementSettings,
     Residuals,
     autocorrelation,
+    kernel_distances,
+    last_groups,
     outlier_scores,
     residuals_given,
+    shorten,
     warn_of_outliers,
 )
 from sparse_bo.models.sparse_gp.state import parameters_of, set_parameters
@@ -238,9 +240,7 @@ class Learner:
         parts = stationary_parts(kernel)
         if parts is None:
             return last_groups(rows, X, most, distances=kernel_distances(kernel), autograd=True, **options)
-        lengthscales = parts.lengthscales.detach()
-        Z = X / lengthscales.reshape(-1, lengthscales.shape[-1]).log().mean(dim=0).exp()
-        return last_groups(rows, Z, most, **options)
+        return last_groups(rows, parts.scaled(X), most, **options)
 
     @contextmanager
     def learning_from(self, rows: Tensor) -> Iterator[None]:

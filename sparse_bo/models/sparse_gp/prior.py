@@ -189,6 +189,11 @@ class StationaryParts(NamedTuple):
     variance: Tensor
     """``batch_shape``."""
 
+    def scaled(self, X: Tensor) -> Tensor:
+        """Return ``X`` over the lengthscales, of a batch of GPs over their geometric means; without gradients."""
+        lengthscales = self.lengthscales.detach()
+        return X / lengthscales.reshape(-1, lengthscales.shape[-1]).log().mean(dim=0).exp()
+
 
 def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
     """Return the parts of an unmodified RBF or Matérn-5/2 kernel over all columns, or of one scaled; else ``None``. O(d)."""

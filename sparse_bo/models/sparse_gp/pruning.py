@@ -197,10 +197,10 @@ def prune_baseline(
         weights = objective_weights(objective, posterior_transform, model.num_outputs)
         rows = None if weights is None else possible_best(model, X, weights, ref_point=ref_point)
     X = X if rows is None else X[rows]
-    if known:  # BoTorch's samples depend on torch's default dtype
+    if known and "sampler" not in options:  # BoTorch's samples depend on torch's default dtype
         with torch.no_grad():
-            posterior = model.posterior(X, posterior_transform=posterior_transform)
-        sampler = options.pop("sampler", None) or _sampler(posterior, options.get("num_samples", 2048))
+            posterior = model.posterior(X, posterior_transform=posterior_transform if ref_point is None else None)
+        sampler = _sampler(posterior, options.get("num_samples", 2048))
         if ref_point is None:
             options["sampler"] = sampler
         elif not constraints and set(options) <= {"num_samples"}:

@@ -33,16 +33,7 @@ from sparse_bo.gp.woodbury import (
     vfe_log_likelihood_from_sums,
 )
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
-from sparse_bo.models.sparse_gp.leverage_sampling import (
-    distinct_inputs,
-    judged_rows,
-    needed_size,
-    pilot_posterior,
-    race_weights,
-    race_winners,
-    sample_size,
-    uniform_rows,
-)
+from sparse_bo.models.sparse_gp.leverage_sampling import default_rows, uniform_rows
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
 from sparse_bo.models.sparse_gp.representation import dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import SUMS, Rows, dictionary_factor, fit_dtc, row_sums
@@ -175,30 +166,11 @@ class ShardedSparseGP(SparseGP):
             return PosteriorCache(dtc_representation(state, D, products), stamp, nothing, points)
 
     def dictionary_of_all(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
-        """Choose at most ``size`` rows by leverages, as one process with all rows would. O(n_r p²).
-
-        Every rank computes the leverages of its own rows (``X``, transformed) from a shared pilot, and runs the exponential
-        races with the numbers of its rows, drawn as one process draws them; the winners of all ranks meet. Rows that repeat are
-        not merged before, but a point enters once. Returns ``m x d`` points in the user's units, the same on every rank.
-        """
-        rows, kernel, generator, settings = self.rows, self.prior_kernel, self.learner.generator(), self.settings.dictionary
-        n, group, raw = rows.total, rows.group, self.original_inputs()
-        numbers = uniform_rows(n, min(settings.pilot, size), generator=generator, device=X.device)
-        (pilot,) = rows.gathered(numbers, X)
-        with group.shielded("leverages"):
-            weights = race_weights(pilot_posterior(kernel, pilot, X, torch.zeros_like(noise), noise, rows=rows).leverages)
-        (dimension,) = group.total("leverages", [weights.sum()])
-        wanted = sample_size(float(dimension), size, settings)
-        draws = torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)[rows.here].to(X.device)
-        races = draws.log() / weights
-        first = race_winners(races, wanted)
-        ranks = group.tensors("choosing a dictionary", [races[first], first + rows.here.start, raw[first], X[first]])
-        values, indices, points, inputs = (torch.cat([part[k] for part in ranks]) for k in range(4))
-        winners = race_winners(values, wanted)
-        winners = winners[distinct_inputs(points[winners]).rows]
-        judged_X, judged_noise = rows.gathered(judged_rows(n, X.device, settings), X, noise)
-        winners = winners[: needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise, n=n, settings=settings).size]
-        return points[winners[indices[winners].argsort()]].to(raw)
+        """Return at most ``size`` points by :func:`default_rows`, ``m x d``, in the user's units, the same on every rank."""
+        options: dict[str, Any] = {"size": size, "generator": self.learner.generator(), "settings": self.settings.dictionary}
+        chosen = default_rows(self.prior_kernel, X, noise, **options, shards=self.rows)
+        (points,) = self.rows.gathered(chosen.rows, self.original_inputs())
+        return points
 
     calibrated = _needs_all("calibration needs held-out rows and all observations in one place; use SparseGP on a part of them")
     leave_one_out = _needs_all("leave-one-out predictions need all observations in one place; use SparseGP on a part of them")
