@@ -344,7 +344,9 @@ def _check_range(parameter: Float | Int) -> None:
     if parameter.log and low <= 0:
         raise ValueError(f"expected low > 0 with log=True, got {parameter}; raise low, or drop log=True")
     if not math.isfinite(high - low):
-        raise ValueError(f"expected high - low below 1.8e308, got {parameter}; search it divided by its largest value")
+        raise ValueError(
+            f"expected a finite range, high - low below 1.8e308, got {parameter}; search it divided by its largest value"
+        )
     if parameter.log and parameter.step not in (None, 1 if isinstance(parameter, Int) else None):
         raise ValueError(f"expected log=True or a step, got both: {parameter}; take one of them")
 
