@@ -21,8 +21,8 @@ from torch import Tensor
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, LowerRoot, RootedCovariance
-from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, lazy_operator, weighted_sum
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance
+from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, RootsOfEach, lazy_operator, weighted_sum
 
 
 class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class ships no types
@@ -98,23 +98,8 @@ class StackedCovariance(RootedCovariance, _Stacked):
         return StackedRoot(*(member.cholesky() for member in self.linear_ops), output_device=self.device)
 
 
-class StackedRoot(LowerRoot, _Stacked):
-    """Lower roots: multiplies base samples, and solves with ``torch.linalg.solve_triangular``."""
-
-    def matmul(self, other: Tensor) -> Tensor:
-        """Multiply base samples, ``… x m x q x s``; gradients reach the members."""
-        product: Tensor = self._matmul(other)
-        return product
-
-    def _t_matmul(self, rhs: Tensor) -> Tensor:
-        return self._of_each("_t_matmul", rhs)
-
-    def _cholesky_solve(self, rhs: Tensor, upper: bool | None = False) -> Tensor:
-        return self._of_each("_cholesky_solve", rhs, upper=upper)
-
-    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
-        """Return ``L⁻¹ Y`` for ``… x m x q x c`` right-hand sides, member by member; only with a lower factor on the left."""
-        return self._of_each("solve_triangular", rhs, upper=upper, left=left, unitriangular=unitriangular)
+class StackedRoot(RootsOfEach, _Stacked):
+    """Lower roots of several models' outputs."""
 
     def flat_batch(self, inner: int = 0) -> StackedRoot:
         """Return the root with its batch dimensions, except the last ``inner``, as one."""

@@ -70,22 +70,28 @@ class OutputsNormal(MultitaskMultivariateNormal):  # type: ignore[misc]  # the b
         return MultivariateNormal.log_prob(self, value.mT.reshape(*value.shape[:-2], -1))
 
 
-class _OutputRoots(LowerRoot, BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """Roots side by side; ``… x (m q) x c`` columns go to each output's."""
+class RootsOfEach(LowerRoot):
+    """Lower roots of several outputs: each multiplies and solves with its own columns."""
+
+    _of_each: Callable[..., Tensor]  # applies a method of each root to its columns
 
     def matmul(self, other: Tensor) -> Tensor:
-        """Multiply base samples."""
+        """Multiply base samples; gradients reach the roots."""
         return self._of_each("matmul", other)
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
         return self._of_each("_t_matmul", rhs)
 
-    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
-        """Return ``L⁻¹ Y``."""
-        return self._of_each("solve_triangular", rhs, upper=upper, left=left, unitriangular=unitriangular)
-
     def _cholesky_solve(self, rhs: Tensor, upper: bool | None = False) -> Tensor:
         return self._of_each("_cholesky_solve", rhs, upper=upper)
+
+    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
+        """Return ``L⁻¹ Y``; only with a lower factor on the left."""
+        return self._of_each("solve_triangular", rhs, upper=upper, left=left, unitriangular=unitriangular)
+
+
+class _OutputRoots(RootsOfEach, BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """Roots side by side; ``… x (m q) x c`` columns go to each output's."""
 
     def _of_each(self, method: str, columns: Tensor, **options: Any) -> Tensor:
         found: Tensor = getattr(self.base_linear_op, method)(self._add_batch_dim(columns), **options)
