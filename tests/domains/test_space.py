@@ -131,15 +131,16 @@ def test_without_a_continuum_one_point_is_evaluated_twice_and_no_other():
     assert result.best_observed_parameters == {f"x{i}": 3 for i in range(4)}
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("q", [1, 4])
-def test_two_integers_are_searched_and_not_crawled_along(q):
+def test_two_integers_are_searched_and_not_crawled_along(q, seed):
     """A repeat was moved to a neighbour, so that a policy that waited for one asked for it for ever: 324 to 977 were left."""
-    for seed in range(3):
-        loop = AskTell(space={"a": Int(0, 150), "b": Int(0, 150)}, policy=TrustRegion(), seed=seed)
-        while loop.asked < 40:
-            batch = loop.ask(min(q, 40 - loop.asked))
-            loop.tell(batch.tickets, [-((p["a"] - 13.0) ** 2) - (p["b"] - 68.0) ** 2 for p in batch.parameters])
-        assert max(value for row in loop.history.rows for value in row.values) >= -4.0
+    loop = AskTell(space={"a": Int(0, 150), "b": Int(0, 150)}, policy=TrustRegion(), seed=seed)
+    while loop.asked < 40:
+        batch = loop.ask(min(q, 40 - loop.asked))
+        loop.tell(batch.tickets, [-((p["a"] - 13.0) ** 2) - (p["b"] - 68.0) ** 2 for p in batch.parameters])
+    assert max(value for row in loop.history.rows for value in row.values) >= -4.0
 
 
 def test_a_search_of_integers_where_every_evaluation_counts_stays_at_the_maximum():
@@ -213,6 +214,8 @@ def minus_distance(**best):
     return lambda point: -sum(float(point[name] - value) ** 2 for name, value in best.items())
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("space", "best"),
     [
@@ -223,11 +226,10 @@ def minus_distance(**best):
     ],
     ids=["two", "three", "steps", "log"],
 )
-def test_integers_and_steps_are_found_in_forty_evaluations(space, best):
+def test_integers_and_steps_are_found_in_forty_evaluations(space, best, seed):
     """They used to crawl by a step or three around an early evaluation."""
-    for seed in range(2):
-        result = maximize(minus_distance(**best), space=space, budget=40, seed=seed)
-        assert result.best_observed_mean >= (-4.0 if len(best) > 1 else -25.0)
+    result = maximize(minus_distance(**best), space=space, budget=40, seed=seed)
+    assert result.best_observed_mean >= (-4.0 if len(best) > 1 else -25.0)
 
 
 def test_a_category_is_left_for_a_better_one_with_many_beside_it():
