@@ -26,7 +26,6 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
-from torch.nn import Module
 
 from sparse_bo.dictionary import Certificate, Dictionary
 from sparse_bo.linalg.chunking import broadcast_shapes
@@ -49,7 +48,7 @@ from sparse_bo.models.sparse_gp.posterior import constant_rows, joint_of_few, jo
 from sparse_bo.models.sparse_gp.prior import (
     ForwardKernel,
     PriorKernel,
-    check_overrides,
+    check_prior,
     copy_sharing_data,
     data_noise,
     noise_at,
@@ -130,10 +129,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         previous: SparseModel | None = None,
     ) -> None:
         """Set the collaborators; called once, when BoTorch's constructor has checked the data."""
-        check_overrides(type(self))
-        for name in ("covar_module", "mean_module"):
-            if not isinstance(module := getattr(self, name), Module):
-                raise TypeError(f"expected {name} to be a GPyTorch module or None, got {type(module).__name__}; use None")
+        check_prior(self)
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)
@@ -142,10 +138,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         diagnostics.log_defaults(self)
         if previous is None:
             return
-        if dictionary is not None:
-            raise ValueError(
-                "expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out"
-            )
         self._previous = followed(self, previous)
         self.rule = replace(previous.rule, most=rule.most or previous.rule.most, seed=rule.seed)
 

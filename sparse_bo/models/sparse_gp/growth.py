@@ -219,9 +219,12 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
 
     Raises:
         TypeError: If ``previous`` is no model of the same class.
-        ValueError: If its kernel, mean, likelihood or transforms differ, or it was conditioned or calibrated.
+        ValueError: If its kernel, mean, likelihood or transforms differ, it was conditioned or calibrated, or a dictionary is
+            given beside it.
         InputDataError: If its data are not the first rows of the new model's.
     """
+    if model.rule.is_given or model.rule.sampler is not None:
+        raise ValueError("expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out")
     if type(previous) is not type(model):
         raise TypeError(f"expected previous to be a {type(model).__name__}, got {type(previous).__name__}")
     for part in ("covar_module", "mean_module", "likelihood", "input_transform", "outcome_transform"):

@@ -22,6 +22,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
+from torch.nn import Module
 
 from sparse_bo.kernels import differentiable_cross
 from sparse_bo.kernels.structure import untouched
@@ -97,8 +98,15 @@ def _row_blocks(X: Tensor) -> list[Tensor]:
     return [X[..., rows, :] for rows in row_slices(X.shape[-2], chunk=2048)] or [X]
 
 
-def check_overrides(model_class: type) -> None:
-    """Refuse (``UnsupportedError``) a subclass that overrides a prediction method that a sparse posterior never calls."""
+def check_prior(model: Any) -> None:
+    """Refuse modules of a wrong kind (``TypeError``), and overridden methods that no sparse posterior calls.
+
+    The latter raise ``UnsupportedError``.
+    """
+    for name in ("covar_module", "mean_module"):
+        if not isinstance(module := getattr(model, name), Module):
+            raise TypeError(f"expected {name} to be a GPyTorch module or None, got {type(module).__name__}; use None")
+    model_class = type(model)
     for name in ("_get_train_prior_distribution", "_get_test_prior_mean_and_covariances"):
         if getattr(model_class, name, None) is not getattr(ExactGP, name, None):
             raise UnsupportedError(
