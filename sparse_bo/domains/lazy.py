@@ -174,6 +174,9 @@ class ProductGrid(LazyArms):
     distinct = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.axes, str) or not isinstance(self.axes, (Sequence, Tensor)):
+            got = type(self.axes).__name__
+            raise TypeError(f"expected axes as a list of tensors, one of values for each input, got {got}; use [values, …]")
         axes = tuple(self.axes)
         if not axes:
             raise ValueError("expected at least one axis, got none; pass one tensor of values for each input")

@@ -38,6 +38,8 @@ class MemmapArms(LazyArms):
     def __init__(
         self, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", rows: tuple[int, int] | None = None
     ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"expected the path of a .npy file, got {type(path).__name__}; use numpy.save first")
         self.path, array = Path(path), _mapped(Path(path))
         start, stop = (0, len(array)) if rows is None else rows
         if not 0 <= start < stop <= len(array):

@@ -225,9 +225,9 @@ class Int(Parameter):
     def __post_init__(self) -> None:
         _set_plain(self, **{name: check_count(name, getattr(self, name), minimum=-MOST_VALUES) for name in ("low", "high")})
         _set_plain(self, step=check_count("step", self.step), when=_condition(self.when))
-        _check_range(self)
         if max(abs(self.low), abs(self.high)) >= MOST_VALUES:
             raise ValueError(f"expected whole numbers below 2^53, got {self}; search a Float of smaller numbers, and round")
+        _check_range(self)
 
     @property
     def count(self) -> int:

@@ -381,7 +381,7 @@ def test_a_run_that_does_not_fit_is_not_started(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policy", "random", "--memory", "1"), "--memory and --seconds plan runs of bbkb and bkb over arms"),
+        (("--policy", "random", "--memory", "1"), "--memory plans runs of bbkb and bkb over arms; drop it"),
         (("--memory", "0"), "--memory to be a number of GiB above 0"),
         (("--seconds", "-1"), "seconds > 0"),
     ],
