@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,7 +37,10 @@ class Arms(Domain):
     def __post_init__(self) -> None:
         if not isinstance(self.points, LazyArms):
             check_points("arms", self.points)
-        if isinstance(self.points, Tensor | ProductGrid | MemmapArms | ShardedArms):  # of other sets it may take long
+            low, high = (2.0 * self.count * float(extreme) for extreme in torch.aminmax(self.points))
+            if not math.isfinite(high - low):
+                self.hull()
+        elif isinstance(self.points, ProductGrid | MemmapArms | ShardedArms):  # of other sets it may take long
             self.hull()
 
     @property

@@ -165,23 +165,24 @@ class Space:
         form = f"expected {what} to be a list of dictionaries with {', '.join(self.names)}"
         if isinstance(points, str) or not isinstance(points, Sequence):
             raise TypeError(f"{form}, got {type(points).__name__}; use list(…)")
+        wanted = [name for name, p in self.parameters.items() if name not in self._conditions and p.count != 1]
         for row, point in enumerate(points):
             if not isinstance(point, Mapping):
                 raise TypeError(f"{form}, got {type(point).__name__} in row {row}")
             unknown = [name for name in point if name not in self.parameters]
-            wanted = [name for name in self.parameters if name not in self._conditions]
-            missing = [name for name in wanted if name not in point and self.parameters[name].count != 1]
+            missing = [name for name in wanted if name not in point]
             if unknown or missing:
                 wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
                 fix = "take it out" if unknown else "add it"
                 raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}; {fix}")
         U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
         for name, parameter, columns in self._parts():
-            rows = [row for row, point in enumerate(points) if name in point]
-            encoded = parameter.encode([points[row][name] for row in rows], name)
-            if parameter.width:
+            encoded = parameter.encode([point[name] for point in points if name in point], name)
+            if parameter.width and parameter.when is None:
+                U[:, columns] = encoded
+            elif parameter.width:
                 U[:, columns] = parameter.columns(U.new_tensor([parameter.idle]))
-                U[rows, columns] = encoded
+                U[[row for row, point in enumerate(points) if name in point], columns] = encoded
         for name, _, absent in self._absent(U):
             for row, (point, away) in enumerate(zip(points, absent.tolist(), strict=True)):
                 if (name in point) == away and (away or self.parameters[name].count != 1):
@@ -207,7 +208,7 @@ class Space:
     def snap(self, U: Tensor) -> Tensor:
         """Return rows of ``U`` (``q x dims``, float64) moved to the encoded values of their points."""
         snapped = torch.cat([parameter.snap(U[:, where]) for _, parameter, where in self._parts()], dim=-1)
-        for name, where, absent in self._absent(snapped.clone()):
+        for name, where, absent in list(self._absent(snapped)):
             parameter = self.parameters[name]
             snapped[absent, where] = parameter.columns(U.new_tensor([parameter.idle]))
         return snapped

@@ -29,13 +29,13 @@ def test_draws_lie_inside_and_follow_the_generator(device):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ([[0.0], [1.0]], TypeError, "bounds to be a torch.Tensor"),
+        ([[0.0], [1.0]], ValueError, r"bounds as d pairs \[\(lower, upper\), …\], got shape \(2, 1\)"),
         (torch.zeros(3, 2), ValueError, "bounds of shape 2 x d"),
-        (torch.tensor([[0], [1]]), TypeError, "use bounds.double"),
+        (torch.tensor([[False], [True]]), TypeError, "use bounds.double"),
         (torch.tensor([[0.0, math.nan], [1.0, 1.0]]), ValueError, "finite bounds"),
         (torch.tensor([[0.0, 2.0], [1.0, 2.0]]), ValueError, "lower < upper bounds, got .2.0, 2.0. in column 1"),
     ],
-    ids=["list", "shape", "integers", "nan", "order"],
+    ids=["list", "shape", "booleans", "nan", "order"],
 )
 def test_bad_bounds_are_named(wrong, error, message):
     with pytest.raises(error, match=message):
@@ -127,7 +127,7 @@ def test_either_arms_or_bounds():
             "inside the bounds, got 1 outside, .* row 1",
         ),
         (torch.tensor([[0.0, math.inf]], dtype=torch.float64), ValueError, "finite initial inputs"),
-        ([0.0, 0.0], TypeError, "torch.as_tensor"),
+        ([0.0, 0.0], ValueError, "shape n x 2, got shape"),
     ],
     ids=["width", "dtype", "outside", "infinite", "list"],
 )

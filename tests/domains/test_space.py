@@ -264,16 +264,19 @@ def test_the_time_of_an_ask_does_not_grow_with_the_run_where_values_can_be_count
     everything = space.snap(torch.rand(100_000, 6, generator=generator, dtype=torch.float64))
 
     def seconds_of_an_ask(n: int) -> float:
+        """Return the least of twenty: other processes share the machine."""
         domain.mended(everything[:1], seen=everything[:n], repeats=False, generator=generator)
-        start = time.process_time()
+        seconds = []
         for row in range(1, 21):
             seen = torch.cat([everything[: n + row], everything[-1:]])  # one more result, another one out
+            start = time.process_time()
             made = domain.mended(everything[row : row + 1], seen=seen, repeats=False, generator=generator)
+            seconds.append(time.process_time() - start)
             assert not bool((seen == made).all(dim=-1).any())
-        return (time.process_time() - start) / 20
+        return min(seconds)
 
     few = seconds_of_an_ask(100)
-    assert seconds_of_an_ask(90_000) < 10.0 * few  # a search through 90,000 rows: 30 times
+    assert seconds_of_an_ask(90_000) < 10.0 * few + 1e-3  # a set of them anew: 0.1 s
 
 
 def test_a_repeat_is_known_whatever_was_seen_in_the_call_before(generator):
