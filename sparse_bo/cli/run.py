@@ -18,7 +18,6 @@ from sparse_bo.cli.inputs import AnyProblem, budget_of, described_problem, folde
 from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread_over
 from sparse_bo.cli.presets import POLICIES, given_settings, make_policy, read_settings
 from sparse_bo.domains import check_domain
-from sparse_bo.evaluations.pools import Workers
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion, TwoStage
@@ -63,7 +62,7 @@ def run(options: Namespace) -> None:
             goal=options.goal,
             budget=budget,
             preset=options.preset,
-            workers=workers,
+            workers=workers.count if workers is not None else None if getattr(problem, "vectorized", True) else 1,
             certified=planned or options.certify_every is not None,
         )
         if planned:
@@ -106,7 +105,7 @@ def policy_of(
     goal: str,
     budget: int,
     preset: str,
-    workers: Workers | None = None,
+    workers: int | None = None,
     certified: bool = False,
 ) -> tuple[Policy, str]:
     """Return the policy of a run and the reason for it, empty if it was named.
@@ -119,8 +118,7 @@ def policy_of(
         check_choice("policy", policy, tuple(POLICIES))
         goals = {"goal": goal} if POLICIES[policy] is TrustRegion else {}
         return make_policy(policy, {**given, **goals}, **build), ""
-    count = None if workers is None else workers.count
-    chosen, why = chosen_policy(check_domain(**domain), goal=goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
+    chosen, why = chosen_policy(check_domain(**domain), goal=goal, budget=budget, workers=workers)  # type: ignore[arg-type]  # checked
     if isinstance(chosen, TwoStage):  # its first policy takes settings too
         own = {key: value for key, value in given.items() if key not in _fields(chosen.first)}
         first = {key: value for key, value in given.items() if key not in own}

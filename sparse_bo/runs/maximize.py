@@ -15,7 +15,7 @@ from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import check_budget
+from sparse_bo.runs.arguments import check_budget, takes_batches
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice
@@ -100,7 +100,8 @@ def maximize(
         assert storage is not None
         loop = _resumed(storage, arms, initial=initial, **run)
     else:
-        at_a_time = None if spread is None else spread.count
+        batches = takes_batches(call_with, vectorized, named=space is not None)
+        at_a_time = spread.count if spread is not None else None if batches else 1
         loop = AskTell(arms, **run, initial=initial, storage=storage, goal=goal, budget=budget, workers=at_a_time)
     how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays, "callback": callback}
     result: Result | None = None
