@@ -66,7 +66,8 @@ def maximize(
             not count against the budget. For a resumed run: those of its start, or none.
         call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
             :meth:`AskTell.run`.
-        vectorized: ``False``: the objective takes one point and returns a number.
+        vectorized: ``False``: the objective takes one point and returns a number. Without workers the default policy on a box
+            then makes a pick from all results before it, where the best point counts.
         arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``.
         executor: Where the objective runs; ``None``: in this process.
         workers: Concurrent evaluations; default: the executor's number of workers.
