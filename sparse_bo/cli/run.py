@@ -18,6 +18,7 @@ from sparse_bo.cli.inputs import AnyProblem, budget_of, described_problem, folde
 from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread_over
 from sparse_bo.cli.presets import POLICIES, given_settings, make_policy, read_settings
 from sparse_bo.domains import check_domain
+from sparse_bo.evaluations.pools import Workers
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion, TwoStage
@@ -62,7 +63,7 @@ def run(options: Namespace) -> None:
             goal=options.goal,
             budget=budget,
             preset=options.preset,
-            workers=workers.count if workers is not None else None if getattr(problem, "vectorized", True) else 1,
+            workers=workers,
             certified=planned or options.certify_every is not None,
         )
         if planned:
@@ -105,7 +106,7 @@ def policy_of(
     goal: str,
     budget: int,
     preset: str,
-    workers: int | None = None,
+    workers: Workers | None = None,
     certified: bool = False,
 ) -> tuple[Policy, str]:
     """Return the policy of a run and the reason for it, empty if it was named.
@@ -118,7 +119,8 @@ def policy_of(
         check_choice("policy", policy, tuple(POLICIES))
         goals = {"goal": goal} if POLICIES[policy] is TrustRegion else {}
         return make_policy(policy, {**given, **goals}, **build), ""
-    chosen, why = chosen_policy(check_domain(**domain), goal=goal, budget=budget, workers=workers)  # type: ignore[arg-type]  # checked
+    count = None if workers is None else workers.count
+    chosen, why = chosen_policy(check_domain(**domain), goal=goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
     if isinstance(chosen, TwoStage):  # its first policy takes settings too
         own = {key: value for key, value in given.items() if key not in _fields(chosen.first)}
         first = {key: value for key, value in given.items() if key not in own}

@@ -87,12 +87,6 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
     return picks, values
 
 
-def takes_batches(call_with: str | None, vectorized: bool | None, *, named: bool) -> bool:
-    """Return whether an objective takes a batch in one call: by default unless it takes dictionaries."""
-    dictionaries = call_with == "parameters" or (call_with is None and named)
-    return not dictionaries if vectorized is None else vectorized
-
-
 def evaluation_of(
     objective: Callable[..., Any], call_with: str | None, vectorized: bool | None, arrays: str, *, indexed: bool, named: bool
 ) -> Evaluate:
@@ -107,5 +101,5 @@ def evaluation_of(
         if not named:
             raise ValueError("expected call_with='parameters' with space=, got it without; use call_with='X'")
         arrays = "list"  # dictionaries hold Python scalars: workers need no torch
-    vectorized = takes_batches(call_with, vectorized, named=named)
+    vectorized = call_with != "parameters" if vectorized is None else vectorized
     return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above

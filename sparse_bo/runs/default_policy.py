@@ -65,14 +65,13 @@ def chosen_policy(
     of a GP over 4 inputs (13 seeds; the same over 1,000 evaluations of seeds 0 to 4).
 
     :class:`~sparse_bo.policies.ExpectedImprovement` and :class:`~sparse_bo.policies.TrustRegion` have as many points out at a
-    time as there are workers (at least 4; on a box one where one evaluation is made at a time and the best point counts), and
-    an initial design of at most a third of the budget.
+    time as there are workers (at least 4), and an initial design of at most a third of the budget.
 
     Args:
         domain: The domain.
         goal: ``"best"`` or ``"cumulative"``.
         budget: Planned evaluations; ``None``: unknown.
-        workers: Concurrent evaluations; 1: each result is there before the next evaluation; ``None``: unknown.
+        workers: Concurrent evaluations; ``None``: unknown, or one.
         certified: Whether the run has certificates.
         observed: Number of initial observations.
 
@@ -106,10 +105,7 @@ def _fitting(
 ) -> ChosenPolicy:
     """Return the policy with batches for all workers, and an initial design of at most a third of the budget."""
     reasons = [why]
-    if workers == 1 and isinstance(policy, TrustRegion) and not policy.cumulative:
-        policy = replace(policy, batch_size=1)
-        reasons.append("one evaluation at a time")
-    elif workers is not None and workers > default_batch(0):
+    if workers is not None and workers > default_batch(0):
         policy = replace(policy, batch_size=workers)
         reasons.append(f"batches for {workers} workers")
     design = policy.on(domain).design_size

@@ -15,7 +15,7 @@ from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import check_budget, takes_batches
+from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice
@@ -66,8 +66,7 @@ def maximize(
             not count against the budget. For a resumed run: those of its start, or none.
         call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
             :meth:`AskTell.run`.
-        vectorized: ``False``: the objective takes one point and returns a number. Without workers the default policy on a box
-            then makes a pick from all results before it, where the best point counts.
+        vectorized: ``False``: the objective takes one point and returns a number.
         arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``.
         executor: Where the objective runs; ``None``: in this process.
         workers: Concurrent evaluations; default: the executor's number of workers.
@@ -101,8 +100,7 @@ def maximize(
         assert storage is not None
         loop = _resumed(storage, arms, initial=initial, **run)
     else:
-        batches = takes_batches(call_with, vectorized, named=space is not None)
-        at_a_time = spread.count if spread is not None else None if batches else 1
+        at_a_time = None if spread is None else spread.count
         loop = AskTell(arms, **run, initial=initial, storage=storage, goal=goal, budget=budget, workers=at_a_time)
     how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays, "callback": callback}
     result: Result | None = None

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from sparse_bo import BBKB, AskTell, Float, ProductGrid, TrustRegion, maximize
+from sparse_bo import BBKB, AskTell, ProductGrid, TrustRegion, maximize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.policies import ExpectedImprovement, RandomSearch, TwoStage
@@ -95,11 +95,6 @@ def test_workers_decide_the_batch_and_a_small_budget_the_design():
     many = chosen_policy(here, budget=300, workers=64)
     assert many.policy == TrustRegion(batch_size=64)
     assert "64 workers" in many.why
-    alone = chosen_policy(here, budget=300, workers=1)
-    assert alone.policy == TrustRegion(batch_size=1)
-    assert "one evaluation at a time" in alone.why
-    assert chosen_policy(here, goal="cumulative", budget=300, workers=1).policy == TrustRegion(goal="cumulative")
-    assert chosen_policy(Arms(arms(600, 3)), budget=300, workers=1).policy == ExpectedImprovement()
     small = chosen_policy(here, budget=30)
     assert small.policy == TrustRegion(initial_design=10)
     assert "budget of 30" in small.why
@@ -107,29 +102,6 @@ def test_workers_decide_the_batch_and_a_small_budget_the_design():
     counted = chosen_policy(here, goal="cumulative", budget=30, workers=64)
     assert counted.policy == TrustRegion(goal="cumulative", batch_size=64)  # its design is smaller: 10
     assert chosen_policy(here, goal="cumulative", budget=27).policy.initial_design == 9
-
-
-def bowl(x):
-    return -float((x - 0.3).square().sum())
-
-
-def named(parameters):
-    return -((parameters["x"] - 0.3) ** 2) - parameters["y"] ** 2
-
-
-@pytest.mark.parametrize(
-    ("objective", "settings", "size"),
-    [
-        (bowl, {"bounds": unit_box(), "vectorized": False}, 1),
-        (named, {"space": {"x": Float(0.0, 1.0), "y": Float(-1.0, 1.0)}}, 1),
-        (lambda X: -(X - 0.3).square().sum(dim=-1), {"bounds": unit_box()}, 4),
-        (bowl, {"bounds": unit_box(), "vectorized": False, "executor": "threads", "workers": 2}, 4),
-    ],
-    ids=["points", "dictionaries", "batches", "two workers"],
-)
-def test_where_results_come_one_by_one_each_pick_knows_all_before_it(objective, settings, size):
-    result = maximize(objective, budget=17, seed=0, **settings)
-    assert [len(row.values) for row in result.history.rows] == [5] + [size] * (12 // size)
 
 
 def test_what_does_not_fit_is_refused():
