@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,12 +88,11 @@ class RegionSearch(Mechanism[RegionState]):
         U, seen, highest = after.U, after.replicates, int(after.y.argmax())
         region = state.region or Region(centre=highest, length=self.settings.first_length)
         centre = U[highest if region.centre is None else region.centre]
-        length = None if self.settings.cumulative else math.inf if region.centre is None else region.length
-        sizes = {"since": state.pulls, "most": self.settings.model_size}
+        most = self.settings.model_size
         with watch.phase("learn"):
-            fitted = fitted_region(U, seen, centre=centre, length=length, before=state.fitted, **sizes)
+            fitted = fitted_region(U, seen, centre=centre, before=state.fitted, since=state.pulls, most=most)
         with watch.phase("fit"), one_thread():
-            rows = seen.rows if seen.exact else fitted.rows
+            rows = fitted.rows
             region = region.after(
                 self.settings,
                 rows=rows,

@@ -53,14 +53,14 @@ class RegionSettings(ImprovementSettings):
     """Settings of a trust region, after TuRBO (Eriksson et al. 2019). Lengths are in the unit cube.
 
     Attributes:
-        exploration: Share of the picks made in the whole box while the region is smaller, in [0, 1]. ``None``: 0; with
-            ``goal="cumulative"`` 1/4 in up to ``many_inputs`` inputs.
+        exploration: Share of the picks made in the whole box while the region is smaller, in [0, 1]. ``None``: 1/4 in up to
+            ``many_inputs`` inputs, 0 in more.
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts (cumulative regret); its
             initial design has at most 10 points.
         first_length: Length of the region at the start and after a restart.
         shortest_length: The search restarts elsewhere when the length falls below it.
-        patience: Batches with progress after which the length doubles, counted since it last changed. It halves after
-            ``patience + 1`` evaluations in a row without progress, or d if that is more.
+        patience: Batches in a row with progress after which the length doubles. It halves after ``patience + 1`` evaluations
+            in a row without progress, or d if that is more.
         candidates: Points at which expected improvement is computed before it is climbed.
         perturbed_inputs: Inputs in which a candidate differs from the centre, on average, in more than ``many_inputs`` inputs.
         many_inputs: In more inputs than these, candidates differ from the centre in some inputs only.
@@ -122,11 +122,6 @@ def default_batch(evaluations: int) -> int:
     return max(4, evaluations // 200)
 
 
-def side_weights(lengthscales: Tensor) -> Tensor:
-    """Return the sides of a region (``d``) over their geometric mean; irrelevant inputs have huge lengthscales."""
-    return (lengthscales / lengthscales.log().mean().exp()).clamp(0.1, 10.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Region:
     """A box around the best point of its own evaluations. A value."""
@@ -136,7 +131,7 @@ class Region:
     length: float = field(metadata=KEPT)
     """Geometric mean of the sides in the unit cube, before they are cut at its faces."""
     successes: int = field(default=0, metadata=KEPT)
-    """Batches with progress since the length last changed."""
+    """Batches in a row with progress."""
     failures: int = field(default=0, metadata=KEPT)
     """Evaluations since the last progress."""
     start: int = field(default=0, metadata=KEPT)
@@ -146,7 +141,8 @@ class Region:
 
     def corners(self, centre: Tensor, lengthscales: Tensor) -> tuple[Tensor, Tensor]:
         """Return the lower and upper corner (``d``) in the unit cube; sides are proportional to the lengthscales."""
-        half = 0.5 * self.length * side_weights(lengthscales)
+        weights = (lengthscales / lengthscales.log().mean().exp()).clamp(0.1, 10.0)  # irrelevant inputs have huge ones
+        half = 0.5 * self.length * weights
         return (centre - half).clamp(0.0, 1.0), (centre + half).clamp(0.0, 1.0)
 
     def after(
@@ -163,7 +159,8 @@ class Region:
     ) -> Region:
         """Return the region after a batch (Eriksson et al. 2019, §2, on posterior means instead of observations). O(n).
 
-        One posterior rates old and new points alike, so that noise is no progress.
+        One posterior rates old and new points alike, so that noise is no progress: a rise of the best mean counts from 0.001
+        standard deviations of the observations plus a tenth of their noise on.
 
         Args:
             settings: Settings of the policy.
@@ -180,38 +177,25 @@ class Region:
             if distinct < settings.restart_design(dims) or not bool(own.any()):
                 return self
             return replace(self, centre=_highest(rows, means, own))
-        region = self._resized(
-            settings, new=own & (rows >= newest), old=own & (rows < newest), means=means, dims=dims, noise=noise
-        )
+        region, new, old = self, own & (rows >= newest), own & (rows < newest)
+        if bool(new.any()) and bool(old.any()):
+            rise = float(means[new].max() - means[old].max())
+            region = self._resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), dims=dims)
         if region.length < settings.shortest_length:
             return Region(centre=None, length=settings.first_length, start=total, restarts=self.restarts + 1)
         return replace(region, centre=_highest(rows, means, own)) if bool(own.any()) else region
 
-    def _resized(self, settings: RegionSettings, *, new: Tensor, old: Tensor, means: Tensor, dims: int, noise: float) -> Region:
-        if not bool(new.any()) or not bool(old.any()):
-            return self
-        if _progress(new, old, means=means, noise=noise, dims=dims):
+    def _resized(self, settings: RegionSettings, *, progress: bool, fresh: int, dims: int) -> Region:
+        """Return the region after ``fresh`` evaluations with or without progress."""
+        if progress:
             successes = self.successes + 1
             if successes < settings.patience:
                 return replace(self, successes=successes, failures=0)
             return replace(self, successes=0, failures=0, length=min(2.0 * self.length, 2.0 * settings.first_length))
-        failures = self.failures + int(new.sum())
+        failures = self.failures + fresh
         if failures < settings.failures(dims):
-            return replace(self, failures=failures)
+            return replace(self, successes=0, failures=failures)
         return replace(self, successes=0, failures=0, length=0.5 * self.length)
-
-
-def _progress(new: Tensor, old: Tensor, *, means: Tensor, noise: float, dims: int) -> bool:
-    """Return whether the best mean rose from old to new points (``n`` booleans each, not all false).
-
-    A rise counts from 0.001 standard deviations of the observations plus a tenth of their noise on; without noise, from 0.001
-    of the spread of the best 2 (d + 1) old ones, which falls as a search converges.
-    """
-    unit = 1.0
-    if noise == 0.0:
-        best = means[old].topk(min(2 * (dims + 1), int(old.sum()))).values
-        unit = float(best[0] - best[-1])
-    return float(means.masked_fill(~new, -torch.inf).max() - means[old].max()) > 1e-3 * unit + 0.1 * noise
 
 
 def _highest(rows: Tensor, means: Tensor, among: Tensor) -> int:

@@ -22,19 +22,16 @@ from sparse_bo.gp.posterior import Posterior, ProcessPrior, exact
 from sparse_bo.gp.priors import Priors
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warp, warps
-from sparse_bo.policies.trust_region.region import side_weights
+from sparse_bo.policies.trust_region.observations import Replicates, Warp, warp, warps
 
 LEARNED_FROM = 300
 """Points that hyper-parameters are learned from, at most."""
 HIGHEST = 40
 """The highest observations are always among them: the best point of the run is one of these."""
 CHOOSE_AGAIN = 1.25
-"""Kernel and warping are chosen anew whenever the data has grown or shrunk by this factor."""
+"""Kernel and warping are chosen anew whenever the data has grown by this factor."""
 EXACT_NOISE = 1e-6
 """Largest noise variance, in units of the scale, of a model of exact observations (docs/decisions/110)."""
-WINDOW, FEWEST = 2.0, 6
-"""Without noise, a model knows the points in a box of ``WINDOW`` times its region's sides, at least ``FEWEST`` an input."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,9 +55,8 @@ class FittedRegion:
         Returns:
             Medians, and half of the width between the quantiles one standard deviation below and above.
         """
-        at, bend = self.gp.moments(U), self.warp.inverse
-        spread = at.variance.sqrt()
-        return bend(at.mean), 0.5 * (bend(at.mean + spread) - bend(at.mean - spread))
+        at = self.gp.moments(U)
+        return self.warp.inverse(at.mean), self.warp.half_width(at.mean, at.variance)
 
     def recommended(self, U: Tensor, seen: Replicates) -> tuple[int, float, float]:
         """Return the row of the evaluation to recommend, with median and spread there. O(n² + n d + n log n).
@@ -104,46 +100,13 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
     return torch.cat([first, rest[:near], spread]).sort().values
 
 
-def near_rows(X: Tensor, *, centre: Tensor, lengthscales: Tensor | None, length: float) -> Tensor:
-    """Return the rows of a region's neighbourhood (:data:`WINDOW`), ascending. O(n d)."""
-    sides = 1.0 if lengthscales is None else side_weights(lengthscales)
-    distances = ((X - centre) / sides).abs().amax(dim=-1)
-    fewest = distances.kthvalue(min(len(X), FEWEST * X.shape[1])).values
-    return (distances <= fewest.clamp_min(0.5 * WINDOW * length)).nonzero().squeeze(-1)
-
-
-def local_priors(size: float) -> Priors:
-    """Return the priors of an objective without noise in a box of a size (the mean side in the unit cube).
-
-    Lengthscales are in units of the size. The density of the noise is flat: it stands for rounding, and what the kernel misses.
-    """
-    return replace(
-        PRIORS,
-        lengthscale=size * PRIORS.lengthscale,
-        alone=size * PRIORS.alone,
-        lengthscales=(size * PRIORS.lengthscales[0], PRIORS.lengthscales[1]),
-        starts=tuple((size * ell, noise) for ell, noise in PRIORS.starts),
-        noise=1e-9,
-        noise_sd=10.0,
-        noises=(1e-12, EXACT_NOISE),
-    )
-
-
 def fitted_region(
-    X: Tensor,
-    seen: Replicates,
-    *,
-    centre: Tensor,
-    before: FittedRegion | None,
-    since: int,
-    most: int,
-    length: float | None = None,
+    X: Tensor, seen: Replicates, *, centre: Tensor, before: FittedRegion | None, since: int, most: int
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
     Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping). Without
-    noise, that of the model is at most :data:`EXACT_NOISE`, and the model of a short region is local, and not warped: close to
-    a maximum a smooth objective is quadratic, while a warping bends most there.
+    noise, that of the model is at most :data:`EXACT_NOISE`.
 
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
@@ -152,31 +115,22 @@ def fitted_region(
         before: The model before; learning starts from its hyper-parameters, which stay if no point is new.
         since: Number of evaluations before the new results.
         most: Points that the model knows, at most.
-        length: Of the region; ``None``: the model is not local.
     """
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
-    at, kinds, ell = seen.rows, KINDS, None if before is None else before.learned.reach
-    if seen.exact and length is not None:
-        at = at[near_rows(X[at], centre=centre, lengthscales=ell, length=length)]
-        size = min(1.0, WINDOW * length)
-        priors, kinds = local_priors(size), KINDS if size >= 0.5 else KINDS[:1]
-    n = len(at)
+    at, n = seen.rows, len(seen.rows)
+    ell = None if before is None else before.learned.reach
     rows = at[known_rows(X[at], seen.values[at], centre=centre, lengthscales=ell, most=most)]
     U, v = X[rows], seen.values[rows]
     some = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
     data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
     with one_thread():
-        same = None
-        if before is not None and before.warp.kind in kinds and 1.0 / CHOOSE_AGAIN < n / before.chosen_at < CHOOSE_AGAIN:
-            same = warp(before.warp.kind, v)
+        same = None if before is None or n >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
         if before is not None and same is not None:
             chosen, learned, at_size = same, before.learned, before.chosen_at
             if bool((at >= since).any()):
                 learned = data.learned(same, [learned.family], priors, start=learned, max_steps=15)
         else:
-            chosen, learned = _chosen(
-                data, list(warps(v, kinds)), start=None if before is None else before.learned, priors=priors
-            )
+            chosen, learned = _chosen(data, v, start=None if before is None else before.learned, priors=priors)
             at_size = n
         gp = local_posterior(U, chosen(v), learned, counts=seen.counts[rows])
     return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=at_size)
@@ -237,16 +191,15 @@ def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates) -> FittedRegion:
     return FittedRegion(gp=gp, learned=learned, warp=again, **kept)
 
 
-def _chosen(
-    data: LearningData, candidates: Sequence[Warp], *, start: Hyperparameters | None, priors: Priors
-) -> tuple[Warp, Hyperparameters]:
-    """Return the warping of some and the hyper-parameters of the highest evidence; at a tie the simpler ones."""
+def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, priors: Priors) -> tuple[Warp, Hyperparameters]:
+    """Return the warping (of those for ``v``) and the hyper-parameters of the highest evidence; at a tie the simpler ones."""
     steps = 40 if start is None else 20
 
     def fitted(candidate: Warp, families: Sequence[str]) -> tuple[float, Warp, Hyperparameters]:
         learned = data.learned(candidate, families, priors, start=start, max_steps=steps, restart=True)
         return learned.evidence + data.log_slope(candidate), candidate, learned
 
+    candidates = list(warps(v))
     best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one[0])
     n, d = data.X.shape
     if 1 < d <= n / 4:  # a sum needs some observations for each input
@@ -308,5 +261,5 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
             warped,
             sample_transform=bend.inverse,
             mean_transform=lambda m, _: bend.inverse(m),
-            variance_transform=lambda m, v: (0.5 * (bend.inverse(m + v.sqrt()) - bend.inverse(m - v.sqrt()))).square(),
+            variance_transform=lambda m, v: bend.half_width(m, v).square(),
         )
