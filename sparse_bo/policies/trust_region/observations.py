@@ -10,7 +10,6 @@ models the observations, their logarithm below the best, or their asinh.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -131,14 +130,12 @@ class Warp:
 
     def log_slope(self, y: Tensor) -> Tensor:
         """Return ``log dt/dy``, elementwise."""
-        z = self._distances(y)
-        if self.kind == "plain":
-            bend = torch.zeros_like(z)
-        elif self.kind == "asinh":
-            bend = -torch.hypot(z, torch.ones_like(z)).log()
-        else:
-            bend = -torch.log1p(-z)
-        return bend - math.log(self.width) - math.log(self.spread)
+        return -self.inverse_slope(self(y)).log()
+
+    def half_width(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return half of the width (y) between the quantiles one sd below and above normal warped values, elementwise."""
+        sd = variance.sqrt()
+        return 0.5 * (self.inverse(mean + sd) - self.inverse(mean - sd))
 
     def _distances(self, y: Tensor) -> Tensor:
         z = (y.clamp(-LARGEST, LARGEST) - self.origin) / self.width

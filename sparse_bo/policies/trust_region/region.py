@@ -159,7 +159,8 @@ class Region:
     ) -> Region:
         """Return the region after a batch (Eriksson et al. 2019, §2, on posterior means instead of observations). O(n).
 
-        One posterior rates old and new points alike, so that noise is no progress.
+        One posterior rates old and new points alike, so that noise is no progress: a rise of the best mean counts from 0.001
+        standard deviations of the observations plus a tenth of their noise on.
 
         Args:
             settings: Settings of the policy.
@@ -176,34 +177,25 @@ class Region:
             if distinct < settings.restart_design(dims) or not bool(own.any()):
                 return self
             return replace(self, centre=_highest(rows, means, own))
-        region = self._resized(
-            settings, new=own & (rows >= newest), old=own & (rows < newest), means=means, dims=dims, noise=noise
-        )
+        region, new, old = self, own & (rows >= newest), own & (rows < newest)
+        if bool(new.any()) and bool(old.any()):
+            rise = float(means[new].max() - means[old].max())
+            region = self._resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), dims=dims)
         if region.length < settings.shortest_length:
             return Region(centre=None, length=settings.first_length, start=total, restarts=self.restarts + 1)
         return replace(region, centre=_highest(rows, means, own)) if bool(own.any()) else region
 
-    def _resized(self, settings: RegionSettings, *, new: Tensor, old: Tensor, means: Tensor, dims: int, noise: float) -> Region:
-        if not bool(new.any()) or not bool(old.any()):
-            return self
-        if _progress(new, old, means=means, noise=noise):
+    def _resized(self, settings: RegionSettings, *, progress: bool, fresh: int, dims: int) -> Region:
+        """Return the region after ``fresh`` evaluations with or without progress."""
+        if progress:
             successes = self.successes + 1
             if successes < settings.patience:
                 return replace(self, successes=successes, failures=0)
             return replace(self, successes=0, failures=0, length=min(2.0 * self.length, 2.0 * settings.first_length))
-        failures = self.failures + int(new.sum())
+        failures = self.failures + fresh
         if failures < settings.failures(dims):
             return replace(self, successes=0, failures=failures)
         return replace(self, successes=0, failures=0, length=0.5 * self.length)
-
-
-def _progress(new: Tensor, old: Tensor, *, means: Tensor, noise: float) -> bool:
-    """Return whether the best mean rose from old to new points (``n`` booleans each, not all false).
-
-    A rise counts from 0.001 standard deviations of the observations plus a tenth of their noise on.
-    """
-    rise = float(means.masked_fill(~new, -torch.inf).max() - means[old].max())
-    return rise > 1e-3 + 0.1 * noise
 
 
 def _highest(rows: Tensor, means: Tensor, among: Tensor) -> int:

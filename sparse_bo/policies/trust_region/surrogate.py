@@ -55,9 +55,8 @@ class FittedRegion:
         Returns:
             Medians, and half of the width between the quantiles one standard deviation below and above.
         """
-        at, bend = self.gp.moments(U), self.warp.inverse
-        spread = at.variance.sqrt()
-        return bend(at.mean), 0.5 * (bend(at.mean + spread) - bend(at.mean - spread))
+        at = self.gp.moments(U)
+        return self.warp.inverse(at.mean), self.warp.half_width(at.mean, at.variance)
 
     def recommended(self, U: Tensor, seen: Replicates) -> tuple[int, float, float]:
         """Return the row of the evaluation to recommend, with median and spread there. O(n² + n d + n log n).
@@ -266,5 +265,5 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
             warped,
             sample_transform=bend.inverse,
             mean_transform=lambda m, _: bend.inverse(m),
-            variance_transform=lambda m, v: (0.5 * (bend.inverse(m + v.sqrt()) - bend.inverse(m - v.sqrt()))).square(),
+            variance_transform=lambda m, v: bend.half_width(m, v).square(),
         )
