@@ -126,7 +126,10 @@ def make_policy(name: str, given: Mapping[str, Any], *, problem: str, budget: in
     accepted = {field.name for field in fields(kind)}
     if "dictionary_size" in given or isinstance(given.get("dictionary"), str):
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
-    if "covar_module" in accepted:
+    if "covar_module" in accepted and "regularization" not in accepted:  # a kernel alone, without the preset of a prior
+        scales = {scale: given.pop(scale, None) for scale in SCALES}
+        given["covar_module"] = make_kernel(given.pop("kernel", "learned"), **scales)
+    elif "covar_module" in accepted:
         chosen: dict[str, Any] = {}
         if name in ("sbpe", "bpe"):
             chosen = DRAWN if problem == "gp-draw" else ELIMINATION

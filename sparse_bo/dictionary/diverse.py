@@ -15,7 +15,7 @@ from sparse_bo.errors import SamplerError
 from sparse_bo.gp.expected_improvement import log_expected_improvement
 from sparse_bo.linalg.cholesky import pivoted_cholesky, safe_cholesky
 from sparse_bo.linalg.reductions import running_sums
-from sparse_bo.validation import check_count
+from sparse_bo.validation import check_count, check_flag
 
 
 class GreedyVarianceSampler(SizedSampler):
@@ -53,6 +53,10 @@ class IPASampler(SizedSampler):
     """
 
     maximize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flag("maximize", self.maximize)
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """See :meth:`Sampler.sample`. Draws nothing."""

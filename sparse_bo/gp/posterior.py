@@ -253,7 +253,14 @@ class Posterior:
 
 
 def exact(
-    prior: ProcessPrior, X: Tensor, y: Tensor, *, noise: float, counts: Tensor | None = None, floor: float = 0.0
+    prior: ProcessPrior,
+    X: Tensor,
+    y: Tensor,
+    *,
+    noise: float,
+    counts: Tensor | None = None,
+    floor: float = 0.0,
+    K: Tensor | None = None,
 ) -> Posterior:
     """Return the exact posterior. O(n³).
 
@@ -264,11 +271,12 @@ def exact(
         noise: Variance of one observation's noise in units of the output scale.
         counts: ``n`` observations that each y is the mean of; ``None``: one.
         floor: Least variance in units of the output scale.
+        K: ``n x n`` kernel matrix, if it is known; overwritten.
 
     Raises:
         ValueError: If the kernel matrix is not finite.
     """
-    K = prior.kernel.cross(X, X)
+    K = prior.kernel.cross(X, X) if K is None else K
     K.diagonal(dim1=-2, dim2=-1).add_(noise if counts is None else noise / counts.to(K))
     lower = safe_cholesky(K).factor
     alpha = torch.cholesky_solve((y - prior.mean_at(X)).unsqueeze(-1), lower).squeeze(-1)

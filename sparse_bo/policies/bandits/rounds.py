@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from sparse_bo.policies.states import State, Stopwatch
 from sparse_bo.widths import Confidence, NormWidth, Width
 from sparse_bo.widths.calibration import StandardisedErrors
 
-U = TypeVar("U", bound="UCBState")
+U = TypeVar("U", bound=State)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,15 +60,6 @@ class UCBNumbers:
     """Estimate of F in the width; ``None`` without one."""
 
 
-class UCBState(State, Protocol):
-    """The state of an upper-confidence policy."""
-
-    @property
-    def fitted(self) -> Any:
-        """:class:`UCBNumbers` with ``posterior``, which has a ``dictionary``; ``None`` before the first model."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UCBMechanism(Mechanism[U], ABC):
     """An upper-confidence policy on a domain.
@@ -91,7 +82,7 @@ class UCBMechanism(Mechanism[U], ABC):
 
     keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
 
-    def freeze(self, state: U) -> Frozen:
+    def freeze(self, state: Any) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(evaluated inputs + m), without posterior and domain."""
         frozen, fitted = self._evaluations(state), state.fitted
         if fitted is None:
@@ -100,7 +91,7 @@ class UCBMechanism(Mechanism[U], ABC):
         return frozen | persistence.freeze_fields(fitted) | dictionary | persistence.freeze_prior(fitted.prior)
 
     @abstractmethod
-    def _evaluations(self, state: U) -> dict[str, Any]:
+    def _evaluations(self, state: Any) -> dict[str, Any]:
         """Return a snapshot of the evaluations."""
 
     def _next_prior(
