@@ -58,7 +58,7 @@ class Fit:
         """Return the covariance of the posterior process between points."""
         state = self.state
         left, right = (state.factor.features(kernel(self.D, points)) for points in (A, B))
-        return dtc.covariance(state, left, right, kernel(A, B))
+        return kernel(A, B) - left @ right.T + dtc.whitened(state, left) @ dtc.whitened(state, right).T
 
     @property
     def ratio(self) -> float:

@@ -57,12 +57,13 @@ class CovarianceFunction:
             Y: ``n' x d``.
             out: ``n x n'``, any strides: takes the result, which need not be copied then to where it is kept.
         """
-        if self.structure is None or not evaluated_here(self.structure, X, Y):
+        dtype = None if self.structure is None or X.dim() != 2 or Y.dim() != 2 else computed_in(self.structure, X, Y)
+        if self.structure is None or dtype is None:
             with gpytorch.settings.lazily_evaluate_kernels(False):
                 K = self.kernel(X, Y).to_dense()
             return K if out is None else out.copy_(K)
         if out is None:
-            out = torch.empty(len(X), len(Y), dtype=computed_in(self.structure, X, Y), device=X.device)
+            out = X.new_empty(len(X), len(Y), dtype=dtype)
         tiles.fill(self.structure, X, Y, out)
         return out
 
@@ -71,8 +72,7 @@ class CovarianceFunction:
         """Return ``k(x, x)`` of each row, ``n`` from ``n x d``. O(n d)."""
         if self.structure is None or not evaluated_here(self.structure, X, X):
             return self.kernel(X, diag=True)
-        dtype = computed_in(self.structure, X, X)
-        return torch.full((len(X),), self.structure.variance, dtype=dtype, device=X.device)
+        return X.new_full((len(X),), self.structure.variance, dtype=computed_in(self.structure, X, X))
 
 
 def evaluated_here(structure: Structure | None, X: Tensor, Y: Tensor) -> bool:

@@ -41,10 +41,10 @@ class Leaf:
     columns: Tensor | None = None
     """Input columns that it sees, in order; ``None`` for all."""
 
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Precision of its parameters; ``None`` without any."""
-        return None if self.outputscale is None else self.outputscale.dtype
+    @cached_property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Precision of its parameters; empty without any."""
+        return frozenset() if self.outputscale is None else frozenset((self.outputscale.dtype,))
 
     @cached_property
     def variance(self) -> float:
@@ -77,10 +77,10 @@ class Stationary(Leaf):
     inverse_lengthscale: Tensor
     """``1`` or one for each column (1/x)."""
 
-    @property
-    def dtype(self) -> torch.dtype:
+    @cached_property
+    def dtypes(self) -> frozenset[torch.dtype]:
         """See :class:`Leaf`."""
-        return self.inverse_lengthscale.dtype
+        return frozenset((self.inverse_lengthscale.dtype,))
 
     @cached_property
     def weights(self) -> Tensor:
@@ -111,6 +111,11 @@ class Combination:
         """k(x, x) (y²)."""
         return (sum if self.adds else math.prod)(part.variance for part in self.parts)
 
+    @cached_property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """See :class:`Leaf`."""
+        return frozenset().union(*(part.dtypes for part in self.parts))
+
     @property
     def leaves(self) -> list[Stationary | Tanimoto]:
         """The kernels that it is made of."""
@@ -130,10 +135,14 @@ def computed_in(structure: Structure, X: Tensor, Y: Tensor) -> torch.dtype | Non
 
     All of one precision, or bits and integers, which a Tanimoto kernel compares in float64.
     """
-    dtype = X.dtype if X.is_floating_point() else torch.float64
-    own = {leaf.dtype for leaf in structure.leaves} - {None}
-    known = X.is_floating_point() or all(isinstance(leaf, Tanimoto) for leaf in structure.leaves)
-    return dtype if X.dtype == Y.dtype and known and dtype in (torch.float64, torch.float32) and own <= {dtype} else None
+    dtype = X.dtype
+    if dtype != Y.dtype:
+        return None
+    if not dtype.is_floating_point:
+        if not all(isinstance(leaf, Tanimoto) for leaf in structure.leaves):
+            return None
+        dtype = torch.float64
+    return dtype if dtype in (torch.float64, torch.float32) and structure.dtypes <= {dtype} else None
 
 
 def structure_of(kernel: Kernel) -> Structure | None:

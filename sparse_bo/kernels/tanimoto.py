@@ -74,6 +74,9 @@ def products(X: Tensor, Y: Tensor, dtype: torch.dtype) -> Tensor:
 class Fingerprints:
     """Rows as the kernel uses them: in float32 where their products are exact in it, and their squared norms."""
 
+    centre = None
+    """Rows are not moved."""
+
     def __init__(self, X: Tensor) -> None:
         """Prepare ``… x n x d`` rows. O(n d)."""
         self.dtype = torch.float64 if not X.is_floating_point() else X.dtype

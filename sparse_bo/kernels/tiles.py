@@ -11,7 +11,7 @@ again from the difference of its inputs.
 from __future__ import annotations
 
 import math
-import os
+import sys
 from collections.abc import Mapping
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -40,10 +40,12 @@ _CHUNK_COLUMNS = 4096
 def on_triton(X: Tensor) -> bool:
     """Return whether kernels of inputs on the device of ``X`` are evaluated by the package's own kernel for GPUs.
 
-    On a CPU as well where Triton interprets (its ``TRITON_INTERPRET=1``).
+    On a CPU as well once that was imported where Triton interprets (its ``TRITON_INTERPRET=1``).
     """
     device = X.device.type
-    return (device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")) and triton_is_there()
+    if device == "cpu":
+        return (module := sys.modules.get("sparse_bo.kernels.triton_kernel")) is not None and module.INTERPRETED
+    return device == "cuda" and triton_is_there()
 
 
 @cache
@@ -200,7 +202,7 @@ def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, *, prepared: P
     }
     tiles = _Tiles(sides, out, height * width_of(width))
     for part in row_slices(n, chunk=chunk):
-        others = known or {leaf: others_of(leaf, Y[part], getattr(side, "centre", None)) for leaf, side in sides.items()}
+        others = known or {leaf: others_of(leaf, Y[part], side.centre) for leaf, side in sides.items()}
         for rows in row_slices(m, chunk=height):
             for columns in row_slices(part.stop - part.start, chunk=width):
                 target = out[rows, part.start + columns.start : part.start + columns.stop]
@@ -219,17 +221,17 @@ class _Tiles:
     def write(self, structure: Structure, rows: slice, others: Prepared, columns: slice, out: Tensor, level: int = 0) -> None:
         """Write the kernel of some rows and columns, with buffers from ``level`` on."""
         height, n = out.shape
-        if isinstance(structure, Tanimoto):
-            self.sides[structure].write(rows, others[structure], columns, out)
-            if structure.variance != 1.0:
-                out.mul_(structure.variance)
-            return
         if isinstance(structure, Stationary):
             width = width_of(n)
             q = self._tile(level, height, width)
             spare = q if structure.profile in IN_PLACE else self._tile(level + 1, height, width)
             self.sides[structure].write(rows, others[structure], columns, q)
             apply_profile(structure.profile, q[:, :n] if width > n else q, spare[:, :n] if width > n else spare, out)
+            if structure.variance != 1.0:
+                out.mul_(structure.variance)
+            return
+        if isinstance(structure, Tanimoto):
+            self.sides[structure].write(rows, others[structure], columns, out)
             if structure.variance != 1.0:
                 out.mul_(structure.variance)
             return

@@ -7,6 +7,7 @@ gradient from above is one more such kernel.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ _MOST_ROWS = 65_535 * _TILE_ROWS
 """Rows of one launch: a grid has at most 65,535 rows of tiles."""
 _PROFILES: dict[Profile, int] = {"gaussian": 0, "matern12": 1, "matern32": 2, "matern52": 3}
 _WRITE, _ADD, _MULTIPLY = 0, 1, 2
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton runs the kernels below on a CPU."""
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

@@ -227,7 +227,7 @@ def test_gradients_of_the_closed_form():
         assert torch.autograd.gradcheck(score, (grid(3)[4:] * 0.93).requires_grad_(), atol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e140, 1e300])
+@pytest.mark.parametrize("scale", [1e-200, 1e140])
 def test_constraints_hold_in_any_units(scale):
     """The chain that samples a polytope starts from a linear program with absolute tolerances."""
     (X, Y), bounds = data(), scale * torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
@@ -247,4 +247,4 @@ def test_constraints_hold_in_any_units(scale):
 def test_outcomes_whose_square_overflows_are_said_to_be_too_large():
     X, Y = data()
     with pytest.raises(ValueError, match="square of the outcomes' scale overflows; divide"):
-        optimize_batch(SparseGP(X, 1e160 * Y), BOUNDS)
+        optimize_batch(SingleTaskGP(X, 1e160 * Y), BOUNDS)
