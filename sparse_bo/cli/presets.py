@@ -16,6 +16,7 @@ from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli import options as names
 from sparse_bo.cli.options import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
+from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import Policy
 from sparse_bo.problems.names import TABLES
 from sparse_bo.validation import check_choice, check_positive, nearest
@@ -70,8 +71,13 @@ def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | No
         if lengthscale is not None or outputscale is not None:
             raise ValueError("a learned kernel takes no --lengthscale and no --outputscale; drop them or name a --kernel")
         return None
-    kernel = (RBFKernel() if name == "rbf" else MaternKernel(nu=MATERN[name])).double()
-    kernel.lengthscale = check_positive("lengthscale", 1.0 if lengthscale is None else lengthscale)
+    if name == "tanimoto":
+        if lengthscale is not None:
+            raise ValueError("--kernel tanimoto compares fingerprints and has no lengthscale; drop --lengthscale")
+        kernel = TanimotoKernel()
+    else:
+        kernel = (RBFKernel() if name == "rbf" else MaternKernel(nu=MATERN[name])).double()
+        kernel.lengthscale = check_positive("lengthscale", 1.0 if lengthscale is None else lengthscale)
     if outputscale is not None:
         kernel = ScaleKernel(kernel).double()
         kernel.outputscale = check_positive("outputscale", outputscale)

@@ -76,13 +76,14 @@ def _calibration(view: RunView) -> Iterator[Advice]:
 
 
 def _progress(view: RunView) -> Iterator[Advice]:
-    good = view.values[np.isfinite(view.values)]
+    good = view.merit[np.isfinite(view.merit)]
     if len(good) < 5 * FEWEST:
         return
+    extreme = "lowest" if view.minimize else "highest"
     where, equal = int(good.argmax()), bool(good.min() == good.max())
     if where < len(good) // 4 and not equal:
         yield Advice(
-            f"The highest result is number {where + 1:,} of {len(good):,}: nothing better has come since.",
+            f"The {extreme} result is number {where + 1:,} of {len(good):,}: nothing better has come since.",
             "More of the same gains little: stop, search another range, or evaluate the best points again to see their noise.",
         )
     if equal:

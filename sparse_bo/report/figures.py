@@ -62,7 +62,7 @@ def plot_run(
     with matplotlib.rc_context(STYLE):
         figure = NotebookFigure(figsize=(10.0, 6.4), layout="constrained")
         axes = figure.subplots(2, 2)
-        _progress(axes[0, 0], batches, regret, best_possible)
+        _progress(axes[0, 0], batches, regret, best_possible, sign=-1.0 if about.get("minimize") else 1.0)
         _sizes(axes[0, 1], batches)
         _dictionary(axes[1, 0], batches)
         _time(axes[1, 1], batches)
@@ -108,12 +108,14 @@ def _legend(axis: Axes) -> None:
     axis.legend(ncols=3, fontsize=8, columnspacing=0.9, handlelength=1.4, **place)
 
 
-def _progress(axis: Axes, batches: Batches, regret: Sequence[float] | None, best_possible: float | None) -> None:
+def _progress(
+    axis: Axes, batches: Batches, regret: Sequence[float] | None, best_possible: float | None, *, sign: float
+) -> None:
     if regret is not None:
         total = np.add.accumulate(np.asarray(regret, np.float64))
         _line(axis, np.arange(1.0, len(total) + 1), total, color=BLUE, lw=1.8)
         axis.set_title("Cumulative regret")
-        axis.set_ylabel("sum of (best − chosen)")
+        axis.set_ylabel("sum of (best − chosen)" if sign > 0 else "sum of (chosen − best)")
         mean = f"{total[-1] / len(total):.3f} per evaluation"
         axis.annotate(mean, (0.98, 0.06), xycoords="axes fraction", ha="right", color=BLUE)
         axis.set_ylim(bottom=0)
@@ -121,7 +123,7 @@ def _progress(axis: Axes, batches: Batches, regret: Sequence[float] | None, best
     known = np.isfinite(batches.best_mean)
     at, means = batches.evaluations[known], batches.best_mean[known]
     if best_possible is not None:
-        _line(axis, at, best_possible - means, color=BLUE, lw=1.8)
+        _line(axis, at, sign * (best_possible - means), color=BLUE, lw=1.8)
         axis.set_title("Gap between the best possible and the best posterior mean")
         return
     if np.isnan(batches.best_observed_mean).all():

@@ -93,15 +93,16 @@ def _counts(view: RunView) -> str:
         where = f"a box of {len(about.get('bounds', [[]])[0])} inputs"
     out = view.asked - view.succeeded - view.failed
     more = f", {out:,} out" if out > 0 else ""
-    return f"Maximising over {where}: {view.asked:,} evaluations asked, {view.succeeded:,} told, {view.failed:,} failed{more}."
+    action = "Minimising" if view.minimize else "Maximising"
+    return f"{action} over {where}: {view.asked:,} evaluations asked, {view.succeeded:,} told, {view.failed:,} failed{more}."
 
 
 def _interval(view: RunView) -> str:
     if view.best_interval is None:
         return "no model, so no interval"
     lower, upper = view.best_interval
-    if np.isinf(lower):
-        return f"95 % interval of the model: below {number(upper, 6)}"
+    if np.isinf(lower) or np.isinf(upper):
+        return f"95 % interval of the model: {f'below {number(upper, 6)}' if np.isinf(lower) else f'above {number(lower, 6)}'}"
     return f"95 % interval of the model: {number(lower, 6)} to {number(upper, 6)}"
 
 
@@ -136,23 +137,27 @@ def _progress(view: RunView) -> Iterator[Plot]:
     good = np.isfinite(view.values)
     n = np.arange(1, len(view.values) + 1, dtype=np.float64)
     if good.any():
-        highest = np.maximum.accumulate(np.where(good, view.values, -np.inf))
-        curves = [Curve("highest result", n, highest, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")]
+        extreme, sign = ("lowest", -1.0) if view.minimize else ("highest", 1.0)
+        best = sign * np.maximum.accumulate(np.where(good, view.merit, -np.inf))
+        curves = [Curve(f"{extreme} result", n, best, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")]
         spread = 1.96 * batches.best_sd
         bands = [Band(at, batches.best_mean - spread, batches.best_mean + spread, "s0")] if np.isfinite(spread).any() else []
-        text = "The highest result so far, and the best point by the model with its 95 % interval."
+        text = f"The {extreme} result so far, and the best point by the model with its 95 % interval."
         yield lines("Best so far", text, curves, bands=bands)
         x, y = n[good], view.values[good]
         text = "Every result."
         if len(x) > 500:
-            rows = np.unique(np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), y.argsort(kind="stable")[-40:]]))
+            rows = np.unique(
+                np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), view.merit[good].argsort(kind="stable")[-40:]])
+            )
             x, y = x[rows], y[rows]
-            text = "Some of the results; the highest are all shown."
+            text = f"Some of the results; the {extreme} are all shown."
         yield lines("Results", text, [Curve("results", x, y, "s0", dots=True)])
     if view.regret is not None and len(view.regret):
         n = np.arange(1, len(view.regret) + 1, dtype=np.float64)
         share = np.add.accumulate(view.regret) / n
-        text = f"Best possible less chosen, mean over all evaluations so far: {number(float(share[-1]))} at the end."
+        less = "Chosen less best possible" if view.minimize else "Best possible less chosen"
+        text = f"{less}, mean over all evaluations so far: {number(float(share[-1]))} at the end."
         yield lines("Regret per evaluation", text, [Curve("regret", n, share, "s4")], log_x=True, zero=True)
     text = f"{len(batches.sizes):,} batches, the largest of {int(batches.sizes.max()):,}."
     yield lines("Batch size", text, [Curve("batch", at, batches.sizes, "s2")], y_name="evaluations per batch", zero=True)
@@ -206,7 +211,7 @@ def _inputs(view: RunView) -> Plot | None:
     good = np.flatnonzero(np.isfinite(view.values))
     if len(good) < 2 or not view.columns or len(view.names) < 2:
         return None
-    order = good[view.values[good].argsort(kind="stable")]
+    order = good[view.merit[good].argsort(kind="stable")]
     rows = order
     if len(order) > LINES:
         spread = np.linspace(0, len(order) - 1 - BEST_LINES, LINES - BEST_LINES).astype(int)
@@ -217,7 +222,7 @@ def _inputs(view: RunView) -> Plot | None:
     if len(names) < len(view.names):
         text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
     cells = [[number(view.values[k], 5), *(_cell(view.columns[name][k]) for name in names)] for k in rows[::-1][:10]]
-    table = Table(["value", *names], cells, "the ten highest results")
+    table = Table(["value", *names], cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
     value = _axis("value", view.values[rows].tolist(), log=False)
     return parallel("Inputs and values", text, [*axes, value], np.linspace(0.0, 1.0, len(rows)), table=table)
 
@@ -242,7 +247,13 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
-    """Return an axis of parallel ones: numbers by their size, anything else by name."""
+    """Return an axis of parallel ones: numbers by their size, anything else by name; below them points without the input."""
+    there = np.array([not (isinstance(v, float) and np.isnan(v)) for v in values])  # NaN: its condition does not hold
+    if there.any() and not there.all():
+        inner = _axis(name, [value for value, here in zip(values, there, strict=True) if here], log=log)
+        at = np.zeros(len(values))
+        at[there] = 0.15 + 0.85 * inner.at
+        return ParallelAxis(name, at, [(0.0, "–"), *((0.15 + 0.85 * tick, label) for tick, label in inner.labels)])
     if _numeric(values):
         v = np.array(values, np.float64)
         scaled = np.log10(v) if log else v / max(float(np.abs(v).max()), 1.0)  # differences of the largest numbers are finite
@@ -256,11 +267,12 @@ def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
 
 def _slice(one: Slice, view: RunView) -> Plot:
     text = f"At the best point: {_cell(one.here)}."
-    if np.isinf(one.lower).any() and one.floor is not None:
-        text += f" Below {number(one.floor)} the model does not tell values apart."
+    beyond = "above" if view.minimize else "below"
+    if np.isinf([one.lower, one.upper]).any() and one.floor is not None:
+        text += f" {beyond.capitalize()} {number(one.floor)} the model does not tell values apart."
 
     def value(v: float) -> str:
-        return f"below {number(one.floor)}" if np.isneginf(v) else number(v)
+        return f"{beyond} {number(one.floor)}" if np.isinf(v) else number(v)
 
     ends = zip(one.values, one.lower, one.median, one.upper, strict=True)
     cells = [[_cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]

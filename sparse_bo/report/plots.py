@@ -191,14 +191,16 @@ def lines(
             style: dict[str, Any] = {"marker": "o", "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
             axes.plot(drawable(c.x), drawable(y), color=COLOURS[c.colour], **style)
         for b in bands:
-            known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf))
+            known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf) & (b.low < np.inf))
             rows = known[_spread(len(known), MOST // 2)]
             low, high = b.low[rows], b.high[rows]
-            if np.isinf(low).any() and rows.size:  # the frame ends below all that is drawn
-                seen = np.concatenate([low[np.isfinite(low)], high, *(c.y[np.isfinite(c.y)] for c in small)])
-                bottom = float(seen.min() - 0.05 * (np.ptp(drawable(seen)) or 1.0))
-                axes.set_ylim(bottom=bottom)
-                low = np.where(np.isinf(low), bottom, low)
+            if np.isinf([low, high]).any():  # the frame ends beyond all that is drawn
+                ends = np.concatenate([low, high, *(c.y for c in small)])
+                ends = ends[np.isfinite(ends)]
+                margin = 0.05 * (np.ptp(drawable(ends)) or 1.0)
+                frame = float(ends.min() - margin), float(ends.max() + margin)
+                axes.set_ylim(bottom=frame[0] if np.isinf(low).any() else None, top=frame[1] if np.isinf(high).any() else None)
+                low, high = np.maximum(low, frame[0]), np.minimum(high, frame[1])
             axes.fill_between(drawable(b.x[rows]), drawable(low), drawable(high), color=COLOURS[b.colour], alpha=0.22, lw=0)
         if log_x:
             axes.set_xscale("log")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
 from sparse_bo.report.view import Observation, RunView, Slice
-from sparse_bo.runs.history import History
+from sparse_bo.runs.history import History, report_of
 from sparse_bo.runs.records import recorded_in, replayed
 
 SLICE_POINTS = 41
@@ -41,11 +43,25 @@ class Predictions(NamedTuple):
     upper: Tensor
     """``n`` quantiles at 97.5 % (y)."""
     floor: float | None = None
-    """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without."""
+    """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without.
+    In a run that minimises: above which, and ``inf``."""
 
 
-def predictions_of(state: State, picks: Tensor) -> Predictions | None:
-    """Return the marginal posterior of a state's model at picks (``n`` arms, or ``n x d`` points); ``None`` without one."""
+Predict = Callable[[Tensor], Predictions | None]
+
+
+def predictions_of(state: State, picks: Tensor, *, minimize: bool = False) -> Predictions | None:
+    """Return the marginal posterior of a state's model at picks (``n`` arms, or ``n x d`` points); ``None`` without one.
+
+    It is of y also where the state has −y: in a run that minimises.
+    """
+    found = _predictions(state, picks)
+    if found is None or not minimize:
+        return found
+    return Predictions(-found.upper, -found.median, -found.lower, None if found.floor is None else -found.floor)
+
+
+def _predictions(state: State, picks: Tensor) -> Predictions | None:
     if isinstance(state, RegionState) and state.fitted is not None:
         return _warped(state.fitted, state.box.to_unit(picks), state.y)
     if isinstance(state, ImprovementState) and state.surrogate is not None:
@@ -120,19 +136,25 @@ def view_of(
     Without a state and its domain (they could not be computed) it has no model. ``others`` are fields of the view; default:
     those of a run in memory.
     """
-    report = Report() if state is None else state.report()
-    names, columns, logs = _columns(history, domain)
+    minimize = history.minimize
+    report = Report() if state is None else report_of(state, minimize=minimize)
+    names, columns, logs = columns_of(history, domain)
     batches = history.batches()
     mean = report.best_mean
     if state is None and history.rows and not np.isnan(batches.best_mean[-1]):
         mean = float(batches.best_mean[-1])
     best: dict[str, Any] = {}
     slices: list[Slice | None] = []
+    interval = None
     if report.best_x is not None and state is not None and domain is not None:
         x = report.best_x.to(device="cpu", dtype=torch.float64)
-        at = x.tolist() if not isinstance(domain, SpaceArms | SpaceBox) else domain.space.decode(x.unsqueeze(0))[0].values()
-        best = dict(zip(names or [f"x{j + 1}" for j in range(len(x))], at, strict=True))
-        slices = [_slice(state, domain, x, j, name, best) for j, name in enumerate(names[:MOST_SLICES])]
+        if isinstance(domain, SpaceArms | SpaceBox):
+            best = domain.space.decode(x.unsqueeze(0))[0]
+        else:
+            best = dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
+        predict = partial(predictions_of, state, minimize=minimize)
+        slices = [_slice(predict, domain, x, j, name, best) for j, name in enumerate(names[:MOST_SLICES])]
+        interval = _interval(predict, domain, report)
     values = np.array([value for row in history.rows for value in row.values], np.float64)
     failed = int(np.isnan(values).sum())
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
@@ -144,7 +166,7 @@ def view_of(
         logs=logs,
         best=best,
         best_mean=mean,
-        best_interval=None if state is None else _interval(state, domain, report),
+        best_interval=interval,
         best_observed=None
         if report.best_observed_mean is None
         else Observation(report.best_observed_mean, report.best_observed_count or 1),
@@ -155,21 +177,21 @@ def view_of(
     )
 
 
-def _interval(state: State, domain: Domain | None, report: Report) -> tuple[float, float] | None:
+def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, float] | None:
     """Return the 95 % interval at the best point (y); ``None`` without a model."""
     if report.best_mean is None or report.best_sd is None:
         return None
     found = None
     if report.best_sd > 0.0 and isinstance(domain, Box) and report.best_x is not None:
-        found = predictions_of(state, report.best_x.to(domain.device, torch.float64).unsqueeze(0))
+        found = predict(report.best_x.to(domain.device, torch.float64).unsqueeze(0))
     elif report.best_sd > 0.0 and isinstance(domain, Arms) and report.best_index is not None:
-        found = predictions_of(state, torch.tensor([report.best_index], device=domain.device))
+        found = predict(torch.tensor([report.best_index], device=domain.device))
     if found is not None:
         return float(found.lower[0]), float(found.upper[0])
     return report.best_mean - 1.96 * report.best_sd, report.best_mean + 1.96 * report.best_sd
 
 
-def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
+def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
     """Return the names of the inputs, the values of each at all evaluations, and the scale of each; empty where unknown."""
     if "space" in history.info:
         described = history.info["space"]
@@ -177,7 +199,7 @@ def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[s
         points = named(history.indices or history.points)
         parameters = Space.of(described).parameters
         logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
-        return names, {name: [point[name] for point in points] for name in names}, logs
+        return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
     if history.points:
         X = np.array(history.points, np.float64)
     elif isinstance(domain, Arms) and history.indices:
@@ -188,7 +210,7 @@ def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[s
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)
 
 
-def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any]) -> Slice | None:
+def _slice(predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any]) -> Slice | None:
     """Return the model along input ``j`` through the best point; ``None`` without a model, or too few points there."""
     fewest, log, device = 3, False, domain.device
     if isinstance(domain, SpaceArms | SpaceBox):
@@ -207,7 +229,7 @@ def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str, best: dic
         assert isinstance(domain, Arms)
         picks = _arms_along(domain, x, j).to(device)
         values = domain.inputs(picks).double()[:, j].tolist()
-    found = predictions_of(state, picks.to(device)) if len(values) >= fewest else None
+    found = predict(picks.to(device)) if len(values) >= fewest else None
     if found is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))

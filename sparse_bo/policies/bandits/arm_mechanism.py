@@ -21,12 +21,12 @@ from sparse_bo.arms import (
 )
 from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, candidates_of
-from sparse_bo.domains import Arms, ArmSet, LazyArms
+from sparse_bo.domains import Arms, ArmSet
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, warn_if_uncentred, without_crashes
-from sparse_bo.gp.observations import Observations, repeated_rows
+from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.rounds import UCBMechanism
@@ -226,19 +226,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, prior=prior, **numbers))
 
     def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:
-        """Return the prior over the arms; repeated arms and the memory budget are those of the current one."""
-        arms = self.arms
-        covariance = covariance_function(prior.covar_module, like=arms[:2])
-        repeats = None if current is None else current.repeats
-        return ArmPrior(
-            arms=arms,
-            covariance=covariance,
-            prior_mean=prior.prior_mean,
-            regularization=prior.regularization,
-            repeats=repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
-            sweep_dtype=self.sweep_dtype,
-            memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
-        )
+        return ArmPrior.over(self.arms, prior, sweep_dtype=self.sweep_dtype, memory_bytes=self.memory_bytes, current=current)
 
     def _candidates(
         self,

@@ -22,8 +22,8 @@ from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.box_mechanism import BoxUCB
 from sparse_bo.policies.bandits.rounds import UCBParts
 from sparse_bo.policies.protocol import as_arms
-from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, unknown_norm
-from sparse_bo.validation import check_choice, check_count
+from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, check_sampler, unknown_norm
+from sparse_bo.validation import check_choice, check_count, check_flag, check_number
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, CalibratedWidth, ConstantWidth, Width
 
 BKB_WIDTHS: Mapping[str, Callable[..., Width]] = {"theory": BKBTheory, "authors": BKBAuthors}
@@ -75,6 +75,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         if self.width is None:
             object.__setattr__(self, "width", "calibrated" if self.learns else 2.0)
         check_count("max_batch_size", self.max_batch_size)
+        check_sampler(getattr(self, "dictionary", None))
         _ = self.parts  # the parts check their own settings
 
     def on(self, domain: Domain) -> ArmUCB | BoxUCB:
@@ -128,7 +129,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
                 failure_probability=self.failure_probability,
             )
         if isinstance(width, (int, float)) and not isinstance(width, bool):
-            return ConstantWidth(float(width))
+            return ConstantWidth(check_number("width", width))
         if not isinstance(width, Width):
             raise TypeError(
                 f"expected width to be a number, 'calibrated', 'theory', 'authors' or a Width, got {type(width).__name__}"
@@ -216,8 +217,7 @@ class BBKB(UCBPolicy):
     repeats: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.repeats, bool):
-            raise TypeError(f"expected repeats to be True or False, got {self.repeats!r}")
+        check_flag("repeats", self.repeats)
         if self.stop_rule == "repeat" and not self.repeats:
             raise ValueError(
                 "expected another stop_rule for repeats=False, got 'repeat', whose batches repeat an arm; leave it out"

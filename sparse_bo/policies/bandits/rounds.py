@@ -19,8 +19,7 @@ from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler
 from sparse_bo.domains import Domain
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.gp.hyperparameters import Hyperparameters
-from sparse_bo.gp.learn import learn_prior, learning_is_due
-from sparse_bo.gp.objective_prior import KnownPrior, Prior
+from sparse_bo.gp.objective_prior import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations
 from sparse_bo.policies import persistence
 from sparse_bo.policies.persistence import KEPT, kept
@@ -67,7 +66,7 @@ class UCBMechanism(Mechanism[U], ABC):
 
     Attributes:
         parts: Sampler, stop rule, in-batch update and width.
-        given: Known parts of the prior; the rest is learned (:func:`sparse_bo.gp.learn.learning_is_due`).
+        given: Known parts of the prior; the rest is learned (:func:`sparse_bo.gp.objective_prior.learning_is_due`).
         domain: In float64.
         design_size: Distinct inputs before the first score.
         max_batch_size: No batch is larger.

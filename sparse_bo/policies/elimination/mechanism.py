@@ -17,9 +17,7 @@ from sparse_bo.arms.design import design
 from sparse_bo.domains import Arms, ArmSet, Box, ShardedArms
 from sparse_bo.domains.sharded import first_here
 from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
-from sparse_bo.gp.learn import learn_prior
-from sparse_bo.gp.objective_prior import KnownPrior
-from sparse_bo.gp.observations import repeated_rows
+from sparse_bo.gp.objective_prior import KnownPrior, learn_prior
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies.elimination.batches import (
     BatchCandidates,
@@ -251,16 +249,7 @@ class Elimination(Mechanism[EliminationState], ABC):
         return Finding(plan.candidates, replace(posterior, stored=None), observations, confidence)
 
     def _prior_over(self, prior: KnownPrior, points: ArmSet) -> ArmPrior:
-        covariance = covariance_function(prior.covar_module, like=points[:2])
-        return ArmPrior(
-            arms=points,
-            covariance=covariance,
-            prior_mean=prior.prior_mean,
-            regularization=prior.regularization,
-            repeats=repeated_rows(points) if isinstance(points, Tensor) else None,
-            sweep_dtype=self.settings.sweep_dtype,
-            memory_bytes=self.memory_bytes,
-        )
+        return ArmPrior.over(points, prior, sweep_dtype=self.settings.sweep_dtype, memory_bytes=self.memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

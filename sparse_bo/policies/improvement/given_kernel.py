@@ -9,7 +9,6 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.gp.learn import FAMILIES, PRIORS, Given
-from sparse_bo.gp.posterior import KernelSlopes, traced
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.policies.trust_region.observations import Replicates, Warp, warps
 from sparse_bo.policies.trust_region.surrogate import (
@@ -52,10 +51,6 @@ class GivenKernel:
     def diagonal(self, X: Tensor) -> Tensor:
         """Return ``k(x, x)`` of each point, ``a``."""
         return self.covariance.diagonal(X) / self.variance
-
-    def slopes(self, X: Tensor, Y: Tensor) -> KernelSlopes:
-        """Return ``k(X, Y)`` with its gradients by ``X``."""
-        return traced(self.cross, X, Y)
 
 
 def fitted_kernel(kernel: GivenKernel, X: Tensor, seen: Replicates, *, centre: Tensor, most: int) -> FittedRegion:

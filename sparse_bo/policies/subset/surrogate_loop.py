@@ -36,7 +36,7 @@ from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
 from sparse_bo.policies.subset.surrogate_models import Fitter, Learning, MakeModel, fit_likelihood, subset_errors
 from sparse_bo.policies.subset.upper_confidence import upper_confidence_bound
 from sparse_bo.seeding import seeded
-from sparse_bo.validation import check_choice, check_count
+from sparse_bo.validation import check_choice, check_count, check_flag
 from sparse_bo.widths import SurrogateConfidence, SurrogateWidth
 from sparse_bo.widths.gp_ucb import check_surrogate_width
 
@@ -93,6 +93,7 @@ class SurrogateSettings:
             check_count(name, getattr(self, name))
         if self.raw_samples < self.num_restarts:
             raise ValueError(f"expected raw_samples >= num_restarts, got {self.raw_samples} and {self.num_restarts}")
+        check_flag("warm_start", self.warm_start)
         check_surrogate_width(self.width)
         check_choice("learning", self.learning, ("map", "likelihood"))
         for name in ("acquisition", "surrogate", "fitter"):

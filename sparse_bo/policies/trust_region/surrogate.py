@@ -18,7 +18,7 @@ from torch import Tensor
 from sparse_bo.domains import Box
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS, learn
-from sparse_bo.gp.posterior import KernelFunction, Posterior, ProcessPrior, exact
+from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
 from sparse_bo.gp.priors import Priors
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
@@ -172,7 +172,7 @@ class LearningData:
 
 
 def local_posterior(
-    X: Tensor, y: Tensor, learned: Hyperparameters, *, counts: Tensor | None = None, kernel: KernelFunction | None = None
+    X: Tensor, y: Tensor, learned: Hyperparameters, *, counts: Tensor | None = None, kernel: Covariance | None = None
 ) -> Posterior:
     """Return the exact posterior after ``y`` (``n``, warped; means of ``counts`` observations) at ``X`` (``n x d``). O(n³).
 
@@ -187,7 +187,7 @@ def freeze_region(fitted: FittedRegion) -> Frozen:
     return {**freeze_fields(fitted), **under("warp", vars(fitted.warp)), **under("learned", vars(fitted.learned))}
 
 
-def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: KernelFunction | None = None) -> FittedRegion:
+def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covariance | None = None) -> FittedRegion:
     """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³)."""
     kept, warp = thaw_fields(FittedRegion, frozen), Warp(**part_of(frozen, "warp"))
     rows, learned = kept["rows"], Hyperparameters(**part_of(frozen, "learned"))
