@@ -262,12 +262,8 @@ class ExpectedImprovement(ImprovementSettings):
             a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube.
 
     Example:
-        >>> class Tanimoto(gpytorch.kernels.Kernel):
-        ...     def forward(self, x1, x2, diag=False, **params):
-        ...         both = (x1 * x2).sum(-1) if diag else x1 @ x2.mT
-        ...         ones = [x1.sum(-1), x2.sum(-1)] if diag else [x1.sum(-1, keepdim=True), x2.sum(-1).unsqueeze(-2)]
-        ...         return both / (ones[0] + ones[1] - both).clamp_min(1e-12)
-        >>> policy = ExpectedImprovement(covar_module=Tanimoto(), batch_size=96, initial_design=96)
+        >>> from sparse_bo.kernels import TanimotoKernel
+        >>> policy = ExpectedImprovement(covar_module=TanimotoKernel(), batch_size=96, initial_design=96)
         >>> result = maximize(measure, arms=fingerprints, policy=policy, budget=5 * 96, call_with="indices")
     """
 

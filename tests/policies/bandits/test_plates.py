@@ -111,7 +111,7 @@ def test_a_resumed_run_goes_on_with_the_same_plates(tmp_path):
         ({"batch_size": 8, "ratio_threshold": 2.0}, "batch_size= or a stop rule"),
         ({"batch_size": 8, "stop_rule": "local"}, "batch_size= or a stop rule"),
         ({"batch_size": 8, "width": "theory", "rkhs_norm": 1.0}, "a width without the stop rule's bound"),
-        ({"repeats": "no"}, "expected repeats to be True or False, got 'no'"),
+        ({"repeats": "no"}, "expected repeats to be True or False, got str 'no'"),
         ({"repeats": False, "stop_rule": "repeat"}, "whose batches repeat an arm"),
     ],
 )

@@ -1,6 +1,7 @@
 """Expected improvement over arms: picks against dense algebra, what is evaluated again, failures, journals, bad input."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,6 +92,18 @@ def test_picks_stay_those_of_dense_algebra_while_hyper_parameters_are_kept(noise
         tau = state.surrogate.gp.noise_variance if noise else 0.0
         assert ask(mechanism, state, 3) == dense_picks(state, 3, [], noise_variance=tau)
         assert ask(mechanism, state, 2, [5, 50]) == dense_picks(state, 2, [5, 50], noise_variance=tau)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_whatever_the_bounds_of_variances_the_picks_are_the_same(noise):
+    X = arms(1_500, 2)
+    evaluated = torch.cat([torch.arange(0, 1_500, 40), torch.tensor([0])])
+    y = waves(X[evaluated]) + noise * torch.randn(
+        len(evaluated), generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
+    mechanism, state = told(ExpectedImprovement(initial_design=8), X, evaluated, y)
+    loose = replace(state.sweep, bound=torch.full_like(state.sweep.bound, state.surrogate.gp.prior.scale))
+    assert ask(mechanism, replace(state, sweep=loose), 4, [7]) == ask(mechanism, state, 4, [7])
 
 
 def test_bounds_hold_where_observations_leave_the_model():
