@@ -14,22 +14,23 @@ from typing import Any
 
 import typer
 
-from sparse_bo.cli.console import complain, console, say
+from sparse_bo.cli.console import complain, say
 from sparse_bo.cli.inputs import make_problem
 from sparse_bo.cli.launch import reason, save
 from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
 from sparse_bo.cli.run import check_there, noted_problem
-from sparse_bo.cli.tables import audit_table, recorded_summary, table
+from sparse_bo.cli.tables import audit_table, show, table
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import StorageError
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB
 from sparse_bo.problems.custom import own_arms
+from sparse_bo.report.facts import facts
 from sparse_bo.report.page import run_page
 from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.records import about_of, read_run
 from sparse_bo.runs.result import write_page
-from sparse_bo.runs.view import view_of_journal
+from sparse_bo.runs.view import view_of_journal, view_of_recorded
 from sparse_bo.validation import check_choice, check_device
 
 
@@ -55,7 +56,7 @@ def plan(options: Namespace) -> None:
         ranks=options.ranks,
         seed=options.seed,
     )
-    console.print(table(f"plan: {made.policy.name}", made.lines()))
+    show(table(f"plan: {made.policy.name}", made.lines()))
     for note in made.notes:
         say(f"- {note}")
     if not made.fits:
@@ -70,14 +71,15 @@ def report(options: Namespace) -> None:
     about, history = recorded.about, recorded.history
     made = noted_problem(about["notes"])
     problem = None if made is None or "objective" in made else make_problem(**made)
-    console.print(recorded_summary(storage, recorded, problem))
+    regret = problem.regret_of(history).tolist() if problem is not None and history.rows else None
+    title = f"{about['policy']}, seed {about['seed']}, in {storage}" + ("" if problem is None else f": {problem.description}")
+    show(table(title, facts(view_of_recorded(recorded, regret=regret))))
     if html is None:
         if history.rows and not save(history, problem, out=options.out, name=storage.stem, storage=storage).shown():
             raise typer.Exit(1)
         return
     if html.resolve() == storage.resolve():
         raise ValueError(f"--html {html} is the journal itself; name another file")
-    regret = problem.regret_of(history).tolist() if problem is not None and history.rows else None
     arms = None if "arms" not in about or "space" in about else _arms_of(made, None)
     page = run_page(view_of_journal(storage, arms=arms, regret=regret))
     try:
@@ -100,7 +102,7 @@ def audit(options: Namespace) -> None:
     except (ValueError, RuntimeError) as error:
         reasons = str(error).replace("pass arms=", "pass --arms-file FILE.npy")
         raise ValueError(f"the state of {storage} cannot be computed again: {reasons}") from error
-    console.print(audit_table(storage, found))
+    show(*audit_table(storage, found))
 
 
 def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from sparse_bo.report.facts import WITHIN_68, WITHIN_95, calibrated
 from sparse_bo.report.view import RunView
 
+if TYPE_CHECKING:
+    from sparse_bo.widths import Calibration
+
+MOST_ERRORS = 4.0
+"""Standard errors from which a trend in time is taken for one."""
 FEWEST = 20
-"""Evaluations or residuals from which statistics are judged."""
+"""Evaluations or predicted results from which statistics are judged."""
 
 
 class Advice(NamedTuple):
@@ -23,7 +29,14 @@ class Advice(NamedTuple):
 
 def advice_of(view: RunView) -> list[Advice]:
     """Return the warnings about a run, the most important first."""
-    return [*_failures(view), *_missing_model(view), *_calibration(view), *_progress(view), *_edges(view), *_resume(view)]
+    return [
+        *_failures(view),
+        *_missing_model(view),
+        *miscalibrated(view.calibration),
+        *_progress(view),
+        *_edges(view),
+        *_resume(view),
+    ]
 
 
 def _failures(view: RunView) -> Iterator[Advice]:
@@ -36,7 +49,7 @@ def _failures(view: RunView) -> Iterator[Advice]:
             "See the table of failures; leave out inputs that cannot be evaluated (feasible=, fewer arms), or give workers "
             "more time (Workers(timeout=…, retries=…)).",
         )
-    out = view.asked - done
+    out = view.asked - done - view.unseen
     if out > 0:
         yield Advice(
             f"{out:,} evaluations are out: asked for, with no result yet.",
@@ -53,25 +66,30 @@ def _missing_model(view: RunView) -> Iterator[Advice]:
         )
 
 
-def _calibration(view: RunView) -> Iterator[Advice]:
-    """Warn of a spread above 1.5 or below 2/3, where 1 is right, and of less than half of the results within 68 % bounds."""
-    z = np.clip(view.residuals, -10.0, 10.0)
-    if len(z) < FEWEST:
+def miscalibrated(found: Calibration | None) -> Iterator[Advice]:
+    """Yield the warning about a model whose intervals are too narrow or too wide."""
+    if found is None or found.results < FEWEST:
         return
-    spread, within = float(np.sqrt(np.mean(np.square(z)))), float(np.mean(np.abs(z) <= 0.99446))
-    seen = (
-        f"results lay {spread:.2f} predicted standard deviations from the prediction, {within:.0%} of them within 68 % bounds"
-    )
-    if spread > 1.5 or within < 0.5:
+    seen = f"of {found.results:,} results, {calibrated(found)}"
+    if found.within_68 < WITHIN_68[0] or found.within_95 < WITHIN_95:
         yield Advice(
             f"The model was too sure: {seen}.",
             "Do not trust the intervals. Evaluate some points several times to see the noise; look for inputs that matter and "
-            "are not among these; try another kernel (policy=BBKB(covar_module=…)).",
+            "are not among these; try another kernel (covar_module=, on the command line --kernel).",
         )
-    elif spread < 1.0 / 1.5:
+    elif found.within_68 > WITHIN_68[1]:
         yield Advice(
             f"The model was too unsure: {seen}.",
-            "The intervals are wider than they need be. Give noise_variance= if you know it.",
+            "The intervals are wider than they need be. Give noise_variance= (--noise-variance) if you know it.",
+        )
+
+
+def drifting(score: float) -> Iterator[Advice]:
+    """Yield the warning about an objective that changes with time; ``score`` is its trend in standard errors."""
+    if abs(score) >= MOST_ERRORS:
+        yield Advice(
+            f"The objective changes with time: a trend of {abs(score):.1f} standard errors, from {MOST_ERRORS:g} on a warning.",
+            "Trust the newest results, and repeat the best points.",
         )
 
 
@@ -103,6 +121,11 @@ def _edges(view: RunView) -> Iterator[Advice]:
 
 
 def _resume(view: RunView) -> Iterator[Advice]:
+    if view.batches.refuted is not None:
+        yield Advice(
+            f"The results refute the certificate: {view.batches.refuted}.",
+            'Nothing that was eliminated is certain. A larger rkhs_norm=, rkhs_norm="estimate" or on_refuted="widen" may hold.',
+        )
     restricted = view.about.get("space", {}).get("restricted")  # other picks are made without the feasibility function
     if view.differing and not restricted:
         yield Advice(

@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 
 from sparse_bo._version import __version__
 from sparse_bo.report.advice import advice_of
+from sparse_bo.report.facts import best_point, calibrated, counts, dictionary, facts, interval, observed, searched
 from sparse_bo.report.plots import (
     Band,
     Curve,
@@ -24,10 +25,9 @@ from sparse_bo.report.plots import (
     bars,
     histogram,
     lines,
-    number,
     parallel,
 )
-from sparse_bo.report.view import Numbers, RunView, Slice, visible
+from sparse_bo.report.view import RunView, Slice, cell, number, visible
 
 LINES, BEST_LINES = 300, 60
 """Evaluations on the parallel axes, and the number of best ones among them."""
@@ -64,9 +64,11 @@ def run_page(view: RunView) -> str:
     return TEMPLATES.get_template("page.html.jinja").render(
         view=view,
         title=f"{view.about.get('policy', 'run')}, seed {view.about.get('seed', '?')}{source}",
-        counts=_counts(view),
-        interval=_interval(view),
-        best=[(name, _cell(value, 6)) for name, value in list(view.best.items())[:40]],
+        counts=f"Maximising over {searched(view)}: {counts(view)}.",
+        interval=interval(view),
+        best=best_point(view, 40).items(),
+        observed="" if view.best_observed is None else observed(view),
+        guarantees=view.guarantees.items(),
         advice=advice_of(view),
         sections=list(_sections(view)),
         version=__version__,
@@ -74,35 +76,8 @@ def run_page(view: RunView) -> str:
 
 
 def result_card(view: RunView) -> str:
-    """Return a table of the best point and the warnings, for a notebook."""
-    rows = [] if view.best_mean is None else [("best", number(view.best_mean, 6)), ("", _interval(view))]
-    rows += [(name, _cell(value, 6)) for name, value in list(view.best.items())[:12]]
-    rows.append(("evaluations", f"{view.succeeded:,}" + (f", and {view.failed:,} failed" if view.failed else "")))
-    return TEMPLATES.get_template("card.html.jinja").render(
-        view=view, rows=[row for row in rows if row[1]], advice=advice_of(view)
-    )
-
-
-def _counts(view: RunView) -> str:
-    about = view.about
-    if "space" in about:
-        where = f"{len(about['space']['parameters'])} named parameters"
-    elif "arms" in about:
-        where = f"{about['arms'][0]:,} arms with {about['arms'][1]} inputs"
-    else:
-        where = f"a box of {len(about.get('bounds', [[]])[0])} inputs"
-    out = view.asked - view.succeeded - view.failed
-    more = f", {out:,} out" if out > 0 else ""
-    return f"Maximising over {where}: {view.asked:,} evaluations asked, {view.succeeded:,} told, {view.failed:,} failed{more}."
-
-
-def _interval(view: RunView) -> str:
-    if view.best_interval is None:
-        return "no model, so no interval"
-    lower, upper = view.best_interval
-    if np.isinf(lower):
-        return f"95 % interval of the model: below {number(upper, 6)}"
-    return f"95 % interval of the model: {number(lower, 6)} to {number(upper, 6)}"
+    """Return a table of the facts and the warnings, for a notebook."""
+    return TEMPLATES.get_template("card.html.jinja").render(view=view, rows=facts(view).items(), advice=advice_of(view))
 
 
 def _sections(view: RunView) -> Iterator[Section]:
@@ -163,12 +138,9 @@ def _sparse(view: RunView) -> Iterator[Plot]:
     at, sizes, dimensions = batches.evaluations, batches.dictionary_size, batches.effective_dimension
     if np.isfinite(sizes).any():
         curves = [Curve("dictionary", at, sizes, "s3")]
-        last = _last(sizes)
-        text = f"{number(last)} point{'s' if last != 1 else ''} at the end"
         if np.isfinite(dimensions).any():
             curves.append(Curve("effective dimension", at, dimensions, "s2"))
-            text += f", effective dimension {number(_last(dimensions), 3)}"
-        yield lines("Dictionary", f"{text}.", curves, zero=True)
+        yield lines("Dictionary", f"At the end {dictionary(view)}.", curves, zero=True)
     now, factors = view.variance_factor, batches.variance_factor
     known = np.isfinite(factors)
     if known.any() or now is not None:
@@ -182,11 +154,9 @@ def _sparse(view: RunView) -> Iterator[Plot]:
 
 def _calibration(view: RunView) -> Plot:
     z = view.residuals
-    size = np.abs(z)
-    text = (
-        f"{len(z):,} results less the prediction made before them, in predicted standard deviations: "
-        f"{np.mean(size <= 0.99446):.0%} lie within 68 % bounds, {np.mean(size <= 1.95996):.0%} within 95 %."
-    )
+    text = f"{len(z):,} results less the prediction made before them, in predicted standard deviations."
+    if view.calibration is not None:
+        text += f" Of {view.calibration.results:,}, {calibrated(view.calibration)}."
     if len(z) < view.succeeded:
         text += " The others have none: the model had too little data, or a snapshot of the state came after them."
     return histogram("Standardised residuals", text, z)
@@ -216,7 +186,7 @@ def _inputs(view: RunView) -> Plot | None:
     text = f"{len(rows):,} evaluations, a line each, coloured from the worst to the best."
     if len(names) < len(view.names):
         text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
-    cells = [[number(view.values[k], 5), *(_cell(view.columns[name][k]) for name in names)] for k in rows[::-1][:10]]
+    cells = [[number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)] for k in rows[::-1][:10]]
     table = Table(["value", *names], cells, "the ten highest results")
     value = _axis("value", view.values[rows].tolist(), log=False)
     return parallel("Inputs and values", text, [*axes, value], np.linspace(0.0, 1.0, len(rows)), table=table)
@@ -255,7 +225,7 @@ def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
 
 
 def _slice(one: Slice, view: RunView) -> Plot:
-    text = f"At the best point: {_cell(one.here)}."
+    text = f"At the best point: {cell(one.here)}."
     if np.isinf(one.lower).any() and one.floor is not None:
         text += f" Below {number(one.floor)} the model does not tell values apart."
 
@@ -263,7 +233,7 @@ def _slice(one: Slice, view: RunView) -> Plot:
         return f"below {number(one.floor)}" if np.isneginf(v) else number(v)
 
     ends = zip(one.values, one.lower, one.median, one.upper, strict=True)
-    cells = [[_cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]
+    cells = [[cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]
     table = Table([one.name, "2.5 %", "median", "97.5 %"], cells, "posterior of the objective")
     if not _numeric(one.values):
         return Plot(one.name, text, Markup(""), "", table)
@@ -286,7 +256,7 @@ def _failures(view: RunView) -> Table | None:
     if not view.columns or not len(bad):
         return None
     names = list(view.names)[:8]
-    points = Counter(tuple(_cell(view.columns[name][k]) for name in names) for k in bad.tolist())
+    points = Counter(tuple(cell(view.columns[name][k]) for name in names) for k in bad.tolist())
     rows = [[*point, str(times)] for point, times in points.most_common(12)]
     return Table([*names, "times"], rows, "inputs of failed evaluations, the most frequent first")
 
@@ -314,11 +284,3 @@ def _settings(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 400 else text[:400] + "…"
-
-
-def _cell(value: Any, digits: int = 5) -> str:
-    return number(value, digits) if isinstance(value, float) else str(value)
-
-
-def _last(values: Numbers) -> float:
-    return float(values[np.isfinite(values)][-1])

@@ -21,7 +21,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from sparse_bo.report.figures import drawable
-from sparse_bo.report.view import Numbers, visible
+from sparse_bo.report.view import Numbers, number, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,17 +111,6 @@ class ParallelAxis:
     name: str
     at: Numbers
     labels: Sequence[tuple[float, str]]
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """Return a number in few digits, thousands parted; a dash for none."""
-    if value is None or value != value:
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:.{digits}g}"
 
 
 class _Canvas:

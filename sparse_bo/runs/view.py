@@ -15,18 +15,17 @@ from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Space, SpaceArm
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
 from sparse_bo.journal import Journal
-from sparse_bo.policies import BanditState, Report, State
+from sparse_bo.policies import BanditState, EliminationState, Report, State
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
+from sparse_bo.policies.states import Summary
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
 from sparse_bo.report.view import Observation, RunView, Slice
 from sparse_bo.runs.history import History
-from sparse_bo.runs.records import recorded_in, replayed
+from sparse_bo.runs.records import Recorded, recorded_in, replayed
 
 SLICE_POINTS = 41
-MOST_SLICES = 12
-"""Inputs with a slice, at most."""
 REPLAYED_SECONDS = 60.0
 """Limit of the model's seconds up to which a whole run is computed again, for its residuals."""
 
@@ -87,14 +86,8 @@ def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Seq
     """
     journal = Journal.read(path)
     recorded = recorded_in(journal)
-    others: dict[str, Any] = {
-        "about": recorded.about,
-        "asked": recorded.asked + recorded.before,
-        "succeeded": recorded.told,
-        "failed": recorded.failed,
-        "source": Path(path).name,
-    }
     again: tuple[Any, ...] = (None, None, None)
+    others: dict[str, Any] = {}
     try:
         engine, course, others["differing"] = replayed(journal, arms, most_seconds=REPLAYED_SECONDS)
         others["residuals"] = np.array(course.residuals, np.float64)
@@ -103,7 +96,21 @@ def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Seq
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         others["missing"] = str(error)
-    return view_of(recorded.history, *again, regret=regret, **others)
+    return view_of_recorded(recorded, *again, regret=regret, source=Path(path).name, **others)
+
+
+def view_of_recorded(
+    recorded: Recorded,
+    state: State | None = None,
+    domain: Domain | None = None,
+    certificate: Certificate | None = None,
+    **others: Any,
+) -> RunView:
+    """Return the view of a run that was read from a journal, by default without its model; see :func:`view_of`."""
+    counts = {"asked": recorded.asked + recorded.before, "succeeded": recorded.told, "failed": recorded.failed}
+    return view_of(
+        recorded.history, state, domain, certificate, about=recorded.about, before=recorded.before, **counts, **others
+    )
 
 
 def view_of(
@@ -113,9 +120,10 @@ def view_of(
     certificate: Certificate | None = None,
     *,
     regret: Sequence[float] | None = None,
+    most_slices: int = 12,
     **others: Any,
 ) -> RunView:
-    """Return the view of a run.
+    """Return the view of a run, with slices along at most ``most_slices`` inputs.
 
     Without a state and its domain (they could not be computed) it has no model. ``others`` are fields of the view; default:
     those of a run in memory.
@@ -123,16 +131,29 @@ def view_of(
     report = Report() if state is None else state.report()
     names, columns, logs = _columns(history, domain)
     batches = history.batches()
-    mean = report.best_mean
-    if state is None and history.rows and not np.isnan(batches.best_mean[-1]):
-        mean = float(batches.best_mean[-1])
-    best: dict[str, Any] = {}
-    slices: list[Slice | None] = []
+    last: Summary = history.rows[-1] if state is None and history.rows else report
+    over_arms = "space" not in history.info  # combinations of named parameters have no number that a user knows
+    bounds: dict[str, str] = {}
+    if isinstance(state, EliminationState):
+        found = {"not eliminated": None if state.survivors is None else state.describe(), "bounds": state.held()}
+        bounds = {name: text for name, text in found.items() if text is not None}
+
+    def named(x: Tensor | None) -> dict[str, Any]:
+        if x is None or domain is None:
+            return {}
+        if isinstance(domain, SpaceArms | SpaceBox):
+            return domain.space.decode(x.unsqueeze(0))[0]
+        return dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
+
+    best, slices = named(report.best_x), list[Slice | None]()
     if report.best_x is not None and state is not None and domain is not None:
         x = report.best_x.to(device="cpu", dtype=torch.float64)
-        at = x.tolist() if not isinstance(domain, SpaceArms | SpaceBox) else domain.space.decode(x.unsqueeze(0))[0].values()
-        best = dict(zip(names or [f"x{j + 1}" for j in range(len(x))], at, strict=True))
-        slices = [_slice(state, domain, x, j, name, best) for j, name in enumerate(names[:MOST_SLICES])]
+        slices = [_slice(state, domain, x, j, name, best) for j, name in enumerate(names[:most_slices])]
+    highest = None
+    if last.best_observed_mean is not None:
+        arm = {} if last.best_observed_index is None or not over_arms else {"arm": last.best_observed_index}
+        point = arm | named(report.best_observed_x)
+        highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     values = np.array([value for row in history.rows for value in row.values], np.float64)
     failed = int(np.isnan(values).sum())
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
@@ -143,11 +164,13 @@ def view_of(
         columns=columns,
         logs=logs,
         best=best,
-        best_mean=mean,
+        best_mean=last.best_mean,
+        best_index=last.best_index if over_arms else None,
+        distinct=len(set(history.indices)) or None,
+        guarantees=bounds,
+        calibration=history.calibration,
         best_interval=None if state is None else _interval(state, domain, report),
-        best_observed=None
-        if report.best_observed_mean is None
-        else Observation(report.best_observed_mean, report.best_observed_count or 1),
+        best_observed=highest,
         slices=[one for one in slices if one is not None],
         variance_factor=None if certificate is None else certificate.factor,
         regret=None if regret is None else np.asarray(regret, np.float64),

@@ -69,7 +69,7 @@ def test_a_budget_below_what_there_is_is_named(tmp_path):
     again = invoke("resume", path, "--budget", "25")
     assert again.exit_code == 0
     assert "since the resume" in again.stdout
-    assert "25 in 6 dimensions" in again.stdout
+    assert "25 told" in again.stdout
 
 
 def test_arms_that_the_journal_lacks_are_asked_for_by_their_option(tmp_path):

@@ -129,7 +129,7 @@ def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
         "stopped: the objective failed on a batch of 1 (ZeroDivisionError: division by zero)\n"
         "Go on with: python -m sparse_bo resume 'my run.journal'\n"
     )
-    assert "3 on 3 distinct arms" in done.stdout
+    assert "3 of them evaluated" in done.stdout
     assert len(History.load("out/f-random-seed0.jsonl").indices) == 3
 
 
@@ -147,7 +147,7 @@ def test_a_policy_or_a_journal_that_fails_keeps_what_was_told(error, tmp_path, m
     done = invoke(*QUICK, "--out", str(tmp_path))
     assert done.exit_code == 1
     assert done.stderr == f"stopped: {str(error) or 'MemoryError'}\n"
-    assert "distinct arms" in done.stdout
+    assert "of them evaluated" in done.stdout
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) >= 12
 
 

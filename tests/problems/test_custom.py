@@ -157,7 +157,7 @@ def test_a_users_arms_run_with_a_users_objective(arms, folder):
     assert values[history.rows[-1].best_index] > values.max() - 0.01
     told = [v for row in history.rows for v in row.values]
     assert told == pytest.approx(values[history.indices].tolist())
-    for text in (f"of {len(values)}", "best arm", "at", "best observed"):
+    for text in ("arm = ", "at", "best observed"):
         assert text in done.output
     assert "│ regret" not in done.output
 
@@ -182,7 +182,7 @@ def test_an_objective_of_single_arms_and_arms_that_are_streamed(folder):
 def test_workers_find_the_objective_too(folder):
     done = invoke(*RUN, "--grid", "15x15", "--executor", "processes", "--workers", "1")
     assert done.exit_code == 0, done.output
-    assert "24 on" in done.output
+    assert "24 told" in done.output
 
 
 @pytest.mark.parametrize("arms", [["--arms-file", "arms.npy"], ["--grid", "0:1:21,0:1:11"]], ids=lambda a: a[1])
