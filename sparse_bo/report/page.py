@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jinja2
@@ -16,9 +16,17 @@ from scipy.stats import spearmanr
 from sparse_bo._version import __version__
 from sparse_bo.report.advice import advice_of
 from sparse_bo.report.facts import best_point, calibrated, counts, dictionary, facts, interval, observed, searched
-from sparse_bo.report.plots import (
+from sparse_bo.report.panels import (
     Band,
     Curve,
+    Panel,
+    batch_sizes,
+    best_so_far,
+    dictionary_sizes,
+    regret_so_far,
+    seconds_so_far,
+)
+from sparse_bo.report.plots import (
     ParallelAxis,
     Plot,
     Table,
@@ -106,50 +114,36 @@ def _sections(view: RunView) -> Iterator[Section]:
 
 
 def _progress(view: RunView) -> Iterator[Plot]:
-    batches = view.batches
-    at = batches.evaluations
-    good = np.isfinite(view.values)
-    n = np.arange(1, len(view.values) + 1, dtype=np.float64)
-    if good.any():
-        highest = np.maximum.accumulate(np.where(good, view.values, -np.inf))
-        curves = [Curve("highest result", n, highest, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")]
-        spread = 1.96 * batches.best_sd
-        bands = [Band(at, batches.best_mean - spread, batches.best_mean + spread, "s0")] if np.isfinite(spread).any() else []
-        text = "The highest result so far, and the best point by the model with its 95 % interval."
-        yield lines("Best so far", text, curves, bands=bands)
-        x, y = n[good], view.values[good]
+    if best := best_so_far(view.batches, view.values):
+        yield lines(best)
+        good = np.flatnonzero(np.isfinite(view.values))
+        x, y = good + 1.0, view.values[good]
         text = "Every result."
         if len(x) > 500:
             rows = np.unique(np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), y.argsort(kind="stable")[-40:]]))
             x, y = x[rows], y[rows]
             text = "Some of the results; the highest are all shown."
-        yield lines("Results", text, [Curve("results", x, y, "s0", dots=True)])
+        yield lines(Panel("Results", text, [Curve("results", x, y, "s0", dots=True)]))
     if view.regret is not None and len(view.regret):
-        n = np.arange(1, len(view.regret) + 1, dtype=np.float64)
-        share = np.add.accumulate(view.regret) / n
-        text = f"Best possible less chosen, mean over all evaluations so far: {number(float(share[-1]))} at the end."
-        yield lines("Regret per evaluation", text, [Curve("regret", n, share, "s4")], log_x=True, zero=True)
-    text = f"{len(batches.sizes):,} batches, the largest of {int(batches.sizes.max()):,}."
-    yield lines("Batch size", text, [Curve("batch", at, batches.sizes, "s2")], y_name="evaluations per batch", zero=True)
+        yield lines(regret_so_far(view.regret))
+    yield lines(batch_sizes(view.batches))
 
 
 def _sparse(view: RunView) -> Iterator[Plot]:
     batches = view.batches
-    at, sizes, dimensions = batches.evaluations, batches.dictionary_size, batches.effective_dimension
-    if np.isfinite(sizes).any():
-        curves = [Curve("dictionary", at, sizes, "s3")]
-        if np.isfinite(dimensions).any():
-            curves.append(Curve("effective dimension", at, dimensions, "s2"))
-        yield lines("Dictionary", f"At the end {dictionary(view)}.", curves, zero=True)
+    sizes = dictionary_sizes(batches)
+    if sizes is not None:
+        yield lines(replace(sizes, text=f"At the end {dictionary(view)}."))
     now, factors = view.variance_factor, batches.variance_factor
     known = np.isfinite(factors)
     if known.any() or now is not None:
         text = "Certified bound on the factor between sparse and exact posterior variance."
         text += "" if now is None else f" Now: at most a factor of {number(now, 3)}, anywhere."
+        at = batches.evaluations
         x, y = (at[known], factors[known]) if known.any() else (at[-1:], np.array([np.nan if now is None else now]))
         if not known.any():
             text += " certify_every= records it over time."
-        yield lines("Certificate", text, [Curve("factor", x, y, "s4", dots=len(x) < 2)], y_name="factor")
+        yield lines(Panel("Certificate", text, [Curve("factor", x, y, "s4", dots=len(x) < 2)], y_name="factor"))
 
 
 def _calibration(view: RunView) -> Plot:
@@ -167,9 +161,7 @@ def _time(view: RunView) -> Iterator[Plot]:
     total = sum(spent.values())
     text = f"{number(total, 3)} s in all, {number(1e3 * total / max(len(view.values), 1), 3)} ms per evaluation."
     yield bars("Seconds by phase", text, dict(spent.most_common()), unit="s")
-    each = np.add.accumulate(np.sum(list(view.batches.seconds.values()), axis=0))
-    curve = Curve("seconds", view.batches.evaluations, each, "s5")
-    yield lines("Time so far", "Seconds of model and objective together.", [curve], zero=True)
+    yield lines(seconds_so_far(view.batches))
 
 
 def _inputs(view: RunView) -> Plot | None:
@@ -247,8 +239,7 @@ def _slice(one: Slice, view: RunView) -> Plot:
     at = np.array([view.columns[one.name][k] for k in seen], np.float64)
     observed = Curve("observed, at any other inputs", at, view.values[seen], "s1", dots=True)
     curves = [observed, Curve("median", x, median, "s0"), here]
-    plot = lines(one.name, text, curves, bands=[band], x_name=one.name, log_x=one.log)
-    return Plot(plot.title, plot.text, plot.svg, plot.box, table, plot.legend)
+    return replace(lines(Panel(one.name, text, curves, [band], x_name=one.name, log_x=one.log)), table=table)
 
 
 def _failures(view: RunView) -> Table | None:

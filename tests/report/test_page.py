@@ -21,7 +21,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
 from sparse_bo.report.advice import advice_of
 from sparse_bo.report.page import run_page
-from sparse_bo.report.plots import MOST, thinned
+from sparse_bo.report.panels import MOST, thinned
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.view import view_of, view_of_journal
 from tests.builders import arms, bbkb, noisy
@@ -129,7 +129,13 @@ def test_a_page_is_the_same_each_time_and_leaves_matplotlib_alone(tmp_path):
 
 def test_a_page_tells_of_a_run_over_arms(pages):
     text = " ".join(Checker(pages["arms"]).texts)
-    for expected in ["80 arms with 2 inputs", "Regret per evaluation", "0.5 at the end", "Certificate", "effective dimension"]:
+    for expected in [
+        "80 arms with 2 inputs",
+        "Regret per evaluation",
+        "0.5 per evaluation",
+        "Certificate",
+        "effective dimension",
+    ]:
         assert expected in text
     assert re.search(r"\d+ results less the prediction made before them.*\d+% within 68 % bounds", text)
     assert "Standardised residuals" not in " ".join(Checker(pages["arms, of the result"]).texts)
