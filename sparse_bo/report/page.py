@@ -98,6 +98,10 @@ def _sections(view: RunView) -> Iterator[Section]:
     if view.slices:
         text = "Median and 95 % interval of the objective along one input at a time, the others as at the best point."
         more = "" if len(view.slices) >= len(view.names) else f" {len(view.slices)} of {len(view.names)} inputs."
+        if view.widened > 1.0:
+            more += (
+                f" The intervals are {view.widened:.2g} times as wide as the model's, which cross-validation showed too narrow."
+            )
         plots = [_slice(one, view) for one in view.slices]
         yield Section("slices", "Slices through the best point", text + more, plots, narrow=True)
     if len(view.residuals) >= 8:

@@ -103,6 +103,8 @@ class RunView:
     """95 % interval of the objective at the best point (y); ``None`` without a model."""
     best_observed: Observation | None
     slices: Sequence[Slice]
+    widened: float = 1.0
+    """Factor between the intervals of the slices and the model's, which were too narrow in cross-validation."""
     variance_factor: float | None
     """Certified factor between sparse and exact variance now; ``None`` without a certificate."""
     residuals: Numbers = field(default_factory=lambda: np.zeros(0))

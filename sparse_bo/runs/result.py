@@ -119,7 +119,7 @@ class Result(Report):
         """Return the best point and a table of the run, for notebooks."""
         from sparse_bo.report.page import result_card
 
-        return result_card(view_of(self.history, self.state, self.domain))
+        return result_card(view_of(self.history, self.state, self.domain, most_slices=0))
 
 
 def result_of(state: State, history: History, domain: Domain) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,9 @@ from sparse_bo.policies import BanditState, EliminationState, Report, State
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.states import Summary
+from sparse_bo.policies.trust_region.observations import replicates_of
 from sparse_bo.policies.trust_region.state import RegionState
-from sparse_bo.policies.trust_region.surrogate import FittedRegion
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice
 from sparse_bo.runs.history import History
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
@@ -43,12 +45,15 @@ class Predictions(NamedTuple):
     """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without."""
 
 
-def predictions_of(state: State, picks: Tensor) -> Predictions | None:
-    """Return the marginal posterior of a state's model at picks (``n`` arms, or ``n x d`` points); ``None`` without one."""
+def predictions_of(state: State, picks: Tensor, *, widened: float = 1.0) -> Predictions | None:
+    """Return the marginal posterior of a state's model at picks (``n`` arms, or ``n x d`` points); ``None`` without one.
+
+    Intervals of a local model are ``widened`` times as wide as the model's (:func:`widening`).
+    """
     if isinstance(state, RegionState) and state.fitted is not None:
-        return _warped(state.fitted, state.box.to_unit(picks), state.y)
+        return _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
     if isinstance(state, ImprovementState) and state.surrogate is not None:
-        return _warped(state.surrogate, state.unit[picks], state.y)
+        return _warped(state.surrogate, state.unit[picks], state.y, widened)
     if isinstance(state, BanditState) and state.posterior is not None:
         posterior = state.posterior
         mean, variance = posterior.means_at(picks).double(), posterior.leverages_at(picks) * posterior.prior.regularization
@@ -60,14 +65,42 @@ def predictions_of(state: State, picks: Tensor) -> Predictions | None:
     return Predictions(mean - spread, mean, mean + spread)
 
 
-def _warped(fitted: FittedRegion, U: Tensor, y: Tensor) -> Predictions:
+def widening(state: State, *, folds: int = 4, most: int = 150) -> float:
+    """Return the factor by which 95 % intervals of a local model are too narrow, 1 to 10; 1 for other models.
+
+    Kernel, warping and hyper-parameters are chosen for the highest evidence, and predictions take them for certain. In
+    cross-validation all of them are learned without the points that they predict. At most ``most`` points take part.
+    """
+    fitted = (
+        state.fitted if isinstance(state, RegionState) else state.surrogate if isinstance(state, ImprovementState) else None
+    )
+    if fitted is None or len(fitted.rows) < 2 * folds:
+        return 1.0
+    assert isinstance(state, RegionState | ImprovementState)
+    seen = state.replicates
+    rows = fitted.rows[np.linspace(0, len(fitted.rows) - 1, min(len(fitted.rows), most)).round().astype(int)]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu").to(rows.device)
+    scores = []
+    for fold in range(folds):
+        held, known = rows[order[fold::folds]], torch.cat([rows[order[k::folds]] for k in range(folds) if k != fold])
+        told = torch.isin(seen.first, known)
+        U, y = state.U[told], state.y[told]
+        again = fitted_region(U, replicates_of(U, y), centre=U[y.argmax()], before=None, since=0, most=most)
+        score, clipped = again.errors(state.U[held], seen.values[held]), again.warp(seen.values[held]) <= again.warp(y.min())
+        scores.append(torch.where(clipped, score.clamp(max=0.0), score).abs())  # "at most the floor" is right below it
+    sizes = torch.cat(scores).sort().values
+    largest = float(sizes[min(math.ceil(0.95 * (len(sizes) + 1)), len(sizes)) - 1])
+    return min(max(largest / 1.96, 1.0), 10.0)
+
+
+def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predictions:
     """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y.
 
     The model takes observations below the floor of its warping for observations of the floor. Where a quantile reaches the
     floor and some of ``y`` are below it, nothing bounds the objective from below.
     """
     at, warp = fitted.gp.moments(U), fitted.warp
-    spread = 1.96 * at.variance.sqrt()
+    spread = 1.96 * widened * at.variance.sqrt()
     floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
 
     def unwarped(t: Tensor) -> Tensor:
@@ -145,10 +178,11 @@ def view_of(
             return domain.space.decode(x.unsqueeze(0))[0]
         return dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
 
-    best, slices = named(report.best_x), list[Slice | None]()
+    best, slices, widened = named(report.best_x), list[Slice | None](), 1.0
     if report.best_x is not None and state is not None and domain is not None:
         x = report.best_x.to(device="cpu", dtype=torch.float64)
-        slices = [_slice(state, domain, x, j, name, best) for j, name in enumerate(names[:most_slices])]
+        widened = widening(state) if most_slices else 1.0
+        slices = [_slice(state, domain, x, j, name, best, widened) for j, name in enumerate(names[:most_slices])]
     highest = None
     if last.best_observed_mean is not None:
         arm = {} if last.best_observed_index is None or not over_arms else {"arm": last.best_observed_index}
@@ -172,6 +206,7 @@ def view_of(
         best_interval=None if state is None else _interval(state, domain, report),
         best_observed=highest,
         slices=[one for one in slices if one is not None],
+        widened=widened,
         variance_factor=None if certificate is None else certificate.factor,
         regret=None if regret is None else np.asarray(regret, np.float64),
         **{**in_memory, **others},
@@ -211,7 +246,7 @@ def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[s
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)
 
 
-def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any]) -> Slice | None:
+def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any], widened: float) -> Slice | None:
     """Return the model along input ``j`` through the best point; ``None`` without a model, or too few points there."""
     fewest, log, device = 3, False, domain.device
     if isinstance(domain, SpaceArms | SpaceBox):
@@ -230,7 +265,7 @@ def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str, best: dic
         assert isinstance(domain, Arms)
         picks = _arms_along(domain, x, j).to(device)
         values = domain.inputs(picks).double()[:, j].tolist()
-    found = predictions_of(state, picks.to(device)) if len(values) >= fewest else None
+    found = predictions_of(state, picks.to(device), widened=widened) if len(values) >= fewest else None
     if found is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))
