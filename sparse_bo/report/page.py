@@ -78,7 +78,7 @@ def run_page(view: RunView) -> str:
         observed="" if view.best_observed is None else observed(view),
         guarantees=view.guarantees.items(),
         advice=advice_of(view),
-        sections=list(_sections(view)),
+        sections=list(sections_of(view)),
         version=__version__,
     )
 
@@ -88,7 +88,7 @@ def result_card(view: RunView) -> str:
     return TEMPLATES.get_template("card.html.jinja").render(view=view, rows=facts(view).items(), advice=advice_of(view))
 
 
-def _sections(view: RunView) -> Iterator[Section]:
+def sections_of(view: RunView) -> Iterator[Section]:
     """Yield the sections that the view has data for."""
     if len(view.batches.sizes):
         yield Section("progress", "Progress", plots=list(_progress(view)))
