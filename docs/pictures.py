@@ -1,7 +1,7 @@
 """The pictures of two pages, drawn by the package's own functions: ``python docs/pictures.py`` writes them.
 
-Those of *How it works*, ``docs/how/*.png``, have one problem: a function on [0, 1], many results on the left, few on the right, a
-Gaussian kernel, noise sd 0.1. Those of *How to read the report*, ``docs/report/*.svg``, are panels of the pages of two short runs.
+Those of *How it works*, ``docs/how/*.png``, have one problem: a function on [0, 1], many results on the left, few on the right,
+a Gaussian kernel, noise sd 0.1. Those of *How to read the report*, ``docs/report/*.svg``, are panels of the pages of two runs.
 """
 
 from __future__ import annotations
@@ -223,14 +223,16 @@ def report_pictures() -> None:
         with AskTell(problem.arms, BBKB(), storage=f"{folder}/arms.journal", certify_every=4) as loop:
             loop.run(problem.objective(seed=1), 400, call_with="indices")
         regret = problem.regret_of(loop.history).tolist()
-        views = (view_of_journal(f"{folder}/named.journal"), view_of_journal(f"{folder}/arms.journal", regret=regret))
-    plots = {plot.title: plot for view in views for section in sections_of(view) for plot in section.plots if plot.svg}
+        named, over_arms = view_of_journal(f"{folder}/named.journal"), view_of_journal(f"{folder}/arms.journal", regret=regret)
+    sections = [*sections_of(named), *(section for section in sections_of(over_arms) if section.name != "inputs")]
+    plots = {plot.title: plot for section in sections for plot in section.plots if plot.svg}
     colours = re.findall(r":root\{.*?\}", page_source(), re.DOTALL)
     light, dark = (re.sub(r";?color-scheme:light dark|\s", "", text) for text in colours)
     style = f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
     for title, plot in plots.items():
         name = title.lower().replace(" ", "-")
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{plot.box}" width="440">'
+        spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        head = f'<svg {spaces} viewBox="{plot.box}" width="440">'
         font = "text{font-family:system-ui,sans-serif}"
         text = f"{head}<title>{plot.title}</title><style>{style}{font}</style>{plot.svg}</svg>\n"
         (REPORT / f"{name}.svg").write_text(text, encoding="utf-8")
