@@ -106,6 +106,8 @@ def sections_of(view: RunView) -> Iterator[Section]:
         yield Section("slices", "Slices through the best point", text + more, plots, narrow=True)
     if len(view.residuals) >= 8:
         yield Section("calibration", "Calibration", plots=[_calibration(view)])
+    elif view.calibration is not None:
+        yield Section("calibration", "Calibration", f"Of {view.calibration.results:,} results, {calibrated(view.calibration)}.")
     sparse = list(_sparse(view))
     if sparse:
         yield Section("sparse", "Dictionary and certificate", plots=sparse)
@@ -121,7 +123,7 @@ def _progress(view: RunView) -> Iterator[Plot]:
     if best := best_so_far(view.batches, view.values):
         yield lines(best)
         good = np.flatnonzero(np.isfinite(view.values))
-        x, y = good + 1.0, view.values[good]
+        x, y = (good + 1).astype(np.float64), view.values[good]
         text = "Every result."
         if len(x) > 500:
             rows = np.unique(np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), y.argsort(kind="stable")[-40:]]))

@@ -76,7 +76,7 @@ class Result(Report):
     def report(self, path: str | Path | None = None, *, regret: Sequence[float] | None = None) -> str:
         """Return the run as one page of HTML: best point, warnings, progress, inputs, slices of the posterior, time, settings.
 
-        It needs no network and runs no script. Its calibration needs predictions from before the results, which a journal has:
+        It needs no network and runs no script. A journal has the residuals of single results, too:
         ``python -m sparse_bo report run.journal --html out.html``.
 
         Args:

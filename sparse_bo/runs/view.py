@@ -141,9 +141,8 @@ def view_of_recorded(
 ) -> RunView:
     """Return the view of a run that was read from a journal, by default without its model; see :func:`view_of`."""
     counts = {"asked": recorded.asked + recorded.before, "succeeded": recorded.told, "failed": recorded.failed}
-    return view_of(
-        recorded.history, state, domain, certificate, about=recorded.about, before=recorded.before, **counts, **others
-    )
+    others = {"about": recorded.about, "before": recorded.before, **counts, **others}
+    return view_of(recorded.history, state, domain, certificate, **others)
 
 
 def view_of(

@@ -211,7 +211,7 @@ def test_a_run_that_was_cut_goes_on_as_if_nothing_had_happened(arms, folder, mon
     assert read_run("cut.journal").history.column("values") == read_run("whole.journal").history.column("values")
 
 
-def test_a_resume_refuses_arms_that_have_changed(folder, monkeypatch):
+def test_a_resume_refuses_arms_that_have_changed(folder):
     assert invoke(*RUN, "--arms-file", "arms.npy", "--storage", "run.journal", "--quiet").exit_code == 0
     arms = np.load("arms.npy")
     arms[150, 1] += 1e-9
@@ -220,7 +220,6 @@ def test_a_resume_refuses_arms_that_have_changed(folder, monkeypatch):
     assert done.exit_code == 2
     assert "run.journal (200 x 2, torch.float64), got others" in done.stderr.replace("\n", " ")
     np.save("arms.npy", arms[:150])
-    monkeypatch.setattr("sparse_bo.runs.description.digest", lambda arms: pytest.fail("another shape needs no hash"))
     done = invoke("resume", "run.journal", "--budget", "50", "--yes")
     assert "got others (150 x 2, torch.float64)" in done.stderr.replace("\n", " ")
     Path("arms.npy").unlink()

@@ -138,7 +138,9 @@ def test_a_page_tells_of_a_run_over_arms(pages):
     ]:
         assert expected in text
     assert re.search(r"\d+ results less the prediction made before them.*\d+% within 68 % bounds", text)
-    assert "Standardised residuals" not in " ".join(Checker(pages["arms, of the result"]).texts)
+    of_result = " ".join(Checker(pages["arms, of the result"]).texts)
+    assert "Standardised residuals" not in of_result
+    assert re.search(r"Of \d+ results, \d+% within 68 % bounds", of_result)
 
 
 def test_residuals_are_normal_where_the_model_is_right(tmp_path):
