@@ -22,8 +22,7 @@ from sparse_bo.cli.launch import launch, reason
 from sparse_bo.domains import check_domain
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.settings import Goal
-from sparse_bo.report.figures import COLOURS, STYLE, NotebookFigure, draw
-from sparse_bo.report.panels import Curve, Panel
+from sparse_bo.report.figures import COLOURS, STYLE, Curve, NotebookFigure, Panel, draw
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.validation import check_device

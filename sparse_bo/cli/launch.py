@@ -23,16 +23,14 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
-from sparse_bo.cli.console import complain, console, errors, plain, say, show_traceback
+from sparse_bo.cli.console import complain, console, errors, plain, say, show, show_traceback, table
 from sparse_bo.cli.inputs import AnyProblem
-from sparse_bo.cli.tables import show, table
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.pools import Workers
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.report.advice import advice_of
-from sparse_bo.report.facts import facts
+from sparse_bo.report.facts import advice_of, facts
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import History, HistoryRow, written_whole
 from sparse_bo.runs.result import Result

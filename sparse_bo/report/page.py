@@ -14,9 +14,8 @@ from markupsafe import Markup
 from scipy.stats import spearmanr
 
 from sparse_bo._version import __version__
-from sparse_bo.report.advice import advice_of
-from sparse_bo.report.facts import best_point, calibrated, counts, dictionary, facts, interval, observed, searched
-from sparse_bo.report.panels import (
+from sparse_bo.report.facts import advice_of, best_point, calibrated, counts, dictionary, facts, interval, observed, searched
+from sparse_bo.report.figures import (
     Band,
     Curve,
     Panel,

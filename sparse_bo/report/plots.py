@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from sparse_bo.report.panels import Panel, spread
+from sparse_bo.report.figures import Panel, spread
 from sparse_bo.report.view import Numbers, number, visible
 
 if TYPE_CHECKING:

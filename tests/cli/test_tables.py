@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 from sparse_bo import AskTell
-from sparse_bo.cli.console import plain
-from sparse_bo.cli.tables import audit_table, table
+from sparse_bo.cli.commands import audit_table
+from sparse_bo.cli.console import plain, table
 from sparse_bo.policies import RandomSearch
 from sparse_bo.report.facts import facts
 from sparse_bo.report.page import run_page

@@ -19,9 +19,9 @@ import torch
 from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
-from sparse_bo.report.advice import advice_of
+from sparse_bo.report.facts import advice_of
+from sparse_bo.report.figures import MOST, thinned
 from sparse_bo.report.page import run_page
-from sparse_bo.report.panels import MOST, thinned
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.view import view_of, view_of_journal
 from tests.builders import arms, bbkb, noisy
