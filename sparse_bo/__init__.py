@@ -1,9 +1,9 @@
 """Bayesian optimisation past the exact GP's limit, for BoTorch users.
 
-Start with :func:`maximize` or :class:`AskTell` and a policy (:class:`BBKB`); in a BoTorch loop, :class:`SparseGP` takes the
-place of ``SingleTaskGP``, and :func:`optimize_batch` that of ``optimize_acqf``: it finds the batch size itself. Comparators
-are in :mod:`sparse_bo.policies`, samplers in :mod:`sparse_bo.dictionary`, confidence widths in :mod:`sparse_bo.widths`, real
-data to try them on in :mod:`sparse_bo.problems`.
+Start with :func:`maximize`, :func:`minimize` or :class:`AskTell`, and a policy (:class:`BBKB`); in a BoTorch loop,
+:class:`SparseGP` takes the place of ``SingleTaskGP``, and :func:`optimize_batch` that of ``optimize_acqf``: it finds the batch
+size itself. Comparators are in :mod:`sparse_bo.policies`, samplers in :mod:`sparse_bo.dictionary`, confidence widths in
+:mod:`sparse_bo.widths`, real data to try them on in :mod:`sparse_bo.problems`.
 """
 
 from __future__ import annotations

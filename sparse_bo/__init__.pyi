@@ -9,7 +9,7 @@ from .journal import Storage
 from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset, register_with_ax
 from .planning import plan
 from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE, TrustRegion
-from .runs import AskTell, History, Result, maximize
+from .runs import AskTell, History, Result, maximize, minimize
 
 __all__ = [
     "BBKB",
@@ -46,6 +46,7 @@ __all__ = [
     "errors",
     "gradient_subset",
     "maximize",
+    "minimize",
     "optimize_batch",
     "plan",
     "policies",

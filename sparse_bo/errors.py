@@ -116,12 +116,14 @@ class RunInterrupted(KeyboardInterrupt):
     Attributes:
         loop: The :class:`sparse_bo.AskTell`, with every observation told so far.
         result: The :class:`sparse_bo.Result` of the run up to the interruption.
+        reason: How far the run was, without advice for who holds the loop.
     """
 
-    def __init__(self, message: str, *, loop: Any = None, result: Any = None) -> None:
+    def __init__(self, message: str, *, loop: Any = None, result: Any = None, reason: str = "") -> None:
         super().__init__(message)
         self.loop = loop
         self.result = result
+        self.reason = reason or message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args
+        return type(self), self.args, {"reason": self.reason}

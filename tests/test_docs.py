@@ -128,6 +128,9 @@ def test_public_names_are_documented(name):
     assert text
     assert text.splitlines()[0].endswith((".", ":"))
     if inspect.isfunction(item):
+        if "Arguments and errors are those of :func:`maximize`." in text:
+            assert inspect.signature(item) == inspect.signature(sparse_bo.maximize)
+            return
         arguments = list(inspect.signature(item).parameters)
         assert all(re.search(rf"^\s+{argument}: ", text, re.MULTILINE) for argument in arguments)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,8 @@ class SparseBOSampler(BaseSampler):
 
     Args:
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: :class:`sparse_bo.TrustRegion`; where there are at most 20,000
-            combinations and no continuum, :class:`sparse_bo.policies.ExpectedImprovement` over all of them.
+            combinations and no continuum, :class:`sparse_bo.policies.ExpectedImprovement` over all of them. A policy for boxes
+            searches these in the box of their encoding.
         seed: Of everything random, together with the number of the first trial that this sampler makes: processes that share a
             study and a seed make different trials. ``None``: another one each time.
         independent_sampler: For parameters that cannot be sampled together; default :class:`optuna.samplers.RandomSampler`.
@@ -194,8 +196,14 @@ class _Search:
         generator: torch.Generator,
     ) -> None:
         self.study, self.distributions, self.generator = study, dict(search_space), generator
-        self.domain = space_domain(Space({repr(name): _parameter(name, kind) for name, kind in search_space.items()}))
-        self.mechanism: Mechanism[Any] = (policy or chosen_policy(self.domain, budget=TRIALS).policy).on(self.domain)
+        space = Space({repr(name): _parameter(name, kind) for name, kind in search_space.items()})
+        self.domain = space_domain(space)
+        policy = policy or chosen_policy(self.domain, budget=TRIALS).policy
+        try:
+            self.mechanism: Mechanism[Any] = policy.on(self.domain)
+        except TypeError:  # it searches boxes alone, and these are few combinations
+            self.domain = space_domain(replace(space, most_arms=0))
+            self.mechanism = policy.on(self.domain)
         self.state: State = self.mechanism.init()
         self.sign = -1.0 if study.direction == optuna.study.StudyDirection.MINIMIZE else 1.0
         self.queue: list[Tensor] = []

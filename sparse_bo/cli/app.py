@@ -51,6 +51,7 @@ Named parameters of mixed kinds: a function of one dictionary that returns a num
 
   lr = {type = "float", low = 1e-5, high = 1.0, log = true}
   kind = {type = "choice", values = ["adam", "sgd"]}
+  momentum = {type = "float", low = 0, high = 1, when = {kind = "sgd"}}
 
   sparse-bo run --objective experiment:train --space space.toml --budget 200 --storage run.journal
 
@@ -97,12 +98,16 @@ class Commands(TyperGroup):
         except UsageError as error:
             importlib.import_module("sparse_bo.cli.console").complain("error", wrong_usage(error))
             status = 2
+        except OSError as error:  # of --help and --version: commands handle their own
+            importlib.import_module("sparse_bo.cli.console").stdout.lose(error)
+            status = 1
         except typer.Abort:
             typer.echo("stopped: the question was not answered", err=True)
             status = 1
         if (console := sys.modules.get("sparse_bo.cli.console")) and (lost := console.lost_output()):
             if not isinstance(lost, BrokenPipeError):  # who closes a pipe has read enough
-                console.complain("error", f"could not print everything ({lost.strerror})")
+                reason = getattr(lost, "strerror", None) or lost
+                console.complain("error", f"could not print everything ({reason})")
             status = status or 1
         if exits:
             sys.exit(status)
@@ -198,8 +203,11 @@ def run(
         Path | None, option(OWN, "A .toml or .json file of named parameters; the function takes a dictionary.")
     ] = None,
     one_by_one: Annotated[bool, option(OWN, "--objective takes one arm (d), returns a number.", "--one-by-one")] = False,
+    minimize: Annotated[bool, option(OWN, "The lowest value of --objective is the best.", "--minimize")] = False,
     memory: Annotated[int | None, options.memory("Plan", "GiB: plan, and take settings that fit (bbkb, bkb).")] = None,
-    seconds: Annotated[float | None, real("Plan", "Seconds of the run: plan, and take settings that fit.")] = None,
+    seconds: Annotated[float | None, real("Run", f"{options.SECONDS_HELP} bbkb and bkb take settings that fit.")] = None,
+    target: options.Target = None,
+    patience: options.Patience = None,
     policy: Annotated[str | None, option("Policy", f"One of {listed(POLICIES)} (default: by problem).")] = None,
     preset: Annotated[str, option("Policy", "On cadata, abalone: learned, or published, as in the paper.")] = PRESETS[0],
     goal: Annotated[str, option("Policy", "best: the point at the end counts; cumulative: every evaluation.")] = "best",
@@ -279,6 +287,9 @@ def resume(
     out: Annotated[Path | None, option("Run", "Folder for the figure and the history (default: as before).")] = None,
     executor: Annotated[str | None, option("Run", "threads, processes, loky, or here (default: as before).")] = None,
     workers: options.NumWorkers = None,
+    seconds: Annotated[float | None, real("Run", options.SECONDS_HELP)] = None,
+    target: options.Target = None,
+    patience: options.Patience = None,
     yes: Annotated[bool, option("Run", "Import and write everything that the journal names, unasked.", "--yes")] = False,
     quiet: options.Quiet = False,
     traceback: options.Traceback = False,
@@ -319,7 +330,9 @@ def main() -> None:
     accept_any_encoding()
     arguments = sys.argv[1:]
     if not arguments:
-        typer.echo("No command given: running the default example. See --help for everything else.")
+        importlib.import_module("sparse_bo.cli.console").say(
+            "No command given: running the default example. See --help for everything else."
+        )
         arguments = ["compare"]
     try:
         app(arguments)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Stream(io.TextIOBase):
-    """The present ``sys.stdout`` or ``sys.stderr``. Once it cannot be written (a full disk, a closed pipe), text is dropped.
+    """The present ``sys.stdout`` or ``sys.stderr``. Text is dropped without one (``>&-``), and once it cannot be written.
 
     Args:
         name: ``"stdout"`` or ``"stderr"``.
@@ -28,28 +28,35 @@ class Stream(io.TextIOBase):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.lost: OSError | None = None
+        self.lost: OSError | ValueError | None = None
+        """Error of a full disk, a closed pipe, or a stream that the objective has closed."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # read-only here
         """Encoding of the stream."""
-        return getattr(sys, self.name).encoding or "utf-8"
+        return getattr(getattr(sys, self.name), "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
         """Return whether the stream is a terminal."""
-        return bool(getattr(sys, self.name).isatty())
+        stream = getattr(sys, self.name)
+        return stream is not None and not getattr(stream, "closed", False) and bool(stream.isatty())
 
     def write(self, text: str) -> int:
         """Write the text and flush it."""
         stream = getattr(sys, self.name)
         try:
-            stream.write(text)
-            stream.flush()
-        except OSError as error:
-            self.lost = error
-            with suppress(OSError, ValueError):  # what Python still holds of it must not fail again when it ends
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if stream is not None:
+                stream.write(text)
+                stream.flush()
+        except (OSError, ValueError) as error:
+            self.lose(error)
         return len(text)
+
+    def lose(self, error: OSError | ValueError) -> None:
+        """Drop the rest of the output after an error: the text that Python still holds must not fail again when it ends."""
+        self.lost = error
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), getattr(sys, self.name).fileno())
 
 
 stdout = Stream("stdout")
@@ -103,7 +110,7 @@ def show_traceback(error: BaseException) -> None:
     errors.print(plain("".join(tracebacks.format_exception(error)).rstrip()), soft_wrap=True)
 
 
-def lost_output() -> OSError | None:
+def lost_output() -> OSError | ValueError | None:
     """Return the error that ended the output since the last call; ``None``: all was printed."""
     lost, stdout.lost = stdout.lost, None
     return lost

@@ -10,20 +10,16 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Column
-from rich.text import Text
 
-from sparse_bo.cli.console import complain, console, errors, plain, say, show, show_traceback, table
+from sparse_bo.cli.console import complain, console, errors, say, show, show_traceback, table
 from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
@@ -32,7 +28,8 @@ from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.report.facts import advice_of, facts
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.history import History, HistoryRow, written_whole
+from sparse_bo.runs.history import History, written_whole
+from sparse_bo.runs.progress import RunProgress
 from sparse_bo.runs.result import Result
 from sparse_bo.runs.view import view_of
 from sparse_bo.sharding import Alone, Group, Processes
@@ -83,50 +80,6 @@ class RunEnd(NamedTuple):
     """Evaluations in the history before this start."""
 
 
-class StatusColumn(ProgressColumn):
-    """Status of a run, cut where there is no room."""
-
-    def render(self, task: Task) -> Text:
-        """Return the status."""
-        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
-
-
-class RunProgress(Progress):
-    """Progress bar of a run, updated after each batch: best value, regret, dictionary size m, batch size q.
-
-    Args:
-        loop: The run; the bar starts with its history.
-        total: Evaluations in all.
-        problem: The problem, for the regret.
-        quiet: Show nothing.
-        console: The console of the bar.
-    """
-
-    def __init__(self, loop: AskTell, total: int, problem: AnyProblem, *, quiet: bool, console: Console = console) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(10),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            TimeRemainingColumn(compact=True),
-            StatusColumn(table_column=Column(no_wrap=False)),  # gives way first where the terminal is narrow
-        )
-        super().__init__(*columns, console=console, disable=quiet)
-        self.problem, self.regret, self.asked = problem, 0.0, 0
-        self.line = self.add_task(plain(loop.policy.name).plain, total=total, status="")
-        for row in loop.history.rows:
-            self.show(loop, row)
-
-    def show(self, loop: AskTell, row: HistoryRow) -> None:
-        """Show a new row of the history; a callback of :meth:`sparse_bo.AskTell.run`."""
-        self.asked += row.batch_size
-        status = "" if row.best_mean is None else f"best {row.best_mean:.4g} "
-        if (regrets := self.problem.regret_of(row)) is not None:
-            self.regret += float(regrets.sum())
-            status += f"regret {self.regret / self.asked:.4g} "
-        status += "" if row.dictionary_size is None else f"m {row.dictionary_size} "
-        self.update(self.line, completed=self.asked, status=f"{status}q {row.batch_size:,}")
-
-
 def launch(
     loop: AskTell,
     problem: AnyProblem,
@@ -136,13 +89,16 @@ def launch(
     storage: Path | None,
     quiet: bool,
     traceback: bool = False,
+    ends: Mapping[str, Any] | None = None,
 ) -> RunEnd:
-    """Make ``budget`` more evaluations. A run that is interrupted or fails keeps its results and prints the reason.
+    """Make ``budget`` more evaluations, or fewer with ``ends`` (arguments of :meth:`sparse_bo.AskTell.run`).
+
+    A run that is interrupted or fails keeps its results and prints the reason.
 
     With a journal or workers, the noise of a built-in problem depends on an evaluation's ticket alone.
     """
     seed = loop.about["seed"] + 1
-    how: dict[str, Any] = {"call_with": problem.call_with, "executor": workers}
+    how: dict[str, Any] = {"call_with": problem.call_with, "executor": workers, **(ends or {})}
     objective: Any
     if isinstance(problem, OwnProblem):
         objective = problem.function
@@ -153,12 +109,15 @@ def launch(
     else:
         objective = problem.objective(seed=seed)
     start, before, code, stopped = time.perf_counter(), loop.history.observations, 0, ""
-    with RunProgress(loop, loop.asked + budget, problem, quiet=quiet) as progress:
+    total, regret_of, here = loop.asked + budget, problem.regret_of, Path.cwd()
+    with RunProgress(loop.history, total, console=console, quiet=quiet, regret_of=regret_of) as progress:
         try:
-            result = loop.run(objective, budget, callback=progress.show, **how)
+            result = loop.run(objective, budget, callback=lambda _, row: progress.show(row), **how)
+            if result.ended is not None and not quiet:
+                say(f"ended: {result.ended}")
         except RunInterrupted as error:
-            result, code, stopped = error.result, 130, f"interrupted after {loop.asked - len(loop.pending)} evaluations"
-        except Exception as error:  # of the objective, the policy, the journal, or the results
+            result, code, stopped = error.result, 130, error.reason
+        except BaseException as error:  # of the objective, the policy, the journal, or the results
             found: Result | None = vars(error).get("result")
             if found is None or isinstance(error, TypeError):  # wrong input, before the first evaluation
                 raise
@@ -166,6 +125,9 @@ def launch(
             stopped = error.reason if isinstance(error, ObjectiveError) else str(error) or type(error).__name__
             if traceback:
                 show_traceback(error.__cause__ or error)
+        finally:
+            with suppress(OSError):  # it may be gone
+                os.chdir(here)  # the objective may have changed it; files lie in folders named before
     if code:
         go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}"
         complain("stopped", f"{stopped}{go_on}", style="yellow")

@@ -57,7 +57,7 @@ SIZED_SAMPLERS: Mapping[str, str] = {
 SAMPLERS = ("leverage", "recursive-rls", *SIZED_SAMPLERS)
 MATERN: Mapping[str, float] = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 """Name -> smoothness of a Matérn kernel."""
-KERNELS = ("rbf", *MATERN, "learned")
+KERNELS = ("rbf", *MATERN, "tanimoto", "learned")
 PRECISIONS = ("float64", "float32")
 PRESETS = ("learned", "published")
 """Initial settings of a policy on the two data sets: everything learned, or the settings of the published experiments."""
@@ -127,6 +127,9 @@ Device = Annotated[str, option("Run", "Device of the computation: cpu, cuda, cud
 Quiet = Annotated[bool, option("Run", "No progress bar and no summary.", "--quiet")]
 Traceback = Annotated[bool, option("Run", "Print the traceback of an error in the objective.", "--traceback")]
 NumWorkers = Annotated[int | None, count("Run", "Concurrent evaluations, with --executor.", "--workers")]
+SECONDS_HELP = "End after so many seconds."
+Target = Annotated[float | None, real("Run", "End with a result as good as this (y).")]
+Patience = Annotated[int | None, count("Run", "End after so many evaluations without a better result.")]
 Journal = Annotated[
     Path, typer.Argument(help="Journal of `run --storage` or AskTell(storage=...).", parser=journal, metavar="STORAGE")
 ]

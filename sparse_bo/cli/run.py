@@ -27,6 +27,7 @@ from sparse_bo.problems.names import TABLES
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.default_policy import chosen_policy
+from sparse_bo.runs.ends import Ends
 from sparse_bo.runs.records import about_of
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts
@@ -41,6 +42,7 @@ def run(options: Namespace) -> None:
         made = described_problem(vars(options))
         if storage is not None and restarts() and group.from_first("looking for the journal", storage.exists()):
             again = {"storage": storage, "out": out, "quiet": quiet, "traceback": options.traceback, "yes": False}
+            again |= _ends(options)
             _resume(Namespace(**again, budget=None, executor=None, workers=None), group, same_problem=made)
             return
         if not group.leads:  # files are rank 0's
@@ -54,7 +56,8 @@ def run(options: Namespace) -> None:
             raise FileExistsError(f"{storage} exists; go on with it by `{resume}`, or choose another --storage")
         problem = problem_of(made).to(device_on_rank(check_device("--device", options.device), group))
         workers = parallel(options.executor, options.workers, options.asynchronous)
-        planned = memory is not None or seconds is not None
+        ends = vars(Ends(**_ends(options)))
+        planned = memory is not None or (seconds is not None and options.policy in ("bbkb", "bkb") and "arms" in problem.domain)
         chosen, why = policy_of(
             options.policy,
             given_settings(vars(options)),
@@ -69,13 +72,14 @@ def run(options: Namespace) -> None:
         if planned:
             if group.size > 1:
                 raise ValueError(
-                    "--memory and --seconds plan a run of one process; drop them (`plan --ranks` plans for several)"
+                    "--memory and --seconds plan a run in one process; drop them (`plan --ranks` plans for several)"
                 )
             chosen = _planned(chosen, problem, budget=budget, memory=memory, seconds=seconds, seed=seed)
         evaluated = [options.executor, options.workers, options.asynchronous]
         with folder(out) if group.leads else nullcontext():
             loop = AskTell(
                 policy=chosen,
+                minimize=options.minimize,
                 seed=seed,
                 certify_every=options.certify_every,
                 storage=storage,
@@ -85,9 +89,14 @@ def run(options: Namespace) -> None:
         undo.callback(_forget, loop, storage)  # a journal without a single evaluation would block the retry
         if why and not quiet:
             say(f"policy {chosen.name}: {why}")
-        outcome = launch(loop, problem, budget, workers, storage=storage, quiet=quiet, traceback=options.traceback)
+        outcome = launch(loop, problem, budget, workers, storage=storage, quiet=quiet, traceback=options.traceback, ends=ends)
         undo.pop_all()
         finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
+
+
+def _ends(options: Namespace) -> dict[str, Any]:
+    """Return the options of ends before the budget."""
+    return {name: getattr(options, name) for name in ("seconds", "target", "patience")}
 
 
 def _forget(loop: AskTell, storage: Path | None) -> None:
@@ -144,7 +153,7 @@ def _planned(
 ) -> Policy:
     """Return the policy with the settings of a plan, and print the changes."""
     if "arms" not in problem.domain or not isinstance(policy, (BBKB, BKB)):
-        raise ValueError("--memory and --seconds plan runs of bbkb and bkb over arms; drop them")
+        raise ValueError("--memory plans runs of bbkb and bkb over arms; drop it")
     made = plan(problem.domain["arms"], budget=budget, policy=policy, memory=memory, seconds=seconds, seed=seed)
     for note in made.notes:
         say(f"plan: {note}")
@@ -162,6 +171,7 @@ def resume(options: Namespace) -> None:
 def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any] | None = None) -> None:
     """Resume on one of the ranks of a job; with ``same_problem``, which has to be the journal's, nobody is asked."""
     storage, budget, quiet = options.storage, options.budget, options.quiet or not group.leads
+    ends = vars(Ends(**_ends(options)))
     if budget is not None:
         check_budget(budget, name="--budget")
     step, about = "looking at the journal", None
@@ -188,7 +198,7 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
                 "of them: raise it"
             )
     more = max((notes["budget"] if budget is None else budget) - loop.asked, 0)
-    outcome = launch(loop, problem, more, workers, storage=storage, quiet=quiet, traceback=options.traceback)
+    outcome = launch(loop, problem, more, workers, storage=storage, quiet=quiet, traceback=options.traceback, ends=ends)
     finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.evaluations.batch import Batch, some
 from sparse_bo.evaluations.pools import Pool, Workers, packed
-from sparse_bo.evaluations.worker import Evaluate, Outcome, evaluate_remotely, named
+from sparse_bo.evaluations.worker import FAILED, Evaluate, Outcome, evaluate_remotely, named
 
 logger = logging.getLogger(__name__)
 
@@ -64,22 +64,35 @@ class Job:
     """Receives the seconds of evaluations, before their results are reported."""
     observed: Callable[[], None]
     """Called after results were reported."""
+    ended: Callable[[], bool] = lambda: False
+    """Whether no more evaluations are to be started; called after results were reported."""
+    together: float = TASK_SECONDS
+    """Seconds of evaluations of which the results are reported together."""
+    reported: Callable[[Batch, list[float]], None] = lambda batch, values: None
+    """Receives evaluations and their results (NaN: failed) after these were reported."""
 
-    def tell(self, tickets: list[int], values: list[float], seconds: float) -> None:
+    def tell(self, batch: Batch, values: list[float], seconds: float) -> None:
         """Report results; a callback or another thread may have reported some of them already."""
         self.evaluated(seconds)
+        tickets = batch.tickets
         try:
             self.loop.tell(tickets, values)
         except TicketError:
             pending = set(self.loop.pending)
             results = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in pending}
             self.loop.tell(list(results), list(results.values()))
+        self.reported(batch, values)
+
+    def fail(self, batch: Batch) -> None:
+        """Report evaluations that have failed."""
+        self.loop.fail(batch.tickets)
+        self.reported(batch, [FAILED] * len(batch))
 
 
 def run_serially(job: Job) -> None:
     """Evaluate pending evaluations in this process, then ask and evaluate batch by batch until the end."""
     loop = job.loop
-    while loop.asked < job.end or loop.pending:
+    while (loop.asked < job.end or loop.pending) and not job.ended():
         batch = loop.reissue() if loop.pending else loop.ask(job.end - loop.asked)
         last = loop.asked >= job.end
         _evaluate(job, batch)
@@ -92,20 +105,18 @@ def _evaluate(job: Job, batch: Batch) -> None:
     evaluate, q = job.evaluate, len(batch)
     copy, size = evaluate.packed(batch, elsewhere=False), q if evaluate.vectorized else 1
     done = 0
-    while done < q:
-        results: dict[int, float] = {}
-        start = time.perf_counter()
+    while done < q and not (done and job.ended()):
+        first, values, start = done, list[float](), time.perf_counter()
         try:
-            while done < q and not (results and time.perf_counter() - start >= TASK_SECONDS):
-                rows = slice(done, done + size)
-                results.update(zip(batch.tickets[rows], evaluate(copy.part(rows)), strict=True))
+            while done < q and not (values and time.perf_counter() - start >= job.together):
+                values += evaluate(copy.part(slice(done, done + size)))
                 done += size
         except (Exception, SystemExit) as error:
             which = f"a batch of {q}" if evaluate.vectorized else f"ticket {batch.tickets[done]}"
             raise EvaluationFailed(f"on {which} ({named(error)})") from error
         finally:
-            if results:
-                job.tell(list(results), list(results.values()), time.perf_counter() - start)
+            if values:
+                job.tell(batch.part(slice(first, first + len(values))), values, time.perf_counter() - start)
                 job.observed()
 
 
@@ -143,12 +154,17 @@ class Dispatch:
             EvaluationFailed: If an evaluation fails after all retries and ``on_error`` is ``"raise"``.
             TypeError: If workers cannot load the objective; nothing has been asked then.
         """
+        if self.job.ended():
+            return
         most = self.job.end - self.loop.asked + len(self.loop.pending)
         pool = Pool(self.workers, self._packed, self.job.evaluate.arrays, most=most)
         try:
             if self.loop.pending:
                 self._take(self.loop.reissue())
             while True:
+                if self.job.ended():
+                    self._queue.clear()
+                    self._suspects.clear()
                 while self._more(pool):
                     self._start(pool)
                 if not (self._tasks or self._queue or self._suspects):
@@ -169,7 +185,8 @@ class Dispatch:
 
     def _more(self, pool: Pool) -> bool:
         """Ask for evaluations if workers are or will be free; return whether there are new ones."""
-        wanted, idle = self.job.end - self.loop.asked, not (self._tasks or self._queue or self._suspects)
+        wanted = 0 if self.job.ended() else self.job.end - self.loop.asked
+        idle = not (self._tasks or self._queue or self._suspects)
         if wanted <= 0 or not (idle or self.workers.asynchronous):
             return False
         if self.workers.asynchronous:
@@ -218,7 +235,7 @@ class Dispatch:
             return self.workers.chunk
         if self._seconds is None:
             return 1
-        return max(1, min(int(TASK_SECONDS / max(self._seconds, 1e-9)), 4096, -(-waiting // pool.workers)))
+        return max(1, min(int(self.job.together / max(self._seconds, 1e-9)), 4096, -(-waiting // pool.workers)))
 
     def _submit(self, pool: Pool, batch: Batch) -> None:
         evaluate = self.job.evaluate
@@ -290,7 +307,7 @@ class Dispatch:
     def _tell(self, future: Future[Outcome]) -> float:
         """Report the results of a finished task and remove it; return its duration in seconds."""
         outcome = future.result()
-        self.job.tell(self._tasks[future].batch.tickets, outcome.values, outcome.seconds)
+        self.job.tell(self._tasks[future].batch, outcome.values, outcome.seconds)
         del self._tasks[future]
         return outcome.seconds
 
@@ -327,7 +344,7 @@ class Dispatch:
         if self._attempts[ticket] <= self.workers.retries:
             self._queue.append(batch)
         elif self.workers.on_error == "drop":
-            self.loop.fail([ticket])
+            self.job.fail(batch)
             self._observed()
         else:
             raise EvaluationFailed(f"on ticket {ticket} ({named(error)})") from error

@@ -11,14 +11,14 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from sparse_bo.evaluations.executors import Threads, optional
-from sparse_bo.evaluations.worker import Arrays, Evaluate, initialise_worker, present, warm_up
+from sparse_bo.evaluations.worker import Arrays, Evaluate, initialise_worker, warm_up
 from sparse_bo.validation import check_choice, check_count, check_positive
 
 NAMES = ("threads", "processes", "loky")
@@ -145,7 +145,7 @@ class Pool:
         """Whether tasks are pickled to another process."""
         if self.owned:
             self._count = max(min(self._count or os.cpu_count() or 1, most), 1)
-        self._arrays, self._packed = arrays, packed
+        self._arrays, self._imports = arrays, (PRELOADED[arrays], packed)
         self._executor: Any = self._started()
         if self.pickles and not self.owned:
             self._warm_up(everywhere=workers.timeout is not None)
@@ -193,20 +193,13 @@ class Pool:
         workers = self._count or 1
         if self._given == "threads":
             return Threads(workers)
-        first = (os.getpid(), PRELOADED[self._arrays], self._packed)
-        # Processes may import torch for seconds before their first task, which does not count as the task's time. The gate
-        # keeps them waiting until the last one is started: the standard library cannot start one while another dies.
         pool: Any = None
-        gate = None
         try:
-            if self._given == "loky":
-                pool = optional("loky").ProcessPoolExecutor(workers, initializer=initialise_worker, initargs=first)
-            else:
-                context = _context(self._arrays)
-                gate = context.Event()
-                pool = ProcessPoolExecutor(workers, mp_context=context, initializer=initialise_worker, initargs=(*first, gate))
-            self._check_loaded(_await_workers(pool, workers, gate))
-        except BaseException as error:  # Ctrl-C too: workers would wait at the gate forever
+            # Processes may import torch for seconds before their first task, which does not count as the task's time.
+            pool = _processes(self._given, workers, self._arrays)
+            futures = [pool.submit(warm_up, *self._imports) for _ in range(workers)]
+            self._check_loaded(future.result() for future in futures)
+        except BaseException as error:  # Ctrl-C too: workers would wait for the last of them forever
             if pool is not None:
                 _end(pool)
             if not isinstance(error, BrokenExecutor | OSError):
@@ -223,21 +216,20 @@ class Pool:
 
         An executor that takes no work is named by the first evaluation.
         """
-        arguments = (PRELOADED[self._arrays], self._packed)
         client = getattr(self._executor, "_client", None)
         try:
             if everywhere and client is not None:
-                troubles = list(client.run(warm_up, *arguments).values())
+                troubles = list(client.run(warm_up, *self._imports).values())
             else:
-                futures = [self.submit(warm_up, *arguments) for _ in range(self.workers if everywhere else 1)]
+                futures = [self.submit(warm_up, *self._imports) for _ in range(self.workers if everywhere else 1)]
                 troubles = [future.result() for future in futures]
         except (BrokenExecutor, RuntimeError, OSError):
             return
-        self._check_loaded(next(filter(None, troubles), None))
+        self._check_loaded(troubles)
 
-    def _check_loaded(self, trouble: str | None) -> None:
+    def _check_loaded(self, troubles: Iterable[str | None]) -> None:
         """Check that workers could load the objective; one of a notebook or of ``python -c`` is in no module of theirs."""
-        if trouble is not None:
+        if trouble := next(filter(None, troubles), None):
             raise _unsendable(self._given, f"a worker cannot load it: {trouble}")
 
 
@@ -287,17 +279,15 @@ def _end(executor: Any) -> None:
             process.join(timeout=5.0)
 
 
-def _await_workers(pool: Any, workers: int, gate: Any) -> str | None:
-    """Wait until every worker of a new pool has finished its imports and run a task; return why one has no objective."""
-    seen: dict[int, str | None] = {}
-    seconds = 0.0
-    while len(seen) < workers:
-        futures = [pool.submit(present, seconds) for _ in range(workers)]
-        if gate is not None:
-            gate.set()
-        seen |= dict(future.result() for future in futures)
-        seconds = min(0.01 + 2.0 * seconds, 0.1)  # fast workers leave tasks to those that still import
-    return next(filter(None, seen.values()), None)
+def _processes(kind: str, workers: int, arrays: Arrays) -> Any:
+    """Return a new pool of processes by its name."""
+    loky = optional(kind) if kind == "loky" else None
+    context: Any = _context(arrays) if loky is None else loky.backend.get_context("loky")
+    meeting = (context.Semaphore(workers - 1), context.Event())
+    settings: Any = {"initializer": initialise_worker, "initargs": (os.getpid(), *meeting)}
+    if loky is not None:
+        return loky.ProcessPoolExecutor(workers, context=context, **settings)
+    return ProcessPoolExecutor(workers, mp_context=context, **settings)
 
 
 def _context(arrays: Arrays) -> multiprocessing.context.BaseContext:

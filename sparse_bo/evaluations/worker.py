@@ -203,34 +203,36 @@ def evaluate_remotely(evaluate: Evaluate, batch: PlainBatch, attempt: int) -> Ou
         return Outcome([], time.perf_counter() - start, error)
 
 
-_trouble: str | None = None  # of this process, with the objective that it was to load
-
-
-def present(seconds: float) -> tuple[int, str | None]:
-    """Return the number of this process, and why it could not load the objective, after a pause for other workers."""
-    time.sleep(seconds)
-    return os.getpid(), _trouble
+_meeting: tuple[Any, Any] | None = None  # of the workers of a new pool: a semaphore for all but the last, and an event
 
 
 def warm_up(modules: Sequence[str], packed: bytes) -> str | None:
-    """Import the modules of evaluations and the pickled objective; return why that one cannot be loaded."""
+    """Import the modules of evaluations and the pickled objective; return why that one cannot be loaded.
+
+    In a new pool it returns once it has run on every worker, so that each of them takes one such task.
+    """
+    trouble = None
     for module in modules:
         importlib.import_module(module)
     try:
         pickle.loads(packed)
     except Exception as error:
-        return named(error)
-    return None
+        trouble = named(error)
+    if _meeting is not None:
+        others, all_here = _meeting
+        if others.acquire(block=False):
+            all_here.wait()
+        else:
+            all_here.set()
+    return trouble
 
 
-def initialise_worker(parent: int, modules: Sequence[str], packed: bytes, gate: Any = None) -> None:
-    """Initialise a worker process: ignore Ctrl-C, which the parent handles, end with the parent, import, wait for the gate."""
-    global _trouble
+def initialise_worker(parent: int, others: Any, all_here: Any) -> None:
+    """Initialise a worker process: ignore Ctrl-C, which the parent handles, and end with the parent."""
+    global _meeting
+    _meeting = others, all_here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _trouble = warm_up(modules, packed)
-    if gate is not None:
-        gate.wait()
 
 
 def _end_with(number: int) -> None:

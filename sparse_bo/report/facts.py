@@ -74,7 +74,9 @@ def interval(view: RunView) -> str:
     if view.best_interval is None:
         return "no model, so no interval"
     lower, upper = view.best_interval
-    ends = f"below {number(upper, 6)}" if math.isinf(lower) else f"{number(lower, 6)} to {number(upper, 6)}"
+    ends = f"{number(lower, 6)} to {number(upper, 6)}"
+    if math.isinf(lower) or math.isinf(upper):
+        ends = f"below {number(upper, 6)}" if math.isinf(lower) else f"above {number(lower, 6)}"
     return f"95 % interval of the model: {ends}"
 
 
@@ -91,7 +93,7 @@ def shown(point: Mapping[str, Any], most: int) -> dict[str, str]:
 
 
 def observed(view: RunView) -> str:
-    """Return the highest mean observation."""
+    """Return the best mean observation."""
     assert view.best_observed is not None
     mean, count = view.best_observed.mean, view.best_observed.count
     return f"{number(mean, 6)} ({'one evaluation' if count == 1 else f'mean of {count:,} evaluations'})"
@@ -193,13 +195,14 @@ def drifting(score: float) -> Iterator[Advice]:
 
 
 def _progress(view: RunView) -> Iterator[Advice]:
-    good = view.values[np.isfinite(view.values)]
+    good = view.merit[np.isfinite(view.merit)]
     if len(good) < 5 * FEWEST:
         return
+    extreme = "lowest" if view.minimize else "highest"
     where, equal = int(good.argmax()), bool(good.min() == good.max())
     if where < len(good) // 4 and not equal:
         yield Advice(
-            f"The highest result is number {where + 1:,} of {len(good):,}: nothing better has come since.",
+            f"The {extreme} result is number {where + 1:,} of {len(good):,}: nothing better has come since.",
             "More of the same gains little: stop, search another range, or evaluate the best points again to see their noise.",
         )
     if equal:

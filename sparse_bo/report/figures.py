@@ -88,14 +88,16 @@ class Panel:
             style: dict[str, Any] = {"marker": "o", "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
             axes.plot(drawable(c.x), drawable(y), color=colours[c.colour], label=c.name, **style)
         for b in self.bands:
-            known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf))
+            known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf) & (b.low < np.inf))
             rows = known[spread(len(known), MOST // 2)]
             low, high = b.low[rows], b.high[rows]
-            if np.isinf(low).any() and rows.size:  # the frame ends below all that is drawn
-                seen = np.concatenate([low[np.isfinite(low)], high, *(c.y[np.isfinite(c.y)] for c in drawn)])
-                bottom = float(seen.min() - 0.05 * (np.ptp(drawable(seen)) or 1.0))
-                axes.set_ylim(bottom=bottom)
-                low = np.where(np.isinf(low), bottom, low)
+            if np.isinf([low, high]).any():  # the frame ends beyond all that is drawn
+                ends = np.concatenate([low, high, *(c.y for c in drawn)])
+                ends = ends[np.isfinite(ends)]
+                margin = 0.05 * (np.ptp(drawable(ends)) or 1.0)
+                frame = float(ends.min() - margin), float(ends.max() + margin)
+                axes.set_ylim(bottom=frame[0] if np.isinf(low).any() else None, top=frame[1] if np.isinf(high).any() else None)
+                low, high = np.maximum(low, frame[0]), np.minimum(high, frame[1])
             axes.fill_between(drawable(b.x[rows]), drawable(low), drawable(high), color=colours[b.colour], alpha=0.22, lw=0)
         for log, axis, scale in ((self.log_x, axes.xaxis, axes.set_xscale), (self.log_y, axes.yaxis, axes.set_yscale)):
             if log:
@@ -110,24 +112,26 @@ class Panel:
         return drawn
 
 
-def best_so_far(batches: Batches, values: Numbers) -> Panel | None:
-    """Return the highest result and the best posterior mean so far; ``None`` without a result."""
+def best_so_far(batches: Batches, values: Numbers, *, minimize: bool) -> Panel | None:
+    """Return the best result and the best posterior mean so far; ``None`` without a result."""
     if not np.isfinite(values).any():
         return None
     at, spread = batches.evaluations, 1.96 * batches.best_sd
-    highest = np.maximum.accumulate(np.where(np.isfinite(values), values, -np.inf))
+    extreme, sign = ("lowest", -1.0) if minimize else ("highest", 1.0)
+    best = sign * np.maximum.accumulate(np.where(np.isfinite(values), sign * values, -np.inf))
     return Panel(
         "Best so far",
-        "The highest result so far, and the best point by the model with its 95 % interval.",
-        [Curve("highest result", _numbers(values), highest, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")],
+        f"The {extreme} result so far, and the best point by the model with its 95 % interval.",
+        [Curve(f"{extreme} result", _numbers(values), best, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")],
         [Band(at, batches.best_mean - spread, batches.best_mean + spread, "s0")] if np.isfinite(spread).any() else [],
     )
 
 
-def regret_so_far(regret: Numbers) -> Panel:
+def regret_so_far(regret: Numbers, *, minimize: bool) -> Panel:
     """Return the regret per evaluation so far."""
     share = np.add.accumulate(regret) / _numbers(regret)
-    text = f"Best possible less chosen, mean over all evaluations so far: {mean_regret(regret)}."
+    less = "Chosen less best possible" if minimize else "Best possible less chosen"
+    text = f"{less}, mean over all evaluations so far: {mean_regret(regret)}."
     return Panel("Regret per evaluation", text, [Curve("regret", _numbers(regret), share, "s4")], log_x=True, zero=True)
 
 
@@ -201,13 +205,16 @@ def plot_run(
     """Draw a run as four panels: progress, batch sizes, dictionary, time by phase. Arguments and errors: ``History.plot``."""
     if not len(batches.sizes):
         raise ValueError("expected a history of at least one batch, got none; run the loop first")
-    progress, at = best_so_far(batches, values), batches.evaluations
+    minimize = bool(about.get("minimize"))
+    progress, at = best_so_far(batches, values, minimize=minimize), batches.evaluations
     if regret is not None:
         total = np.add.accumulate(np.asarray(regret, np.float64))
         curve = Curve("regret", np.arange(1.0, len(total) + 1), total, "s0")
-        progress = Panel("Cumulative regret", "", [curve], y_name="sum of (best − chosen)", zero=True)
+        progress = Panel(
+            "Cumulative regret", "", [curve], y_name=f"sum of ({'chosen − best' if minimize else 'best − chosen'})", zero=True
+        )
     elif best_possible is not None:
-        gap = Curve("gap", at, best_possible - batches.best_mean, "s0")
+        gap = Curve("gap", at, (batches.best_mean - best_possible) * (1.0 if minimize else -1.0), "s0")
         progress = Panel("Gap between the best possible and the best posterior mean", "", [gap])
     with matplotlib.rc_context(STYLE):
         figure = NotebookFigure(figsize=(10.0, 6.4), layout="constrained")

@@ -71,7 +71,7 @@ def run_page(view: RunView) -> str:
     return TEMPLATES.get_template("page.html.jinja").render(
         view=view,
         title=f"{view.about.get('policy', 'run')}, seed {view.about.get('seed', '?')}{source}",
-        counts=f"Maximising over {searched(view)}: {counts(view)}.",
+        counts=f"{'Minimising' if view.minimize else 'Maximising'} over {searched(view)}: {counts(view)}.",
         interval=interval(view),
         best=best_point(view, 40).items(),
         observed="" if view.best_observed is None else observed(view),
@@ -119,18 +119,20 @@ def sections_of(view: RunView) -> Iterator[Section]:
 
 
 def _progress(view: RunView) -> Iterator[Plot]:
-    if best := best_so_far(view.batches, view.values):
+    if best := best_so_far(view.batches, view.values, minimize=view.minimize):
         yield lines(best)
         good = np.flatnonzero(np.isfinite(view.values))
         x, y = (good + 1).astype(np.float64), view.values[good]
         text = "Every result."
         if len(x) > 500:
-            rows = np.unique(np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), y.argsort(kind="stable")[-40:]]))
+            rows = np.unique(
+                np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), view.merit[good].argsort(kind="stable")[-40:]])
+            )
             x, y = x[rows], y[rows]
-            text = "Some of the results; the highest are all shown."
+            text = f"Some of the results; the {'lowest' if view.minimize else 'highest'} are all shown."
         yield lines(Panel("Results", text, [Curve("results", x, y, "s0", dots=True)]))
     if view.regret is not None and len(view.regret):
-        yield lines(regret_so_far(view.regret))
+        yield lines(regret_so_far(view.regret, minimize=view.minimize))
     yield lines(batch_sizes(view.batches))
 
 
@@ -173,7 +175,7 @@ def _inputs(view: RunView) -> Plot | None:
     good = np.flatnonzero(np.isfinite(view.values))
     if len(good) < 2 or not view.columns or len(view.names) < 2:
         return None
-    order = good[view.values[good].argsort(kind="stable")]
+    order = good[view.merit[good].argsort(kind="stable")]
     rows = order
     if len(order) > LINES:
         spread = np.linspace(0, len(order) - 1 - BEST_LINES, LINES - BEST_LINES).astype(int)
@@ -209,7 +211,13 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
-    """Return an axis of parallel ones: numbers by their size, anything else by name."""
+    """Return an axis of parallel ones: numbers by their size, anything else by name; below them points without the input."""
+    there = np.array([not (isinstance(v, float) and np.isnan(v)) for v in values])  # NaN: its condition does not hold
+    if there.any() and not there.all():
+        inner = _axis(name, [value for value, here in zip(values, there, strict=True) if here], log=log)
+        at = np.zeros(len(values))
+        at[there] = 0.15 + 0.85 * inner.at
+        return ParallelAxis(name, at, [(0.0, "–"), *((0.15 + 0.85 * tick, label) for tick, label in inner.labels)])
     if _numeric(values):
         v = np.array(values, np.float64)
         scaled = np.log10(v) if log else v / max(float(np.abs(v).max()), 1.0)  # differences of the largest numbers are finite
@@ -223,11 +231,12 @@ def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
 
 def _slice(one: Slice, view: RunView) -> Plot:
     text = f"At the best point: {cell(one.here)}."
-    if np.isinf(one.lower).any() and one.floor is not None:
-        text += f" Below {number(one.floor)} the model does not tell values apart."
+    beyond = "above" if view.minimize else "below"
+    if np.isinf([one.lower, one.upper]).any() and one.floor is not None:
+        text += f" {beyond.capitalize()} {number(one.floor)} the model does not tell values apart."
 
     def value(v: float) -> str:
-        return f"below {number(one.floor)}" if np.isneginf(v) else number(v)
+        return f"{beyond} {number(one.floor)}" if np.isinf(v) else number(v)
 
     ends = zip(one.values, one.lower, one.median, one.upper, strict=True)
     cells = [[cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]

@@ -27,7 +27,7 @@ class Batches:
     best_sd: Numbers
     """``b`` posterior standard deviations there (y)."""
     best_observed_mean: Numbers
-    """``b`` highest mean observations (y)."""
+    """``b`` best mean observations (y)."""
     dictionary_size: Numbers
     """``b``; NaN without a sparse model."""
     effective_dimension: Numbers
@@ -61,11 +61,11 @@ class Slice:
     lower: Numbers
     """``n`` lower ends of the 95 % interval of the objective (y); ``-inf`` where the model has no lower bound."""
     median: Numbers
-    """``n`` posterior medians (y); ``-inf`` below :attr:`floor`."""
+    """``n`` posterior medians (y); infinite beyond :attr:`floor`."""
     upper: Numbers
-    """``n`` upper ends (y)."""
+    """``n`` upper ends (y); ``inf`` where the model has no upper bound."""
     floor: float | None = None
-    """Value (y) below which the model does not tell observations apart; ``None`` without one."""
+    """Value (y) below which (in a run that minimises: above which) the model does not tell observations apart."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class RunView:
     """The best point by name; empty without one."""
     best_mean: float | None
     best_interval: tuple[float, float] | None
-    """95 % interval of the objective at the best point (y); ``None`` without a model."""
+    """95 % interval of the objective at the best point (y), perhaps without an end; ``None`` without a model."""
     best_observed: Observation | None
     slices: Sequence[Slice]
     widened: float = 1.0
@@ -129,6 +129,16 @@ class RunView:
     """``n`` differences from the best possible value (y); ``None`` where it is unknown."""
     source: str | None = None
     """File name of the journal."""
+
+    @property
+    def minimize(self) -> bool:
+        """Whether the lowest value is the best one."""
+        return bool(self.about.get("minimize", False))
+
+    @property
+    def merit(self) -> Numbers:
+        """``n`` results, those of a run that minimises with the other sign: higher is better."""
+        return -self.values if self.minimize else self.values
 
 
 def visible(text: object) -> str:

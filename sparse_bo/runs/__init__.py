@@ -3,8 +3,9 @@
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run
 from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
+from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.maximize import maximize
+from sparse_bo.runs.maximize import maximize, minimize
 from sparse_bo.runs.records import Recorded, read_run
 from sparse_bo.runs.result import Result
 
@@ -12,6 +13,7 @@ __all__ = [
     "AskTell",
     "Audit",
     "ChosenPolicy",
+    "Evaluation",
     "History",
     "HistoryRow",
     "Recorded",
@@ -19,5 +21,6 @@ __all__ = [
     "audit_run",
     "chosen_policy",
     "maximize",
+    "minimize",
     "read_run",
 ]

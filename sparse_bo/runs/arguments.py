@@ -1,21 +1,83 @@
-"""Checks of a run's arguments: budget, policy, seed, notes, and initial observations."""
+"""Checks of a run's arguments: domain, budget, policy, seed, notes, and initial observations."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, TypeVar, cast, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import Domain
+from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.policies import Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite
 
 MOST = 10**9
 """Largest budget: a run stores every evaluation in at least 100 bytes of memory, so this takes 100 GB."""
+
+Rows = NDArray[Any] | Sequence[Sequence[float]]
+"""A NumPy array, or a list of rows of numbers."""
+ArmsLike = ArmSet | Rows
+BoundsLike = Tensor | Rows
+T = TypeVar("T")
+
+
+def tensor_of(name: str, value: T | Rows) -> T | Tensor:
+    """Return a NumPy array or a list of numbers as a tensor, and integers as float64; anything else as it is.
+
+    Raises:
+        TypeError: If an array or a list has other entries than numbers.
+    """
+    if isinstance(value, Tensor):
+        return value.double() if not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool) else value
+    if not is_plain(value):
+        return cast("T", value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TypeError(f"expected {name} as rows of equal length, got others ({error}); pass one number per input") from error
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"expected {name} of numbers, got {type(value).__name__} of dtype {array.dtype}; convert it to float")
+    return torch.from_numpy(np.require(array, np.float32 if array.dtype == np.float32 else np.float64, ["C", "W"]))
+
+
+def is_plain(value: object) -> bool:
+    """Return whether an argument is a NumPy array, a table with its interface, or a list."""
+    return isinstance(value, list | tuple | np.ndarray) or hasattr(type(value), "to_numpy")
+
+
+def arrays_of(arms: Any, bounds: Any) -> Arrays:
+    """Return the type of points for an objective: NumPy's where arms or bounds are arrays or lists."""
+    return "numpy" if is_plain(arms) or is_plain(bounds) or hasattr(bounds, "lb") else "torch"
+
+
+def bounds_of(bounds: Any) -> Tensor | None:
+    """Return the bounds of a box as ``2 x d`` corners.
+
+    Args:
+        bounds: ``2 x d`` corners as a tensor, as in BoTorch; ``d`` pairs ``(lower, upper)`` in a list or an array, or
+            ``scipy.optimize.Bounds``, as in SciPy.
+
+    Raises:
+        TypeError: If entries are no numbers.
+        ValueError: If a list or an array does not have pairs.
+    """
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
+        bounds = np.stack(np.broadcast_arrays(bounds.lb, bounds.ub), axis=-1)
+    pairs = is_plain(bounds)
+    made = cast("Tensor | None", tensor_of("bounds", bounds))
+    if not pairs or made is None:
+        return made
+    if made.dim() != 2 or made.shape[1] != 2:
+        raise ValueError(
+            f"expected bounds as d pairs [(lower, upper), …], got shape {tuple(made.shape)}; of two corners (2 x d) make a "
+            "tensor: torch.as_tensor(bounds)"
+        )
+    return made.T.contiguous()
 
 
 def check_budget(budget: int, *, name: str = "budget", minimum: int = 0) -> int:
@@ -71,35 +133,46 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
     """Return the picks and the results of observations made before a run, each ``n``."""
     if not isinstance(initial, (tuple, list)) or len(initial) != 2:
         got = f"{len(initial)} parts" if isinstance(initial, (tuple, list)) else type(initial).__name__
-        raise TypeError(f"expected initial as (inputs, results), got {got}")
+        raise TypeError(f"expected initial=(inputs, results), got {got}; pass a tuple of two")
     where, y = initial
+    if isinstance(domain, Box) and not isinstance(domain, SpaceBox) and is_plain(where):
+        where = cast("Tensor", tensor_of("initial inputs", where)).to(domain.like)
     picks = domain.check("initial inputs", where)
     if isinstance(y, Tensor) and y.is_complex():
         raise TypeError(f"expected real initial values, got {y.dtype}")
     try:
         values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"expected initial values to be numbers, got {type(y).__name__}: {error}") from error
+        fix = "use list(…)" if isinstance(y, Iterator | Set) else "pass a list, an array or a tensor, one number per input"
+        raise TypeError(f"expected initial values to be numbers, got {type(y).__name__} ({error}); {fix}") from error
     if len(values) != len(picks) or not len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
-        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
+        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}; pass one value for each")
     check_finite("initial values", values)
     return picks, values
 
 
 def evaluation_of(
-    objective: Callable[..., Any], call_with: str | None, vectorized: bool | None, arrays: str, *, indexed: bool, named: bool
+    objective: Callable[..., Any],
+    call_with: str | None,
+    vectorized: bool | None,
+    arrays: str | None,
+    *,
+    default: Arrays,
+    domain: Domain,
 ) -> Evaluate:
-    """Return the objective with its calling convention on a domain of arms (``indexed``) or of parameters (``named``)."""
+    """Return the objective with its calling convention; ``default`` is the type of its points, one at a time if arrays."""
+    named = isinstance(domain, SpaceArms | SpaceBox)
     check_callable("objective", objective)
     call_with = ("parameters" if named else "X") if call_with is None else call_with
     check_choice("call_with", call_with, get_args(CallWith))
-    check_choice("arrays", arrays, get_args(Arrays))
-    if call_with == "indices" and not indexed:
+    arrays = default if arrays is None else check_choice("arrays", arrays, get_args(Arrays))
+    if call_with == "indices" and not domain.indexed:
         raise ValueError("expected call_with='indices' with arms=, got it on a box; use call_with='X'")
     if call_with == "parameters":
         if not named:
             raise ValueError("expected call_with='parameters' with space=, got it without; use call_with='X'")
         arrays = "list"  # dictionaries hold Python scalars: workers need no torch
-    vectorized = call_with != "parameters" if vectorized is None else vectorized
+    if vectorized is None:
+        vectorized = call_with == "batch" or (call_with != "parameters" and default == "torch")
     return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
-from sparse_bo.domains import Arms, ArmSet, Domain, Feasible, Space, SpaceArms, SpaceBox, check_domain
+from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
@@ -23,6 +25,10 @@ from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.arguments import (
+    ArmsLike,
+    BoundsLike,
+    arrays_of,
+    bounds_of,
     check_budget,
     check_notes,
     check_policy,
@@ -30,51 +36,52 @@ from sparse_bo.runs.arguments import (
     checked_initial,
     count_initial,
     evaluation_of,
+    tensor_of,
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
+from sparse_bo.runs.ends import Ends, Evaluation, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import Lockstep
+from sparse_bo.runs.progress import RunProgress
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
 from sparse_bo.runs.steps import Steps
-from sparse_bo.validation import check_callable, check_count
+from sparse_bo.validation import check_count, check_flag
 
 logger = logging.getLogger(__name__)
 
 Objective = Callable[[Any], Any]
-Callback = Callable[["AskTell", HistoryRow], None]
+Callback = Callable[["AskTell", HistoryRow], Any]
 
 
 class AskTell:
     """Bayesian optimisation of a finite arm set, a box or a space of named parameters by ask and tell.
 
-    Everything random comes from ``seed`` and is drawn on the CPU, whatever the device; the global generators are never touched.
-    The same domain, policy, seed and results give the same picks for any chunk size and thread count. Over arms they are the
-    same on any device too, unless two arms' scores differ by round-off only (about 10⁻¹³ of them); ties, as of repeated
-    observations, go to the first on any device. On a box points agree to round-off while searches take the same steps, and to
-    their tolerance, about 10⁻⁵ of the box's width, where one stops earlier; from there on the two runs differ.
+    Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results
+    give the same picks for any chunk size and thread count. Over arms they are the same on any device too, unless two scores
+    differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
 
     Args:
-        arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
-            :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
+        arms: ``a x d`` candidates, repeated rows allowed: a tensor, a NumPy array or a list (float32 is computed with in
+            float64). Or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`, see :func:`sparse_bo.maximize`. The choice is logged; it is
             :attr:`policy`, and its reason ``about["why"]``.
-        goal: Goal of the default policy: ``"best"``, the best point at the end, or ``"cumulative"``, where every evaluation
-            counts. Ignored with a ``policy``.
-        budget: Planned evaluations, for the choice of the policy; ``None``: unknown.
-        workers: Concurrent evaluations, for the choice of the policy; ``None``: unknown.
-        bounds: ``2 x d`` lower and upper corner of a box, instead of ``arms``.
+        goal: Goal of the default policy, ``"best"`` or ``"cumulative"``, see :func:`sparse_bo.maximize`.
+        budget: Planned evaluations, for the choice of the policy.
+        workers: Concurrent evaluations, for the choice of the policy.
+        bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
+            the lower and the upper corner (``2 x d``), as in BoTorch.
+        minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
+            policies maximise −y, which is what :attr:`state` has.
         space: Named parameters, instead of both: a dictionary of :class:`sparse_bo.Float`, :class:`sparse_bo.Int` and
-            :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`, which documents their encoding. Batches have them as
-            :attr:`Batch.parameters`.
+            :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`. Batches have them as :attr:`Batch.parameters`.
         feasible: With ``space``: feasibility function of a dictionary. A journal cannot store it.
         seed: Non-negative integer.
-        initial: Earlier observations, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``; with
-            a space, ``(dictionaries, y)``.
+        initial: Earlier observations: ``(indices, y)``; on a box ``(X, y)``; with a space ``(dictionaries, y)``.
         certify_every: Number of batches between certificates (:meth:`certificate`) in the history; ``None``: none.
         storage: Path of a journal to create, or :class:`sparse_bo.Storage` with settings. Every result is in the file before
             :meth:`tell` returns, and :meth:`resume` goes on after a crash. Close it (:meth:`close`, or ``with``) when done.
@@ -90,13 +97,14 @@ class AskTell:
 
     def __init__(
         self,
-        arms: ArmSet | Domain | None = None,
+        arms: ArmsLike | Domain | None = None,
         policy: Policy | None = None,
         *,
+        minimize: bool = False,
         goal: Goal = "best",
         budget: int | None = None,
         workers: int | None = None,
-        bounds: Tensor | None = None,
+        bounds: BoundsLike | None = None,
         space: Space | Mapping[str, Any] | None = None,
         feasible: Feasible | None = None,
         seed: int = 0,
@@ -105,40 +113,33 @@ class AskTell:
         storage: str | Path | Storage | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        self._domain = check_domain(arms, bounds, space, feasible)
+        self._domain = check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible)
+        minimize = check_flag("minimize", minimize)
         certified, observed = certify_every is not None, count_initial(initial)
         choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certified, observed=observed)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
-        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=kept, why=why)
+        how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize}
+        self._about = about_run(self._domain, chosen, **how, notes=kept, why=why, arrays=arrays_of(arms, bounds))
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(partial(shared_settings, self._about, initial))
-        self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
+        self._engine = Engine(self._domain, chosen, **how)
         before = None if initial is None else checked_initial(initial, self._domain)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
-        recorder, group, step = Recorder(), self._ranks.group, "creating the journal"
-        with group.shielded(step):
-            if storage is not None and group.leads:
-                recorder = Recorder.create(storage, self._about, self._domain, before)
-        group.from_first(step)
+        recorder = Recorder.create(storage, self._about, self._domain, before, self._ranks.group)
         self._steps = Steps(self._engine, recorder, self._ranks)
         if before is not None:
-            try:
-                self._engine.apply(self._engine.observed(*before))
-                recorder.updated(self._engine)
-            except BaseException:
-                recorder.release()
-                raise
+            self._steps.observe(*before)
 
     @classmethod
     def resume(
         cls,
         storage: str | Path | Storage,
         *,
-        arms: ArmSet | None = None,
+        arms: ArmsLike | None = None,
         feasible: Feasible | None = None,
         policy: Policy | None = None,
         device: str | torch.device | None = None,
@@ -159,17 +160,18 @@ class AskTell:
         Raises:
             FileNotFoundError: If there is no journal.
             StorageError: If it is damaged, of another format, read-only, or open for writing elsewhere.
-            ValueError: If arms or policy are not those of the run, or are required and missing.
+            ValueError: If arms or policy are not those of the run, or are missing.
 
         Warns:
             ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
         """
-        writer, journal = opened(storage, arms, device)
+        candidates = tensor_of("arms", arms)
+        writer, journal = opened(storage, candidates, device)
         try:
-            domain, about = domain_of(journal, arms, device, feasible=feasible), journal.about
-            settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
+            domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
+            settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             loop = cls(domain, policy_of(journal, policy), **settings)
-            loop._about |= {name: about[name] for name in ("why",) if name in about}
+            loop._about |= {name: about[name] for name in ("why", "arrays") if name in about}
             loop._steps.recorder = Recorder(writer)
             loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
         except BaseException:
@@ -184,10 +186,7 @@ class AskTell:
             self._steps.recorder.close()
 
     def release(self) -> None:
-        """Release the journal until the next ask or tell, so that another process may resume it.
-
-        Every result is in it. Rows of the history that a full disk keeps out follow from these, and are written later.
-        """
+        """Release the journal until the next ask or tell, so that another process may resume it. Every result is in it."""
         with self._steps.lock:
             self._steps.recorder.release()
 
@@ -206,7 +205,6 @@ class AskTell:
             error.add_note(note)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Refuse to be pickled or copied: two loops cannot own one run."""
         raise TypeError(
             "expected no pickle or copy of an AskTell, which owns its run and its journal; pickle loop.result(), or pass "
             "storage= and use AskTell.resume(...) in another process"
@@ -246,18 +244,16 @@ class AskTell:
     def ask(self, max_q: int | None = None) -> Batch:
         """Return the next evaluations; the policy decides their number.
 
-        Pending evaluations keep their effect on the variance, and the new ones continue their batch. Picks asked in pieces are
-        those asked at once. When the batch is full (for BBKB: when the stop rule ends it), the results so far update the state,
-        and the next batch starts; pending evaluations count towards it. Policies without such batches update before every ask.
+        They continue the batch of those that are pending, and picks asked in pieces are those asked at once. When the batch is
+        full (for BBKB: when the stop rule ends it), the results so far update the state, and the next batch starts. Policies
+        without such batches update before every ask.
 
         Args:
-            max_q: Maximum number of evaluations; default: the policy's choice. For larger batches pass ``workers=`` to the
-                loop, or ``batch_size=`` to the policy.
+            max_q: Maximum number of evaluations; default: the policy's choice (``batch_size=``, or the loop's ``workers=``).
 
         Raises:
             PendingBatchError: If the policy needs results of pending evaluations first; the message says how many.
             ValueError: If ``max_q`` < 1.
-            TypeError: If ``max_q`` is not an integer.
             StorageError: If the journal cannot be written; the loop is unchanged then.
         """
         if max_q is not None:
@@ -275,7 +271,7 @@ class AskTell:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             ValueError: If the number of values differs from the number of tickets, or a value is infinite.
             TypeError: If the values are not real numbers.
-            StorageError: If the journal cannot be written; nothing is recorded then; the same call can be repeated.
+            StorageError: If the journal cannot be written; nothing is recorded then.
 
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
@@ -285,19 +281,12 @@ class AskTell:
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and inputs that fail again are picked less and less.
 
-        Raises:
-            TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
-            StorageError: If the journal cannot be written; nothing is recorded then.
+        Errors: :meth:`tell`.
         """
         self._steps.answer(lambda: dict.fromkeys(self._known(tickets), FAILED))
 
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
-        """Return pending evaluations again, for example after a worker is lost; nothing changes.
-
-        A ticket takes one result; a second one raises :class:`TicketError`.
-
-        Args:
-            tickets: Default: all pending ones.
+        """Return pending evaluations again (default: all), for example after a worker is lost; nothing changes.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered.
@@ -315,12 +304,21 @@ class AskTell:
         *,
         call_with: CallWith | None = None,
         vectorized: bool | None = None,
-        arrays: Arrays = "torch",
+        arrays: Arrays | None = None,
         executor: str | Submits | Workers | None = None,
         workers: int | None = None,
         callback: Callback | None = None,
+        on_result: Callable[[Evaluation], Any] | None = None,
+        progress: bool = False,
+        seconds: float | None = None,
+        target: float | None = None,
+        patience: int | None = None,
+        stop: Callable[[AskTell], Any] | None = None,
     ) -> Result:
         """Ask, evaluate and tell until ``budget`` more evaluations have been asked; pending ones are evaluated first.
+
+        It may end earlier (``seconds``, ``target``, ``patience``, ``stop``, ``callback``): :attr:`Result.ended` has the reason,
+        and evaluations that were asked and have not begun stay pending.
 
         Args:
             objective: Returns ``q`` values; NaN marks a failed evaluation.
@@ -329,51 +327,59 @@ class AskTell:
                 :class:`Batch`, whose tickets can seed a random objective, so that it repeats after a resume;
                 ``"parameters"``: dictionaries of a space. Default: dictionaries with a space, else points.
             vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a
-                number. Default: ``False`` for dictionaries, else ``True``. Its results are reported as they come, those of a
-                twentieth of a second together.
+                number. Default: ``True`` where arms or bounds are tensors, else ``False``. Its results are reported as they
+                come, those of a twentieth of a second together.
             arrays: Type of points and indices: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers; with
-                these, worker processes load torch only if the objective does. Tensors are on the device of the arms or bounds
-                in this process (threads included), and on the CPU in others.
+                these, worker processes load torch only if the objective does. Default: that of the arms or bounds. Tensors are
+                on the device of the arms or bounds in this process (threads included), and on the CPU in others.
             executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask: ``client.get_executor()``),
                 or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch.
             workers: Concurrent evaluations; default: the executor's number of workers.
-            callback: Called with the loop and the new history row after each update of the state. It may ask and tell:
-                its evaluations count towards the budget, and those without a result are evaluated here while budget remains.
-                A result that it reports for a running evaluation takes precedence.
+            callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run. It may
+                ask and tell: its evaluations count towards the budget, and those without a result are evaluated here while
+                budget remains. A result that it reports for a running evaluation takes precedence.
+            on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded.
+            progress: Whether to show a progress bar.
+            seconds: Wall-clock seconds of this call; evaluations that have begun are waited for.
+            target: Value (y), at least (in a run that minimises: at most) which a result ends the run.
+            patience: Number of evaluations, failed ones included, without a new best result of the run, after which it ends.
+            stop: Called with the loop before evaluations; the run ends once it returns a true value.
 
         Raises:
             ObjectiveError: If the objective fails, or does not return one value per evaluation. The loop stays usable, with the
                 failed evaluations pending.
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
-            TypeError: If the objective or the callback is not callable, the objective cannot be pickled for the workers, or the
-                executor's ``submit`` returns no future.
-            StorageError: If the journal cannot be written.
+            TypeError: If an argument has the wrong type, or the objective cannot be pickled for the workers.
 
-        Any exception during the run, also of the policy or the callback, has the loop and the result so far as attributes
-        ``loop`` and ``result``.
+        Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
         """
         if not self._ranks.group.leads:
             with carrying(self, self._engine, self._so_far):
                 self._steps.follow()
             return self.result()
         with self._ranks.leading():
-            if callback is not None:
-                check_callable("callback", callback)
-            spread = workers_of(executor, workers)
-            end = self.asked + check_budget(budget)
-            named = isinstance(self._domain, SpaceArms | SpaceBox)
-            evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
-            call_back = self._engine.calling_back(end, None if callback is None else partial(callback, self))
-            job = Job(self, evaluate, end, partial(self._engine.spend, "objective"), call_back)
+            spread, end = workers_of(executor, workers), self.asked + check_budget(budget)
+            ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
+            bar = RunProgress(self.history, end) if check_flag("progress", progress) else None
+            watch = Watch(self, self._engine, end, ends, callback, on_result, bar, whole_batches=not self._ranks.alone)
+            default = self._about["arrays"]
+            evaluate = evaluation_of(objective, call_with, vectorized, arrays, default=default, domain=self._domain)
+            spent = partial(self._engine.spend, "objective")
+            job = Job(self, evaluate, end, spent, watch.call_back, watch.ended, watch.together, watch.reported)
             dispatch = None if spread is None else Dispatch(job, spread)
-            with carrying(self, self._engine, self._so_far):
+            with carrying(self, self._engine, self._so_far, end=end), bar or nullcontext():
                 self._ranks.agree("run")
                 if dispatch is None:
                     run_serially(job)
                 else:
                     dispatch.run()
+                if watch.reason is not None:
+                    logger.info("ended after %s of %s evaluations: %s", self.asked - len(self.pending), end, watch.reason)
+                    if self._ranks.alone:
+                        self._steps.settle()
+                        watch.call_back()
                 self._ranks.agree("end")
-        return self.result()
+        return replace(self.result(), ended=watch.reason)
 
     def result(self) -> Result:
         """Return the best arms and the history so far, after completing an interrupted update."""
@@ -383,13 +389,6 @@ class AskTell:
     def certificate(self) -> Certificate | None:
         """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`); ``None`` without a model over arms."""
         return self._engine.certificate()
-
-    def _began_with(self, initial: tuple[Any, Any]) -> bool:
-        """Return whether the run has these initial observations."""
-        first = self._engine.rows[0] if self._engine.next_ticket > self._engine.asked else None
-        picks, y = checked_initial(initial, self._domain)
-        where = self._domain.recorded(picks).tolist()
-        return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
 
     def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
         """Return pending tickets after a check."""

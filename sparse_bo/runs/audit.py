@@ -41,7 +41,7 @@ class Audit(NamedTuple):
 
     recorded: Recorded
     state: State
-    """State at the end of the journal."""
+    """State at the end of the journal; of −y in a run that minimises."""
     certificate: Certificate | None
     """``None`` without a sparse model over arms."""
     calibration: Calibration | None
@@ -78,7 +78,7 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     picks = [tuple(pick) for pick in picks] if every.picks.ndim > 1 else picks
     y = torch.from_numpy(every.values[every.known])
     engine, _, differing = replayed(journal, arms)
-    predicted = _predicted(engine.state)
+    predicted = _predicted(engine.state, -1.0 if engine.minimize else 1.0)
     numbers: dict[Any, int] = {}
     groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64, device=y.device)
     good = (~y.isnan()).nonzero().squeeze(-1)
@@ -105,8 +105,8 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     )
 
 
-def _predicted(state: State) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return leave-one-out scores and errors of distinct inputs, and the times of their first evaluations; or ``None``."""
+def _predicted(state: State, sign: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return leave-one-out scores and errors (``sign`` · y) of distinct inputs, and the times of their first evaluations."""
     if isinstance(state, BanditState) and state.posterior is not None:
         prior = state.posterior.prior
         covariance, mean, noise, observations = prior.covariance, prior.prior_mean, prior.regularization, state.observations
@@ -121,4 +121,4 @@ def _predicted(state: State) -> tuple[Tensor, Tensor, Tensor] | None:
         return None
     X, counts = observations.X[rows], observations.counts[rows]
     errors, scores = leave_one_out(covariance.cross(X, X), noise / counts, observations.means[rows] - mean)
-    return scores, errors, observations.first_pull[rows]
+    return scores, sign * errors, observations.first_pull[rows]

@@ -20,11 +20,7 @@ MOST_NUMBERS = 10_000_000
 """Arms times evaluations beyond which they are, too; with more arms times inputs, from the first one on."""
 FIRST_EVALUATIONS, FIRST_NUMBERS = 1_000, 2_000_000
 """Of such a run, :class:`sparse_bo.policies.ExpectedImprovement` has so many evaluations; with more arms than it could have
-:data:`MOST_EVALUATIONS` of, so many arms times evaluations.
-
-10⁴ evaluations, seeds 0 to 4. Abalone's best arm, which expected improvement evaluates for the first time after 280 to 882
-evaluations, is recommended by five of five runs with 957, by four with 957 in batches of 16, and by one with 600 that
-evaluate every arm four times at most. On Cadata regret per evaluation is 0.0031 with 193, 0.0032 with 100."""
+:data:`MOST_EVALUATIONS` of, so many arms times evaluations. Evidence: ``docs/decisions/060-default-policy.md``."""
 
 
 class ChosenPolicy(NamedTuple):
@@ -47,22 +43,11 @@ def chosen_policy(
 
     Over arms: :class:`sparse_bo.policies.ExpectedImprovement` where the best arm counts, there will be at most
     :data:`MOST_EVALUATIONS` evaluations (so many if the budget is not known), and arms times evaluations are at most
-    :data:`MOST_NUMBERS`, unless the run is to be certified. Where the best of 512 to 2,048 arms counts, the recommended one
-    is 1.8 % of the range below the best after 60 evaluations (BBKB's 5.8, BoTorch's loop's 8.7) and 0.3 % after 200 (2.6):
-    means of seven sets of arms, ten seeds each, ``benchmarks/optimisation.py``.
+    :data:`MOST_NUMBERS`, unless the run is to be certified. In longer runs it has the first evaluations
+    (:class:`sparse_bo.policies.TwoStage`): :data:`FIRST_EVALUATIONS`, or :data:`FIRST_NUMBERS` by the number of arms, as long
+    as these are three times its design. Else, and from then on, :class:`sparse_bo.BBKB` with everything learned.
 
-    In longer runs it has the first evaluations (:class:`sparse_bo.policies.TwoStage`): :data:`FIRST_EVALUATIONS`, or
-    :data:`FIRST_NUMBERS` by the number of arms, as long as these are three times its design. Over 10⁴ evaluations
-    (means of seeds 5 to 14) regret is 0.048 per evaluation on Abalone and 0.0027 on Cadata, where BBKB from the first one on
-    pays 0.089 and 0.0052, and Abalone's best arm is recommended in ten of ten runs (one).
-
-    Else, and from then on, :class:`sparse_bo.BBKB` with everything learned: it sweeps any number of arms, in large batches,
-    what it approximates can be certified, and its regret is bounded.
-
-    On a box: :class:`sparse_bo.policies.TrustRegion` with the goal. Where every evaluation counts that holds for any number of
-    inputs: regret per evaluation over 300 evaluations of 13 problems (seeds 5 and 6) is lower than BBKB's by 7 to 195 % of the
-    problem's range on 9 of them, the same on Hartmann-3, and higher by 1 % on Griewank-6, 4 % on Hartmann-6 and 7 % on draws
-    of a GP over 4 inputs (13 seeds; the same over 1,000 evaluations of seeds 0 to 4).
+    On a box: :class:`sparse_bo.policies.TrustRegion` with the goal.
 
     :class:`~sparse_bo.policies.ExpectedImprovement` and :class:`~sparse_bo.policies.TrustRegion` have as many points out at a
     time as there are workers (at least 4), and an initial design of at most a third of the budget.

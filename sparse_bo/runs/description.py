@@ -16,6 +16,7 @@ from sparse_bo.domains import Arms, ArmSet, Box, Domain, Feasible, check_domain
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import StorageError
+from sparse_bo.evaluations.worker import Arrays
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Policy
 from sparse_bo.policies.persistence import describe, fingerprint, rebuild
@@ -28,6 +29,8 @@ _ABOUT: Mapping[str, type | tuple[type, ...]] = {
     "fingerprint": str,
     "seed": int,
     "certify_every": (int, type(None)),
+    "minimize": bool,
+    "arrays": str,
     "notes": dict,
     "versions": dict,
     "dtype": str,
@@ -37,9 +40,17 @@ _ABOUT: Mapping[str, type | tuple[type, ...]] = {
 
 
 def about_run(
-    domain: Domain, policy: Policy, *, seed: int, certify_every: int | None, notes: Mapping[str, Any], why: str | None = None
+    domain: Domain,
+    policy: Policy,
+    *,
+    seed: int,
+    certify_every: int | None,
+    notes: Mapping[str, Any],
+    why: str | None = None,
+    minimize: bool = False,
+    arrays: Arrays = "torch",
 ) -> dict[str, Any]:
-    """Return the description of a run for a journal, with the reason of a default policy."""
+    """Return the description of a run for a journal, with the reason of a default policy and the type of its inputs."""
     description = describe(policy)
     return {
         "policy": policy.name,
@@ -47,6 +58,8 @@ def about_run(
         "fingerprint": fingerprint(description),
         "seed": seed,
         "certify_every": certify_every,
+        "minimize": minimize,
+        "arrays": arrays,
         "notes": notes,
         **({} if why is None else {"why": why}),
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
@@ -62,6 +75,7 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Any, Any] | None) -
         "settings of the policy": about["fingerprint"],
         "seed": about["seed"],
         "certify_every": about["certify_every"],
+        "minimize": about["minimize"],
         "initial observations": None if given is None else hashlib.blake2b(repr(given).encode(), digest_size=8).hexdigest(),
         **{f"version of {name}": version for name, version in about["versions"].items()},
     }
@@ -69,7 +83,7 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Any, Any] | None) -
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run for its history."""
-    names = ("policy", "why", "seed", "arms", "bounds", "space", "versions", "device")
+    names = ("policy", "why", "seed", "minimize", "arms", "bounds", "space", "versions", "device")
     return {name: about[name] for name in names if name in about}
 
 

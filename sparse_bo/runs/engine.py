@@ -14,7 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -26,12 +26,13 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
-from sparse_bo.errors import ResumeWarning, StorageError
+from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
+from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.states import Phase
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
@@ -66,22 +67,39 @@ class Update:
     state: State
     row: HistoryRow
     errors: Tensor | None
-    """Standardised errors of the predictions before the results; ``None`` without a model."""
+    """Standardised errors of the predictions before the results, in the objective's sign; ``None`` without a model."""
     generator: torch.Generator
     seconds: float
     """Approximate cost of a replay (s)."""
 
 
+def for_negative(policy: Policy) -> Policy:
+    """Return the policy for −y: its prior mean changes sign, also that of a policy within it."""
+    if not is_dataclass(policy) or isinstance(policy, type):
+        return policy
+    changed: dict[str, Any] = {}
+    for name, value in ((field.name, getattr(policy, field.name)) for field in fields(policy)):
+        if name == "prior_mean" and value is not None:
+            changed[name] = -value
+        elif isinstance(value, Policy):
+            changed[name] = for_negative(value)
+    return replace(policy, **changed) if changed else policy
+
+
 class Engine:
-    """A run without its journal. Only ``AskTell`` owns and changes it."""
+    """A run without its journal. Only ``AskTell`` owns and changes it.
+
+    Results, history and journal have the objective's sign. Policies maximise: if ``minimize``, mechanism and state have −y.
+    """
 
     @with_gradients
-    def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None) -> None:
+    def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None, minimize: bool = False) -> None:
         if isinstance(domain, Box) and domain.bounds.is_inference():
             domain = replace(domain, bounds=domain.bounds.clone())  # bounds that support gradients
         self.domain, self.policy, self.seed, self.certify_every = domain, policy, seed, certify_every
         self.generator = torch.Generator().manual_seed(seed)
-        self.mechanism: Mechanism[Any] = policy.on(domain.double())
+        self.minimize = minimize
+        self.mechanism: Mechanism[Any] = (for_negative(policy) if minimize else policy).on(domain.double())
         self.state: State = self.mechanism.init()
         self.ledger = Ledger(domain)
         self.rows: list[HistoryRow] = []
@@ -112,7 +130,12 @@ class Engine:
         start = time.perf_counter()
         picks, generator = ahead.picks[at:], self._drawing()
         pending = torch.cat([self.ledger.picks(), picks])
-        more = self.mechanism.ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
+        try:
+            more = self.mechanism.ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
+        except ContradictionError as error:
+            if self.minimize:
+                error.args = (f"{error} (The run minimises: these values are of −y.)",)
+            raise
         seconds = time.perf_counter() - start
         self.spend("pick", seconds)
         self.seconds += seconds
@@ -171,21 +194,11 @@ class Engine:
         self.seconds += update.seconds
         self.ledger.settle(tickets)
 
-    def calling_back(self, end: int, callback: Callable[[HistoryRow], None] | None) -> Callable[[], None]:
-        """Return a function that calls back with rows of the history that are new since its last call.
-
-        Once ``end`` evaluations are asked, it leaves out rows that the callback adds.
-        """
-        called = len(self.rows)
-
-        def call() -> None:
-            nonlocal called
-            there = len(self.rows)
-            while callback is not None and called < (len(self.rows) if self.asked < end else there):
-                called += 1
-                callback(self.rows[called - 1])
-
-        return call
+    def began_with(self, picks: Tensor, y: Tensor) -> bool:
+        """Return whether the run has these initial observations."""
+        first = self.rows[0] if self.next_ticket > self.asked else None
+        where = self.domain.recorded(picks).tolist()
+        return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
 
     def spend(self, on: Phase, seconds: float) -> None:
         """Add time to a phase of the next history row."""
@@ -211,7 +224,7 @@ class Engine:
     def thaw(self, frozen: Mapping[str, Any], rows: list[HistoryRow]) -> None:
         """Restore a snapshot of :meth:`freeze`, with the history up to it."""
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
-        self.state = self.mechanism.thaw(parts)
+        self.state = self.mechanism.thaw(on_device(parts, self.domain.device))
         self.generator.set_state(frozen["generator"])
         self.ledger.add(frozen["tickets"], self.domain.recorded(frozen["open"]))
         self.rows = rows[: frozen["rows"]]
@@ -266,6 +279,7 @@ class Engine:
         if good:
             y = torch.tensor([values[i] for i in good], dtype=torch.float64, device=device)
             picks = batch.picks[torch.tensor(good, device=device)]
+            y = -y if self.minimize else y
             errors = self.state.standardised_errors(picks, y)
             state = tell(self.state, picks, y, generator=generator)
         else:
@@ -283,7 +297,9 @@ class Engine:
             errors=errors,
             variance_factor=None if certificate is None else certificate.factor,
             seconds={**self._effort, **state.seconds},
+            minimize=self.minimize,
         )
+        errors = -errors if self.minimize and errors is not None else errors
         return Update(state, row, errors, generator, seconds)
 
     def certificate(self, state: State | None = None) -> Certificate | None:

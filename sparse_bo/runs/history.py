@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,16 @@ from torch import Tensor
 
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.worker import FAILED
-from sparse_bo.policies import State
+from sparse_bo.policies import Report, State
 from sparse_bo.policies.states import Phase, Summary
 from sparse_bo.report.view import Batches
 from sparse_bo.widths.calibration import Calibration, calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 SCHEMA = 1
 
@@ -94,7 +96,7 @@ class History:
 
     rows: Sequence[HistoryRow]
     info: Mapping[str, Any]
-    """Policy, seed, size of the arm set or the bounds of the box, versions."""
+    """Policy, seed, whether it minimises, size of the arm set or the bounds of the box, versions."""
 
     def __repr__(self) -> str:
         """Return the policy and the size of the run."""
@@ -115,6 +117,11 @@ class History:
     def observations(self) -> int:
         """Number of evaluations in all rows, failed ones and initial observations included."""
         return sum(row.batch_size for row in self.rows)
+
+    @property
+    def minimize(self) -> bool:
+        """Whether the run minimises its objective."""
+        return bool(self.info.get("minimize", False))
 
     @property
     def calibration(self) -> Calibration | None:
@@ -145,6 +152,20 @@ class History:
         _, named = names_of(self.info["space"])
         return named(self.indices or self.points)
 
+    def to_pandas(self) -> DataFrame:
+        """Return one row per batch with the numbers of :class:`HistoryRow`; seconds by phase as ``seconds_objective``, ….
+
+        Raises:
+            ImportError: If pandas is not installed.
+        """
+        lists = ("indices", "points", "values", "tickets", "seconds")
+        names = [field.name for field in fields(HistoryRow) if field.name not in lists]
+        table = {name: self.column(name) for name in (*names, "batch_size", "failed")}
+        for phase in dict.fromkeys(phase for row in self.rows for phase in row.seconds):
+            table[f"seconds_{phase}"] = [row.seconds.get(phase, 0.0) for row in self.rows]
+        frame: DataFrame = optional("pandas").DataFrame(table)
+        return frame
+
     def batches(self) -> Batches:
         """Return the columns that figures show."""
         names = ("best_mean", "best_sd", "best_observed_mean", "dictionary_size", "effective_dimension", "variance_factor")
@@ -163,7 +184,7 @@ class History:
 
         Args:
             regret: Regret of every evaluation in order (y): draws its sum in place of the best value.
-            best_possible: Highest true value (y): draws the gap to it in place of the best value.
+            best_possible: Best true value (y): draws the gap to it in place of the best value.
 
         Raises:
             ValueError: If the history has no rows.
@@ -212,9 +233,20 @@ class History:
         return History(tuple(rows), header)
 
 
-def make_row(state: State, batch: Batch, values: list[float], *, errors: Tensor | None, **others: Any) -> HistoryRow:
-    """Return the history row of a batch, from the state after it and the standardised errors of its results before it."""
+def report_of(state: State, *, minimize: bool) -> Report:
+    """Return the report of a state in the objective's sign; the state of a run that minimises has −y."""
     report = state.report()
+    if not minimize:
+        return report
+    means = {name: getattr(report, name) for name in ("best_mean", "best_observed_mean")}
+    return replace(report, **{name: None if mean is None else 0.0 - mean for name, mean in means.items()})
+
+
+def make_row(
+    state: State, batch: Batch, values: list[float], *, errors: Tensor | None, minimize: bool, **others: Any
+) -> HistoryRow:
+    """Return the history row of a batch, from the state after it and the standardised errors of its results before it."""
+    report = report_of(state, minimize=minimize)
     found = Calibration(0, 0, 0, 0.0) if errors is None else calibration(errors)
     return HistoryRow(
         **{field.name: getattr(report, field.name) for field in fields(Summary)},

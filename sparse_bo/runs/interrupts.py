@@ -89,15 +89,20 @@ class _Held:
 
 
 @contextmanager
-def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result]) -> Iterator[None]:
-    """Add the loop and the result so far to exceptions of the block, with advice on how to continue."""
+def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: int | None = None) -> Iterator[None]:
+    """Add the loop and the result so far to exceptions of the block, with advice on how to continue.
+
+    ``end`` is the number of evaluations at the end of the run; ``None``: unknown.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        waiting = engine.ledger.answered
-        more = f" ({waiting} of them wait in .loop for the others of their batch)" if waiting else ""
-        message = f"interrupted after {loop.asked - len(loop.pending)} evaluations{more}; they are in .loop and .result"
-        raise RunInterrupted(message, loop=loop, result=so_far()) from interrupt
+        evaluated, waiting = loop.asked - len(loop.pending), engine.ledger.answered
+        reason = f"interrupted after {evaluated:,}{'' if end is None else f' of {end:,}'} evaluations"
+        reason += f" ({waiting:,} of them wait for the others of their batch)" if waiting else ""
+        raise RunInterrupted(
+            f"{reason}; they are in .loop and .result", loop=loop, result=so_far(), reason=reason
+        ) from interrupt
     except EvaluationFailed as error:
         reason = f"the objective failed {error}"
         message = (
@@ -105,7 +110,7 @@ def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result]) -> Iterat
             ".loop.pending, then continue with .loop.run(...)"
         )
         raise ObjectiveError(message, loop=loop, result=so_far(), reason=reason) from error.__cause__
-    except Exception as error:
+    except BaseException as error:  # a cancelled task, SystemExit of a callback, an exit of the host's own kind
         vars(error).update(loop=loop, result=so_far())
         error.add_note("All earlier results are in the attributes .loop and .result of this exception.")
         raise

@@ -87,6 +87,11 @@ class Ledger:
         return len(self._answers)
 
     @property
+    def results(self) -> list[float]:
+        """Results for the next update of the state, NaN for failed evaluations."""
+        return list(self._answers.values())
+
+    @property
     def complete(self) -> bool:
         """Whether there are results, and no pending evaluation."""
         return 0 < len(self._answers) == len(self._open)

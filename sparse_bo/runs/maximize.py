@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,17 +15,18 @@ from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import check_budget
+from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_initial, tensor_of
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
+from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.result import Result
-from sparse_bo.validation import check_callable, check_choice
+from sparse_bo.validation import check_callable, check_choice, check_flag
 
 
 def maximize(
     objective: Objective,
     *,
-    arms: ArmSet | None = None,
-    bounds: Tensor | None = None,
+    arms: ArmsLike | None = None,
+    bounds: BoundsLike | None = None,
     space: Space | Mapping[str, Any] | None = None,
     feasible: Feasible | None = None,
     budget: int,
@@ -35,20 +36,33 @@ def maximize(
     initial: tuple[Any, Any] | None = None,
     call_with: CallWith | None = None,
     vectorized: bool | None = None,
-    arrays: Arrays = "torch",
+    arrays: Arrays | None = None,
     executor: str | Submits | Workers | None = None,
     workers: int | None = None,
     storage: str | Path | Storage | None = None,
     resume: bool = False,
     callback: Callback | None = None,
+    on_result: Callable[[Evaluation], Any] | None = None,
+    progress: bool = False,
+    seconds: float | None = None,
+    target: float | None = None,
+    patience: int | None = None,
+    stop: Callable[[AskTell], Any] | None = None,
 ) -> Result:
-    """Maximise an objective over a finite arm set, a box or a space of named parameters.
+    """Maximise an objective over a finite arm set, a box or a space of named parameters; :func:`minimize` is its mirror.
+
+    Example:
+        >>> result = maximize(lambda x: -(x[0] - 0.3) ** 2, bounds=[(0.0, 1.0)], budget=20)
+        >>> result.best.x, result.best.mean  # doctest: +SKIP
+        (array([0.3]), 0.0)
 
     Args:
-        objective: Called with ``q x d`` points (or ``q`` indices of arms), returns ``q`` values; NaN marks a failed evaluation.
-            With ``space``, called with one dictionary, returns a number.
-        arms: ``a x d`` candidates, or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
-        bounds: ``2 x d`` lower and upper corner of a box, instead of ``arms``.
+        objective: Where arms or bounds are tensors: called with ``q x d`` points, returns ``q`` values. Else: called with one
+            point, a NumPy array (``d``), or with ``space`` a dictionary, returns a number. NaN marks a failed evaluation.
+        arms: ``a x d`` candidates: a tensor, an array or a list; or a :class:`sparse_bo.MemmapArms` or
+            :class:`sparse_bo.ProductGrid`.
+        bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
+            the lower and the upper corner (``2 x d``), as in BoTorch.
         space: Named parameters, instead of both: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
             "kind": Choice("a", "b")}``. At most 20,000 combinations are a finite arm set; otherwise the unit box of the encoded
             columns is searched (:class:`sparse_bo.Space`).
@@ -66,13 +80,19 @@ def maximize(
             not count against the budget. For a resumed run: those of its start, or none.
         call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
             :meth:`AskTell.run`.
-        vectorized: ``False``: the objective takes one point and returns a number.
-        arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``.
+        vectorized: Whether the objective takes many points at once; default: where arms or bounds are tensors.
+        arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``; default: that of the arms or bounds.
         executor: Where the objective runs; ``None``: in this process.
         workers: Concurrent evaluations; default: the executor's number of workers.
         storage: Path of a journal, or :class:`sparse_bo.Storage`: every result is recorded, and a run can be resumed.
         resume: Resume the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
-        callback: Called with the loop and the new history row after each update of the state.
+        callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run.
+        on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded.
+        progress: Whether to show a progress bar.
+        seconds: The run ends after so many seconds of this call, once the evaluations that have begun are made.
+        target: Value (y) of a result that ends the run.
+        patience: Number of evaluations without a new best result of the run, after which it ends.
+        stop: Called with the loop before evaluations; the run ends once it returns a true value.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, the policy does not support the domain, or the objective cannot
@@ -86,26 +106,77 @@ def maximize(
 
     An exception releases the journal: the same call with ``resume=True`` continues, and so does the exception's ``loop``.
     """
-    check_budget(budget)
-    spread = workers_of(executor, workers)  # checked before a journal is created
-    check_choice("goal", goal, get_args(Goal))
-    check_callable("objective", objective)
-    if callback is not None:
-        check_callable("callback", callback)
+    return _whole(locals(), minimize=False)
+
+
+def minimize(
+    objective: Objective,
+    *,
+    arms: ArmsLike | None = None,
+    bounds: BoundsLike | None = None,
+    space: Space | Mapping[str, Any] | None = None,
+    feasible: Feasible | None = None,
+    budget: int,
+    policy: Policy | None = None,
+    goal: Goal = "best",
+    seed: int = 0,
+    initial: tuple[Any, Any] | None = None,
+    call_with: CallWith | None = None,
+    vectorized: bool | None = None,
+    arrays: Arrays | None = None,
+    executor: str | Submits | Workers | None = None,
+    workers: int | None = None,
+    storage: str | Path | Storage | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+    on_result: Callable[[Evaluation], Any] | None = None,
+    progress: bool = False,
+    seconds: float | None = None,
+    target: float | None = None,
+    patience: int | None = None,
+    stop: Callable[[AskTell], Any] | None = None,
+) -> Result:
+    """Minimise an objective: :func:`maximize` with the lowest value as the best one.
+
+    Arguments and errors are those of :func:`maximize`. Results, history, journal and report have the objective's own sign;
+    ``result.state`` and a ``callback``'s ``loop.state`` are those of a policy that maximises −y.
+
+    Example:
+        >>> from scipy.optimize import rosen
+        >>> result = minimize(rosen, bounds=[(-2.0, 2.0), (-2.0, 2.0)], budget=60)
+        >>> result.best.x, result.best.mean  # doctest: +SKIP
+        (array([1.0, 1.0]), 0.0)
+    """
+    return _whole(locals(), minimize=True)
+
+
+def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
+    """Make a whole run with the arguments of :func:`maximize`."""
+    run = {name: given[name] for name in ("policy", "bounds", "space", "feasible", "seed", "initial")} | {"minimize": minimize}
+    ends = {name: given[name] for name in ("seconds", "target", "patience", "stop")}
+    how = ends | {name: given[name] for name in ("call_with", "vectorized", "arrays", "executor", "workers", "progress")}
+    budget, storage, resume = check_budget(given["budget"]), given["storage"], given["resume"]
+    spread = workers_of(given["executor"], given["workers"])  # checked before a journal is created
+    check_choice("goal", given["goal"], get_args(Goal))
+    check_callable("objective", given["objective"])
+    for name in ("callback", "on_result"):
+        how[name] = given[name]
+        if given[name] is not None:
+            check_callable(name, given[name])
+    check_flag("progress", given["progress"])
+    Ends(**ends)
     if resume and storage is None:
         raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
+    arms = tensor_of("arms", given["arms"])
     there = storage is not None and resume and storage_of(storage).resolved().exists()
-    run: dict[str, Any] = {"policy": policy, "bounds": bounds, "space": space, "feasible": feasible, "seed": seed}
     if resume and group_of(arms).from_first("looking for the journal", there):
-        assert storage is not None
-        loop = _resumed(storage, arms, initial=initial, **run)
+        loop = _resumed(storage, arms, **run)
     else:
         at_a_time = None if spread is None else spread.count
-        loop = AskTell(arms, **run, initial=initial, storage=storage, goal=goal, budget=budget, workers=at_a_time)
-    how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays, "callback": callback}
+        loop = AskTell(given["arms"], **run, storage=storage, goal=given["goal"], budget=budget, workers=at_a_time)
     result: Result | None = None
     try:
-        result = loop.run(objective, max(budget - loop.asked, 0), executor=executor, workers=workers, **how)
+        result = loop.run(given["objective"], max(budget - loop.asked, 0), **how)
         loop.close()
     except BaseException as error:
         loop.release()
@@ -120,21 +191,23 @@ def _resumed(
     arms: ArmSet | None,
     *,
     policy: Policy | None,
-    bounds: Tensor | None,
+    bounds: BoundsLike | None,
     space: Space | Mapping[str, Any] | None,
     feasible: Feasible | None,
     seed: int,
+    minimize: bool,
     initial: tuple[Any, Any] | None,
 ) -> AskTell:
     """Return the recorded run, if it is that of the arguments."""
-    if bounds is not None:
-        Box(bounds)  # checked before the journal is opened
+    corners = bounds_of(bounds)
+    if corners is not None:
+        Box(corners)  # checked before the journal is opened
     asked = None if space is None else space_domain(space, feasible).describe()["space"]
     on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
-        other = _difference(loop.about, bounds, asked, seed)
-        if other is None and initial is not None and not loop._began_with(initial):
+        other = _difference(loop.about, corners, asked, seed, minimize)
+        if other is None and initial is not None and not loop._engine.began_with(*checked_initial(initial, loop._domain)):
             other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
             raise ValueError(
@@ -147,7 +220,9 @@ def _resumed(
     return loop
 
 
-def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[str, Any] | None, seed: int) -> str | None:
+def _difference(
+    about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[str, Any] | None, seed: int, minimize: bool
+) -> str | None:
     """Return the difference between a recorded run and the arguments, ``None`` if there is none."""
     recorded = about.get("space")
     if (space is not None or bounds is not None) and space != recorded:
@@ -157,6 +232,9 @@ def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[
         return f"{kind}; this call asks for another one"
     if bounds is not None and "bounds" not in about:
         return "is among arms, this call searches a box; pass arms="
+    if about["minimize"] != minimize:
+        mine, other = ("minimises", "maximises") if about["minimize"] else ("maximises", "minimises")
+        return f"{mine} its objective, this call {other} one"
     if about["seed"] != seed:
         return f"has seed {about['seed']}; this call asks for another one"
     if bounds is not None and (bounds.tolist() != about["bounds"] or str(bounds.dtype) != about["dtype"]):

@@ -18,6 +18,7 @@ from sparse_bo.journal import End, Event, Journal, Row, Storage, Writer, pack
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
 from sparse_bo.runs.records import Replayed, row_of
+from sparse_bo.sharding import Group
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +39,26 @@ class Recorder:
 
     @staticmethod
     def create(
-        storage: str | Path | Storage, about: Mapping[str, Any], domain: Domain, observed: tuple[Tensor, Tensor] | None
+        storage: str | Path | Storage | None,
+        about: Mapping[str, Any],
+        domain: Domain,
+        observed: tuple[Tensor, Tensor] | None,
+        group: Group,
     ) -> Recorder:
-        """Return the recorder of a new journal, with the arms, if few and in memory, and the initial observations."""
+        """Return the recorder of a new run: on rank 0, with a storage, of a new journal with all that is known before the run.
+
+        Arms are recorded if they are few and in memory.
+        """
+        recorder, step = Recorder(), "creating the journal"
         arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
         initial = None
         if observed is not None:
             initial = Event("initial", picks=observed[0].cpu().numpy(), results=observed[1].cpu().numpy())
-        return Recorder(Writer.create(storage, about, arms, initial))
+        with group.shielded(step):
+            if storage is not None and group.leads:
+                recorder = Recorder(Writer.create(storage, about, arms, initial))
+        group.from_first(step)
+        return recorder
 
     def asked(self, handing: Handing, limit: int) -> None:
         """Record that evaluations are handed out."""

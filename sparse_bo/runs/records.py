@@ -204,7 +204,7 @@ def replayed(journal: Journal, arms: ArmSet | None, *, most_seconds: float = 0.0
         ValueError: If arms are needed, or are not those of the run; or the policy cannot be rebuilt.
     """
     domain, policy = domain_of(journal, arms, "cpu", asking=False), policy_of(journal, None)
-    engine = Engine(domain, policy, seed=journal.about["seed"], certify_every=None)
+    engine = Engine(domain, policy, seed=journal.about["seed"], certify_every=None, minimize=journal.about["minimize"])
     seconds = sum(s for row in journal.rows()[0] for phase, s in row.summary.get("seconds", {}).items() if phase != "objective")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")

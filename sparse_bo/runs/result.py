@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
+from sparse_bo.evaluations.executors import optional
 from sparse_bo.policies import Report, State
-from sparse_bo.runs.history import History, written_whole
-from sparse_bo.runs.view import view_of
+from sparse_bo.runs.history import History, report_of, written_whole
+from sparse_bo.runs.view import columns_of, view_of
 from sparse_bo.widths.calibration import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Best:
+    """The best point of a run."""
+
+    x: NDArray[np.float64]
+    """``d`` inputs."""
+    mean: float
+    """Posterior mean of the objective there (without a model: mean observation)."""
+    sd: float
+    """Posterior standard deviation there; NaN without a model."""
+    parameters: Mapping[str, Any]
+    """The point by name; empty without a space of named parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -26,14 +46,29 @@ class Result(Report):
     history: History
     """One row per batch."""
     state: State
-    """The state at the end: observations, posterior or model, width."""
+    """The state at the end: observations, posterior or model, width; of −y in a run that minimises."""
     domain: Domain
     """Where was searched."""
+    ended: str | None = None
+    """Reason for an end before the budget; ``None`` without one."""
 
     @property
     def space(self) -> Space | None:
         """Of the named parameters, if the run has such."""
         return self.domain.space if isinstance(self.domain, SpaceArms | SpaceBox) else None
+
+    @property
+    def best(self) -> Best:
+        """The best point: :attr:`best_x`, :attr:`best_mean`, :attr:`best_sd` and :attr:`best_parameters` in plain types.
+
+        Raises:
+            ValueError: If no evaluation has succeeded.
+        """
+        if self.best_x is None or self.best_mean is None:
+            raise ValueError("expected a successful evaluation, got none: there is no best point yet; evaluate more")
+        sd = math.nan if self.best_sd is None else self.best_sd
+        x = self.best_x.to("cpu", torch.float64).numpy()
+        return Best(x=x, mean=self.best_mean, sd=sd, parameters=self.best_parameters or {})
 
     @property
     def best_parameters(self) -> dict[str, Any] | None:
@@ -53,6 +88,26 @@ class Result(Report):
         """Distances of the results from the predictions made before their batches; ``None`` without a model."""
         return self.history.calibration
 
+    def to_pandas(self) -> DataFrame:
+        """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
+
+        A failed evaluation has the value NaN. Where an input has the name of such a column, the column's ends in ``_``.
+
+        Raises:
+            ImportError: If pandas is not installed.
+        """
+        rows = self.history.rows
+        own: dict[str, Any] = {
+            "ticket": [ticket for row in rows for ticket in row.tickets],
+            "batch": [row.round for row in rows for _ in row.values],
+            **({"arm": self.history.indices} if self.history.indices and self.space is None else {}),
+            "value": [value for row in rows for value in row.values],
+        }
+        _, inputs, _ = columns_of(self.history, self.domain)
+        table = {**inputs, **{f"{name}_" if name in inputs else name: column for name, column in own.items()}}
+        frame: DataFrame = optional("pandas").DataFrame(table)
+        return frame
+
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
     ) -> Figure:
@@ -61,7 +116,7 @@ class Result(Report):
         Args:
             path: Also save the figure there (the ending decides the format).
             regret: Of every evaluation in order, where the truth is known: draw its sum instead of the best value.
-            best_possible: Highest true value, where it is known: draw the gap to it instead of the best value.
+            best_possible: Best true value, where it is known: draw the gap to it instead of the best value.
 
         Raises:
             ValueError: If the run has no batches, or has not as many evaluations as ``regret`` has numbers.
@@ -124,7 +179,7 @@ class Result(Report):
 
 def result_of(state: State, history: History, domain: Domain) -> Result:
     """Return the result of a run with this state."""
-    report = state.report()
+    report = report_of(state, minimize=history.minimize)
     values = {field.name: getattr(report, field.name) for field in fields(Report)}
     for name in ("best_x", "best_observed_x"):
         values[name] = None if values[name] is None else values[name].to(domain.dtype)

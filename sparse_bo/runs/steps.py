@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from torch import Tensor
+
 from sparse_bo.errors import ContradictionError, FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.evaluations.batch import Batch, some
 from sparse_bo.runs.engine import Engine
@@ -39,6 +41,15 @@ class Steps:
         with self.lock:
             self._answered(self.ranks.answers(answers))
 
+    def observe(self, picks: Tensor, y: Tensor) -> None:
+        """Update the state by observations from before the run, or release its journal if that raises."""
+        try:
+            self.engine.apply(self.engine.observed(picks, y))
+            self.recorder.updated(self.engine)
+        except BaseException:
+            self.recorder.release()
+            raise
+
     def follow(self) -> None:
         """Apply the events of rank 0's run, to its end."""
         self.ranks.agree("run")
@@ -51,6 +62,12 @@ class Steps:
         with self.lock:
             if self.engine.ledger.complete:
                 self.update(by_ask=False)
+
+    def settle(self) -> None:
+        """Update the state by the results so far, although others are pending."""
+        with self.lock:
+            if self.engine.ledger.answered:
+                self.update(by_ask=True)
 
     def update(self, *, by_ask: bool) -> None:
         """Update the state by all results so far, or leave it unchanged if that raises."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from sparse_bo.policies.trust_region.observations import replicates_of
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice
-from sparse_bo.runs.history import History
+from sparse_bo.runs.history import History, report_of
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
 
 SLICE_POINTS = 41
@@ -42,14 +43,26 @@ class Predictions(NamedTuple):
     upper: Tensor
     """``n`` quantiles at 97.5 % (y)."""
     floor: float | None = None
-    """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without."""
+    """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without.
+    In a run that minimises: above which, and ``inf``."""
 
 
-def predictions_of(state: State, picks: Tensor, *, widened: float = 1.0) -> Predictions | None:
+Predict = Callable[[Tensor], Predictions | None]
+
+
+def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widened: float = 1.0) -> Predictions | None:
     """Return the marginal posterior of a state's model at picks (``n`` arms, or ``n x d`` points); ``None`` without one.
 
-    Intervals of a local model are ``widened`` times as wide as the model's (:func:`widening`).
+    It is of y also where the state has −y: in a run that minimises. Intervals of a local model are ``widened`` times as wide
+    as the model's (:func:`widening`).
     """
+    found = _predictions(state, picks, widened)
+    if found is None or not minimize:
+        return found
+    return Predictions(-found.upper, -found.median, -found.lower, None if found.floor is None else -found.floor)
+
+
+def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | None:
     if isinstance(state, RegionState) and state.fitted is not None:
         return _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
     if isinstance(state, ImprovementState) and state.surrogate is not None:
@@ -160,8 +173,9 @@ def view_of(
     Without a state and its domain (they could not be computed) it has no model. ``others`` are fields of the view; default:
     those of a run in memory.
     """
-    report = Report() if state is None else state.report()
-    names, columns, logs = _columns(history, domain)
+    minimize = history.minimize
+    report = Report() if state is None else report_of(state, minimize=minimize)
+    names, columns, logs = columns_of(history, domain)
     batches = history.batches()
     last: Summary = history.rows[-1] if state is None and history.rows else report
     over_arms = "space" not in history.info  # combinations of named parameters have no number that a user knows
@@ -177,11 +191,14 @@ def view_of(
             return domain.space.decode(x.unsqueeze(0))[0]
         return dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
 
-    best, slices, widened = named(report.best_x), list[Slice | None](), 1.0
+    best, slices, widened, interval = named(report.best_x), list[Slice | None](), 1.0, None
     if report.best_x is not None and state is not None and domain is not None:
         x = report.best_x.to(device="cpu", dtype=torch.float64)
         widened = widening(state) if most_slices else 1.0
-        slices = [_slice(state, domain, x, j, name, best, widened) for j, name in enumerate(names[:most_slices])]
+        predict = partial(predictions_of, state, minimize=minimize)
+        wider = partial(predict, widened=widened)
+        slices = [_slice(wider, domain, x, j, name, best) for j, name in enumerate(names[:most_slices])]
+        interval = _interval(predict, domain, report)
     highest = None
     if last.best_observed_mean is not None:
         arm = {} if last.best_observed_index is None or not over_arms else {"arm": last.best_observed_index}
@@ -202,7 +219,7 @@ def view_of(
         distinct=len(set(history.indices)) or None,
         guarantees=bounds,
         calibration=history.calibration,
-        best_interval=None if state is None else _interval(state, domain, report),
+        best_interval=interval,
         best_observed=highest,
         slices=[one for one in slices if one is not None],
         widened=widened,
@@ -212,21 +229,21 @@ def view_of(
     )
 
 
-def _interval(state: State, domain: Domain | None, report: Report) -> tuple[float, float] | None:
+def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, float] | None:
     """Return the 95 % interval at the best point (y); ``None`` without a model."""
     if report.best_mean is None or report.best_sd is None:
         return None
     found = None
     if report.best_sd > 0.0 and isinstance(domain, Box) and report.best_x is not None:
-        found = predictions_of(state, report.best_x.to(domain.device, torch.float64).unsqueeze(0))
+        found = predict(report.best_x.to(domain.device, torch.float64).unsqueeze(0))
     elif report.best_sd > 0.0 and isinstance(domain, Arms) and report.best_index is not None:
-        found = predictions_of(state, torch.tensor([report.best_index], device=domain.device))
+        found = predict(torch.tensor([report.best_index], device=domain.device))
     if found is not None:
         return float(found.lower[0]), float(found.upper[0])
     return report.best_mean - 1.96 * report.best_sd, report.best_mean + 1.96 * report.best_sd
 
 
-def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
+def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
     """Return the names of the inputs, the values of each at all evaluations, and the scale of each; empty where unknown."""
     if "space" in history.info:
         described = history.info["space"]
@@ -234,7 +251,7 @@ def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[s
         points = named(history.indices or history.points)
         parameters = Space.of(described).parameters
         logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
-        return names, {name: [point[name] for point in points] for name in names}, logs
+        return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
     if history.points:
         X = np.array(history.points, np.float64)
     elif isinstance(domain, Arms) and history.indices:
@@ -245,7 +262,7 @@ def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[s
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)
 
 
-def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any], widened: float) -> Slice | None:
+def _slice(predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any]) -> Slice | None:
     """Return the model along input ``j`` through the best point; ``None`` without a model, or too few points there."""
     fewest, log, device = 3, False, domain.device
     if isinstance(domain, SpaceArms | SpaceBox):
@@ -264,7 +281,7 @@ def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str, best: dic
         assert isinstance(domain, Arms)
         picks = _arms_along(domain, x, j).to(device)
         values = domain.inputs(picks).double()[:, j].tolist()
-    found = predictions_of(state, picks.to(device), widened=widened) if len(values) >= fewest else None
+    found = predict(picks.to(device)) if len(values) >= fewest else None
     if found is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))

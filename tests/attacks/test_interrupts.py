@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import math
+import pickle
 import random
 import signal
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from sparse_bo import AskTell, Storage
+from sparse_bo import AskTell, RunInterrupted, Storage, maximize
 from sparse_bo.errors import PendingBatchError, StorageError
+from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.steps import Steps
 from tests.attacks.builders import At, interrupt, out_of_memory, told_lost
 from tests.journal.runs import arms, policy, value
@@ -107,6 +109,50 @@ def test_a_strike_at_any_line_changes_nothing(settings, strike, strikes, tmp_pat
             again = AskTell.resume(tmp_path / f"{strike.__name__}-{line}.journal")
             assert course(again)[:2] == expected[:2], f"journal, line {line} of {lines}"
             again.close()
+
+
+class InterruptedAt:
+    """An objective that is interrupted at its nth call, and then works."""
+
+    def __init__(self, call: int) -> None:
+        self.call, self.calls = call, 0
+
+    def __call__(self, x: Any) -> float:
+        self.calls += 1
+        if self.calls == self.call:
+            raise KeyboardInterrupt
+        return math.nan if self.calls == 2 else float(x[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "before", "says"),
+    [
+        (1, None, "interrupted after 0 of 25 evaluations"),
+        (5, None, "interrupted after 4 of 25 evaluations"),
+        (7, None, "interrupted after 6 of 25 evaluations (2 of them wait for the others of their batch)"),
+        (
+            7,
+            ([0, 1, 2], [0.1, 0.2, 0.3]),
+            "interrupted after 6 of 25 evaluations (2 of them wait for the others of their batch)",
+        ),
+        (25, None, "interrupted after 24 of 25 evaluations"),
+    ],
+)
+def test_an_interrupt_counts_the_evaluations_with_a_result(call, before, says, tmp_path):
+    """Failed ones are among them, observations from before the run are not; after a resume those of all sessions are."""
+    objective, path = InterruptedAt(call), tmp_path / "run.journal"
+    how: dict[str, Any] = {"vectorized": False, "storage": path, "initial": before, "policy": RandomSearch(batch_size=4)}
+    with pytest.raises(RunInterrupted) as caught:
+        maximize(objective, arms=arms(), budget=25, **how)
+    assert caught.value.reason == says
+    assert str(caught.value) == f"{says}; they are in .loop and .result"
+    assert pickle.loads(pickle.dumps(caught.value)).reason == says
+    evaluated = call - 1
+    assert caught.value.result.history.observations == 4 * (evaluated // 4) + len((before or ((), ()))[0])
+    if evaluated < 20:
+        again = InterruptedAt(3)
+        with pytest.raises(RunInterrupted, match=rf"^interrupted after {evaluated + 2} of 25 evaluations"):
+            maximize(again, arms=arms(), budget=25, resume=True, **how)
 
 
 class AtTheEndOfUpdates(At):

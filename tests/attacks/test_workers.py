@@ -18,11 +18,11 @@ import torch
 
 from sparse_bo import AskTell, maximize
 from sparse_bo.errors import ObjectiveError, RunInterrupted, TicketError
-from sparse_bo.evaluations import pools
 from sparse_bo.evaluations.executors import Threads
 from sparse_bo.policies import BBKB, RandomSearch
 from sparse_bo.runs.interrupts import Boundary
 from tests.cli.builders import QUICK, invoke
+from tests.evaluations.light import EndsAtLoading
 from tests.journal.runs import arms
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -149,39 +149,30 @@ def test_threads_end_although_one_of_them_takes_the_last_task_at_that_instant():
 
 
 def test_workers_that_cannot_be_started_are_said_in_one_line(tmp_path, monkeypatch):
-    def refuses(*args, **kwargs):
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(pools, "ProcessPoolExecutor", refuses)
-    done = invoke(
-        *QUICK, "--policy", "random", "--executor", "processes", "--storage", tmp_path / "run.journal", "--out", tmp_path / "o"
-    )
+    monkeypatch.chdir(tmp_path)
+    text = "import multiprocessing, os\nif multiprocessing.parent_process(): os._exit(1)\ndef measure(X): return X[:, 0]\n"
+    (tmp_path / "ends_its_worker.py").write_text(text)
+    run = ["run", "--objective", "ends_its_worker:measure", "--grid", "9x9", "--budget", "12", "--storage", "run.journal"]
+    done = invoke(*run, "--executor", "processes", "--workers", "2")
     assert done.exit_code == 1
-    assert done.stderr.startswith("stopped: the worker processes end before their first task (BlockingIOError")
+    assert done.stderr.startswith("stopped: the worker processes end before their first task (BrokenProcessPool")
     assert "Traceback" not in done.output
     assert "arms=" not in done.stderr
     assert ".loop" not in done.stderr
 
 
 @pytest.mark.parametrize("executor", ["processes", "loky"])
-def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, monkeypatch):
+def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, tmp_path):
     """They waited for the last of them to be started, for ever in a notebook, and for seconds at the end of a script."""
-    started = []
-
-    def interrupted(pool, workers, gate):
-        for _ in range(workers):
-            pool.submit(os.getpid)
-        started.extend(pool._processes.values())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pools, "_await_workers", interrupted)
+    objective = EndsAtLoading(str(tmp_path), interrupts=os.getpid())
     with pytest.raises(RunInterrupted) as kept:
-        maximize(sum, arms=arms(), policy=RandomSearch(), budget=4, executor=executor, workers=2, arrays="list")
+        maximize(objective, arms=arms(), policy=RandomSearch(), budget=4, executor=executor, workers=2, arrays="list")
+    started = [int(file.name) for file in tmp_path.iterdir()]
     end = time.monotonic() + 20.0
-    while any(process.is_alive() for process in started) and time.monotonic() < end:
-        time.sleep(0.01)  # loky joins them in a thread of its own: whose wait comes second takes a dead one for alive
+    while any(map(_alive, started)) and time.monotonic() < end:
+        time.sleep(0.01)
     assert started
-    assert not any(process.is_alive() for process in started)
+    assert not any(map(_alive, started))
     assert kept.value.loop.asked == 0
 
 

@@ -106,6 +106,24 @@ def test_outputs_that_cannot_write_greek_get_its_names(encoding, command, code, 
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device of a full disk")
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("run --problem hartmann6 --policy random --budget 4 --out out >&-", 0, ""),
+        ("run --problem hartmann6 --policy random --budget 4 --out out >&- 2>&-", 0, ""),
+        ("--version >/dev/full", 1, "error: could not print everything (No space left on device)\n"),
+        ("run --help >/dev/full", 1, "error: could not print everything (No space left on device)\n"),
+    ],
+)
+def test_without_a_stream_to_print_to(command, code, said, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    shell = f"{sys.executable} -m sparse_bo {command}"
+    done = subprocess.run(shell, shell=True, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+    assert (tmp_path / "out/hartmann6-random-seed0.jsonl").exists() == command.startswith("run --problem")
+
+
 @pytest.mark.parametrize(
     ("text", "written"),
     [("λ ≥ q̄²", "lambda >= qbar^2"), ("é … ±", "e ... +-"), ("中", "\\u4e2d"), ("C̃", "C~")],

@@ -97,7 +97,7 @@ def test_the_page_of_a_built_in_problem_has_its_regret(folder):
         ([*RUN[:3], "--space", "none.toml"], "none.toml"),
         ([*RUN[:3], "--space", "named_experiment.py"], "ending in .toml or .json"),
         ([*RUN, "--problem", "cadata"], "--problem"),
-        ([*RUN, "--policy", "bkb", "--memory", "1"], "plan runs of bbkb and bkb over arms"),
+        ([*RUN, "--policy", "bkb", "--memory", "1"], "plans runs of bbkb and bkb over arms"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments, message, folder):

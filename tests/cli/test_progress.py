@@ -5,9 +5,9 @@ from rich.console import Console
 from rich.text import Text
 
 from sparse_bo import AskTell
-from sparse_bo.cli.launch import RunProgress
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.builtin import gp_draw
+from sparse_bo.runs.progress import RunProgress
 
 
 class Named(RandomSearch):
@@ -22,7 +22,7 @@ def shown(width: int, policy=None) -> str:
     problem = gp_draw(arms=100, dims=1, seed=0)
     loop = AskTell(problem.arms, RandomSearch() if policy is None else policy)
     loop.run(problem.objective(seed=1), 20, call_with="indices")
-    bar = RunProgress(loop, 10_000, problem, quiet=False, console=console)
+    bar = RunProgress(loop.history, 10_000, console=console, regret_of=problem.regret_of)
     with console.capture() as capture:
         console.print(bar.get_renderable())
     return Text.from_ansi(capture.get()).plain.rstrip("\n")

@@ -61,7 +61,7 @@ def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "asked",
-    [["--width", "1.5"], ["--kernel", "rbf"], ["--preset", "published"], ["--certify-every", "5"], ["--seconds", "60"]],
+    [["--width", "1.5"], ["--kernel", "rbf"], ["--preset", "published"], ["--certify-every", "5"], ["--memory", "4"]],
     ids=lambda asked: asked[0],
 )
 def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_another_has_what_is_asked_for(asked, tmp_path):

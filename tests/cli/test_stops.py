@@ -167,6 +167,45 @@ def test_a_policy_or_a_journal_that_fails_keeps_what_was_told(error, tmp_path, m
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) >= 12
 
 
+UNUSUAL = """
+import asyncio, os, sys
+calls = []
+def f(X):
+    calls.append(1)
+    if len(calls) == 4:
+        if os.environ["UNUSUAL"] == "cancel":
+            raise asyncio.CancelledError
+        if os.environ["UNUSUAL"] == "chdir":
+            os.chdir("elsewhere")
+        if os.environ["UNUSUAL"] == "close":
+            sys.stdout.close()
+    return X[:, 0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("unusual", "evaluations", "code", "said"),
+    [
+        ("cancel", 3, 1, "stopped: CancelledError\n"),
+        ("chdir", 9, 0, ""),
+        ("close", 9, 1, "error: could not print everything (I/O operation on closed file.)\n"),
+    ],
+)
+def test_unusual_acts_of_an_objective_lose_nothing(unusual, evaluations, code, said, tmp_path):
+    """Results are saved in the folder that is printed, before anything is printed."""
+    (tmp_path / "unusual.py").write_text(UNUSUAL)
+    (tmp_path / "elsewhere").mkdir()
+    command = [sys.executable, "-m", "sparse_bo", "run", "--objective", "unusual:f", "--grid", "9x9", "--policy", "random"]
+    environment = {**os.environ, "UNUSUAL": unusual, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [*command, "--budget", "9", "--out", "out"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, said)
+    assert len(History.load(tmp_path / "out/f-random-seed0.jsonl").indices) == evaluations
+    assert (tmp_path / "out/f-random-seed0.png").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.parametrize("executor", [[], ["--executor", "threads"]], ids=["here", "threads"])
 def test_a_failing_objective_shows_its_line_on_demand(executor, failing):
     done = invoke(*failing, *executor, "--traceback")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -75,6 +76,23 @@ class RaisesAt:
                 raise BrokenProcessPool("of the objective: kiln at 900 degrees")
             raise SystemExit("kiln at 900 degrees")
         return [1.0] * len(batch.tickets)
+
+
+class EndsAtLoading:
+    """Writes down a worker that loads it, and interrupts another process, or else ends the worker."""
+
+    def __init__(self, folder: str, interrupts: int | None = None) -> None:
+        self.folder, self.interrupts = folder, interrupts
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        (Path(state["folder"]) / str(os.getpid())).touch()
+        if state["interrupts"] is None:
+            os._exit(1)
+        os.kill(state["interrupts"], signal.SIGINT)
+        time.sleep(100.0)
+
+    def __call__(self, X: Any) -> list[float]:
+        return [0.0] * len(X)
 
 
 @dataclass(frozen=True)

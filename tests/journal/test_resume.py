@@ -22,6 +22,7 @@ from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.runs.recorder import Recorder
 from sparse_bo.runs.records import read_run
+from sparse_bo.sharding import Alone
 from sparse_bo.widths import ConstantWidth
 from tests.journal.runs import arms, finished, policy, records, rewritten, step
 
@@ -334,7 +335,8 @@ def test_snapshots_of_a_long_run_are_ever_rarer_and_a_replay_is_a_hundredth_of_i
     path = tmp_path / "run.journal"
     state = {"x": torch.zeros(12_500, dtype=torch.float64)}
     engine = SimpleNamespace(rows=[], seconds=0.0, freeze=lambda: state)
-    recorder, longest = Recorder.create(path, {"seed": 0}, Box(torch.tensor([[0.0], [1.0]]).double()), None), 0.0
+    box = Box(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    recorder, longest = Recorder.create(path, {"seed": 0}, box, None, Alone()), 0.0
     for _ in range(1000):
         engine.seconds += 1.0
         longest = max(longest, engine.seconds)

@@ -250,11 +250,11 @@ def test_initial_observations_of_another_kind_are_named(initial, message):
     [
         (torch.zeros(3, dtype=torch.float64), ValueError, "two dimensions"),
         (torch.zeros(0, 2, dtype=torch.float64), ValueError, "at least one row"),
-        (torch.zeros(3, 2, dtype=torch.long), TypeError, "dtype torch.float64"),
+        (torch.zeros(3, 2, dtype=torch.complex64), TypeError, "dtype torch.float64"),
         (torch.tensor([[0.0, 1.0], [math.nan, 1.0]]), ValueError, "first at row 1"),
-        ([[0.0, 1.0]], TypeError, "torch.Tensor, got list"),
+        ({0.0: 1.0}, TypeError, "torch.Tensor, got dict"),
     ],
-    ids=["rank", "empty", "dtype", "nan", "list"],
+    ids=["rank", "empty", "dtype", "nan", "kind"],
 )
 def test_bad_arms_are_named(bad, error, message):
     with pytest.raises(error, match=message):

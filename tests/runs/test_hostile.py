@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 import threading
@@ -92,6 +93,44 @@ def test_whatever_ends_a_run_carries_it(tmp_path):
         again.run(lambda X: X.sum(-1), 1)
     with pytest.raises(StorageError, match="written by another process since this loop released it"):
         error.loop.run(lambda X: X.sum(-1), 1)
+
+
+@pytest.mark.parametrize("raised_by", ["objective", "callback"])
+@pytest.mark.parametrize(
+    "error",
+    [asyncio.CancelledError(), GeneratorExit(), BaseExceptionGroup("several", [KeyboardInterrupt()]), pytest.skip.Exception()],
+    ids=lambda error: type(error).__name__,
+)
+def test_exceptions_that_are_no_errors_carry_the_run(error, raised_by):
+    calls = []
+
+    def objective(X):
+        calls.append(len(X))
+        if raised_by == "objective" and len(calls) == 4:
+            raise error
+        return X.sum(-1)
+
+    def callback(loop, row):
+        if raised_by == "callback" and loop.asked == 12:
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        maximize(objective, arms=arms(), budget=40, policy=RandomSearch(batch_size=4), callback=callback)
+    assert caught.value is error
+    assert caught.value.result.history.observations == 12
+    assert caught.value.loop.asked == (16 if raised_by == "objective" else 12)
+
+
+def test_an_exit_by_a_callback_carries_the_run():
+    def callback(loop, row):
+        if loop.asked == 12:
+            raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        maximize(lambda X: X.sum(-1), arms=arms(), budget=40, policy=RandomSearch(batch_size=4), callback=callback)
+    assert caught.value.code == 3
+    assert caught.value.result.history.observations == 12
+    assert caught.value.loop.asked == 12
 
 
 def test_a_journal_is_free_if_observations_from_before_the_run_are_not_taken_in(tmp_path, monkeypatch):

@@ -1,0 +1,152 @@
+"""Numbers out of a run: tables of pandas, a callback for every evaluation, a progress bar."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import AskTell, Choice, Float, Int, Workers, maximize, minimize
+from sparse_bo.policies import RandomSearch
+from tests.builders import arms, unit_box
+
+FOUR = RandomSearch(batch_size=4)
+SPACE = {"lr": Float(1e-3, 1.0, log=True), "value": Int(1, 9), "kind": Choice("a", "b")}
+
+
+def train(point):
+    return math.nan if point["value"] == 3 else math.log10(point["lr"]) + point["value"] + (point["kind"] == "b")
+
+
+@pytest.fixture
+def pandas():
+    return pytest.importorskip("pandas")
+
+
+def test_a_table_has_every_evaluation_with_its_inputs(pandas):
+    result = minimize(train, space=SPACE, policy=FOUR, budget=30, seed=2)
+    table = result.to_pandas()
+    assert list(table.columns) == ["lr", "value", "kind", "ticket", "batch", "value_"]
+    assert len(table) == 30
+    assert table["ticket"].tolist() == list(range(30))
+    assert table["batch"].tolist() == [1 + k // 4 for k in range(30)]
+    expected = [train(point) for point in table[["lr", "value", "kind"]].to_dict("records")]
+    np.testing.assert_allclose(table["value_"], expected, rtol=1e-12)
+    assert table["value_"].isna().sum() == (table["value"] == 3).sum() > 0
+
+
+def test_arms_are_in_the_table_by_number_and_inputs(pandas, tmp_path):
+    X = arms()
+    result = maximize(lambda X: X[:, 0], arms=X, policy=FOUR, budget=10, initial=([7, 8], [0.5, 0.25]))
+    table = result.to_pandas()
+    assert list(table.columns) == ["x1", "x2", "ticket", "batch", "arm", "value"]
+    assert table["arm"].tolist()[:2] == [7, 8]
+    np.testing.assert_array_equal(table[["x1", "x2"]], X[table["arm"].tolist()])
+    np.testing.assert_array_equal(table["value"][2:], table["x1"][2:])
+    table.to_csv(tmp_path / "run.csv", index=False)
+    assert pandas.read_csv(tmp_path / "run.csv").equals(table)
+
+
+def test_the_history_is_a_table_of_batches(pandas):
+    history = maximize(lambda X: X.sum(dim=-1), bounds=unit_box(), budget=24).history
+    table = history.to_pandas()
+    assert len(table) == len(history.rows)
+    assert table["best_mean"].tolist() == history.column("best_mean")
+    assert table["batch_size"].sum() == 24
+    assert table["seconds_objective"].tolist() == [row.seconds["objective"] for row in history.rows]
+    assert not {"indices", "points", "values", "tickets", "seconds"} & set(table.columns)
+    empty = AskTell(bounds=unit_box()).result()
+    assert len(empty.to_pandas()) == len(empty.history.to_pandas()) == 0
+
+
+def test_without_pandas_the_command_that_installs_it_is_named():
+    code = (
+        "import sys; sys.modules['pandas'] = None\n"
+        "import sparse_bo\n"
+        "result = sparse_bo.AskTell(bounds=[(0, 1)]).result()\n"
+        "for table in (result.to_pandas, result.history.to_pandas):\n"
+        "    try:\n        table()\n    except ImportError as error:\n        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("pandas is not installed; install it with: pip install '.[pandas]'") == 2
+
+
+WAYS = {
+    "here": {"vectorized": False},
+    "here, together": {"vectorized": True},
+    "threads": {"executor": Workers(executor="threads", count=3, asynchronous=True), "vectorized": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_every_evaluation_is_passed_on_once_with_its_result(way, tmp_path):
+    seen, recorded = [], []
+    loop = AskTell(arms(), FOUR, storage=tmp_path / "run.journal")
+
+    def objective(x):
+        y = x[..., 0].clone()
+        y[y > 0.8] = math.nan
+        return y if y.dim() else float(y)
+
+    def on_result(evaluation):
+        seen.append(evaluation)
+        recorded.append(evaluation.ticket not in loop.pending)
+
+    loop.run(objective, 22, on_result=on_result, **way)
+    assert sorted(one.ticket for one in seen) == list(range(22))
+    assert all(recorded)
+    X = arms().numpy()
+    for one in seen:
+        np.testing.assert_array_equal(one.x, X[one.index])
+        assert one.value == one.x[0] or (math.isnan(one.value) and one.x[0] > 0.8)
+        assert one.parameters == {}
+    assert any(math.isnan(one.value) for one in seen)
+
+
+def test_a_dropped_evaluation_is_passed_on_as_failed():
+    seen = []
+
+    def objective(point):
+        if point["value"] > 4:
+            raise OSError
+        return train(point)
+
+    workers = Workers(executor="threads", count=2, on_error="drop")
+    maximize(objective, space=SPACE, policy=FOUR, budget=20, executor=workers, on_result=seen.append)
+    assert {one.ticket: math.isnan(one.value) for one in seen} == {
+        one.ticket: one.parameters["value"] > 4 or one.parameters["value"] == 3 for one in seen
+    }
+    assert len(seen) == 20
+
+
+def test_an_exception_of_the_callback_ends_the_run_and_loses_nothing():
+    loop = AskTell(arms(), FOUR)
+    with pytest.raises(ZeroDivisionError) as caught:
+        loop.run(lambda X: X[:, 0], 12, on_result=lambda one: 1 / 0)
+    assert caught.value.loop is loop
+    assert loop.state.pulls == 4
+
+
+@pytest.mark.parametrize("run", [maximize, minimize])
+def test_the_bar_goes_to_the_error_stream_and_ends_at_the_budget(run, capsys):
+    run(lambda X: X[:, 0], bounds=unit_box(), policy=FOUR, budget=12, progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "12/12" in shown.err
+    run(lambda X: X[:, 0], bounds=unit_box(), policy=FOUR, budget=12)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"on_result": 1}, "expected on_result to be callable"), ({"progress": "yes"}, "expected progress to be True or False")],
+    ids=str,
+)
+def test_wrong_arguments_are_named_before_a_journal_is_created(wrong, message, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        maximize(lambda X: X[:, 0], bounds=unit_box(), budget=4, storage=tmp_path / "run.journal", **wrong)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(TypeError, match=message):
+        AskTell(bounds=torch.tensor([[0.0], [1.0]])).run(lambda X: X[:, 0], 4, **wrong)

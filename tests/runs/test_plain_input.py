@@ -1,0 +1,200 @@
+"""Plain input: NumPy arrays, lists, integers, SciPy's bounds and objectives of one point are taken for what they are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import Bounds, rosen
+
+from sparse_bo import AskTell, maximize, minimize
+from sparse_bo.policies import RandomSearch
+from tests.evaluations import light
+
+TENSOR = torch.tensor([[-2.0, 0.0, 1.0], [2.0, 1.0, 4.0]], dtype=torch.float64)
+PAIRS = [(-2.0, 2.0), (0.0, 1.0), (1.0, 4.0)]
+BOUNDS = {
+    "pairs": PAIRS,
+    "tuple": tuple(PAIRS),
+    "lists": [list(pair) for pair in PAIRS],
+    "integers": [(-2, 2), (0, 1), (1, 4)],
+    "array": np.array(PAIRS),
+    "array of integers": np.array([(-2, 2), (0, 1), (1, 4)]),
+    "read-only": np.broadcast_to(np.array(PAIRS), (3, 2)),
+    "SciPy's": Bounds([-2, 0, 1], [2, 1, 4]),
+    "tensor": TENSOR,
+    "tensor of integers": TENSOR.long(),
+}
+ROWS = np.random.default_rng(0).integers(0, 9, size=(40, 3))
+ARMS = {
+    "array": ROWS.astype(np.float64),
+    "integers": ROWS,
+    "bytes": ROWS.astype(np.uint8),
+    "turned": np.asfortranarray(ROWS.astype(np.float64)),
+    "every other": np.repeat(ROWS, 2, axis=0)[::2],
+    "lists": ROWS.tolist(),
+    "tensor": torch.from_numpy(ROWS).double(),
+    "tensor of integers": torch.from_numpy(ROWS),
+}
+
+
+@pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
+def test_every_form_of_bounds_is_the_same_box(bounds):
+    loop = AskTell(bounds=bounds, policy=RandomSearch(batch_size=5), seed=3)
+    reference = AskTell(bounds=TENSOR, policy=RandomSearch(batch_size=5), seed=3)
+    assert loop.about["bounds"] == TENSOR.tolist()
+    assert torch.equal(loop.ask().X, reference.ask().X)
+
+
+@pytest.mark.parametrize("arms", ARMS.values(), ids=ARMS)
+def test_every_form_of_arms_is_the_same_set(arms):
+    loop = AskTell(arms, RandomSearch(batch_size=5), seed=3)
+    batch = loop.ask()
+    assert loop.about["dtype"] == "torch.float64"
+    assert batch.X.tolist() == ROWS[batch.indices].tolist()
+    assert batch.indices.tolist() == AskTell(ARMS["tensor"], RandomSearch(batch_size=5), seed=3).ask().indices.tolist()
+
+
+def test_float32_stays_what_it_is():
+    assert AskTell(ARMS["array"].astype(np.float32), RandomSearch()).about["dtype"] == "torch.float32"
+    assert AskTell(bounds=np.array(PAIRS, np.float32), policy=RandomSearch()).about["dtype"] == "torch.float32"
+
+
+@pytest.mark.parametrize("domain", [{"bounds": PAIRS}, {"arms": ROWS}, {"arms": ROWS.tolist()}], ids=["box", "arms", "lists"])
+def test_an_objective_of_arrays_gets_one_point_and_returns_a_number(domain):
+    seen = []
+
+    def objective(x):
+        seen.append(x)
+        return rosen(x)
+
+    result = minimize(objective, **domain, policy=RandomSearch(batch_size=4), budget=8)
+    assert all(isinstance(x, np.ndarray) and x.shape == (3,) and x.dtype == np.float64 for x in seen)
+    values = [value for row in result.history.rows for value in row.values]
+    assert values == [rosen(x) for x in seen]
+    assert result.best.mean == min(values)
+    assert result.best.x.tolist() == seen[int(np.argmin(values))].tolist()
+
+
+def test_what_is_asked_for_comes_before_the_default():
+    kinds = []
+    maximize(lambda X: kinds.append(X) or X[:, 0], bounds=PAIRS, policy=RandomSearch(batch_size=4), budget=4, vectorized=True)
+    maximize(lambda x: kinds.append(x) or 0.0, bounds=PAIRS, policy=RandomSearch(batch_size=4), budget=1, arrays="list")
+    maximize(lambda i: kinds.append(i) or 0.0, arms=ROWS, policy=RandomSearch(), budget=1, call_with="indices")
+    maximize(lambda b: kinds.append(b) or [0.0], arms=ROWS, policy=RandomSearch(batch_size=1), budget=1, call_with="batch")
+    maximize(lambda X: kinds.append(X) or X[:, 0], bounds=TENSOR, policy=RandomSearch(batch_size=2), budget=2)
+    assert isinstance(kinds[0], np.ndarray)
+    assert kinds[0].shape == (4, 3)
+    assert isinstance(kinds[1], list)
+    assert isinstance(kinds[2], int | np.integer)
+    assert kinds[3].tickets == [0]
+    assert isinstance(kinds[4], torch.Tensor)
+
+
+def test_workers_get_arrays_too():
+    bounds = [(0.0, 1.0), (0.0, 1.0)]
+    here = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8)
+    there = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8, executor="processes", workers=2)
+    assert [row.values for row in here.history.rows] == [row.values for row in there.history.rows]
+
+
+def test_a_resume_calls_the_objective_as_before(tmp_path):
+    path = tmp_path / "run.journal"
+    minimize(rosen, arms=ROWS, policy=RandomSearch(batch_size=4), budget=4, storage=path)
+    with AskTell.resume(path) as loop:
+        loop.run(rosen, 4)
+    with AskTell.resume(path, arms=ROWS) as loop:
+        loop.run(rosen, 4)
+    result = minimize(rosen, arms=ROWS, policy=RandomSearch(batch_size=4), budget=16, storage=path, resume=True)
+    assert result.history.observations == 16
+    again = tmp_path / "box.journal"
+    for budget in (4, 8):
+        minimize(rosen, bounds=PAIRS, policy=RandomSearch(batch_size=4), budget=budget, storage=again, resume=True)
+
+
+TYPED = """
+import numpy as np
+import torch
+from sparse_bo import AskTell, maximize, minimize
+
+def f(x: np.ndarray) -> float:
+    return float(x.sum())
+
+result = minimize(f, bounds=[(0.0, 1.0), (0, 2)], budget=3, target=0.1, patience=3, seconds=3, progress=True)
+mean: float = result.best.mean + result.best.sd + float(result.best.x.sum())
+kind: str = result.best.parameters["kind"]
+maximize(f, bounds=np.array([[0.0, 1.0]]), budget=3, stop=lambda loop: loop.asked > 2)
+maximize(f, arms=[[0.0, 1.0]], budget=3, on_result=lambda one: print(one.value, one.x.sum(), one.parameters))
+maximize(f, arms=np.zeros((3, 1)), budget=3)
+maximize(f, bounds=torch.zeros(2, 3), budget=3)
+AskTell(bounds=[[0, 1]], minimize=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_accepts_plain_input_and_results_without_assertions(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install '.[dev]'")
+    (tmp_path / "typed.py").write_text(TYPED)
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(project), str(tmp_path / "typed.py")]
+    done = subprocess.run(command, cwd=project.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("X", [ROWS[:2] / 9.0, (ROWS[:2] / 9.0).tolist(), torch.from_numpy(ROWS[:2] / 9.0)], ids=type)
+@pytest.mark.parametrize("y", [[1.0, 2.0], (1, 2), np.array([1, 2]), np.array([[1.0], [2.0]]), range(1, 3)], ids=repr)
+def test_observations_from_before_the_run_in_any_form(X, y):
+    loop = AskTell(bounds=[(0.0, 1.0)] * 3, initial=(X, y), policy=RandomSearch())
+    assert loop.history.points == (ROWS[:2] / 9.0).tolist()
+    assert loop.history.rows[0].values == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("indices", [[3, 1], np.array([3, 1]), torch.tensor([3, 1])], ids=type)
+def test_arms_from_before_the_run_in_any_form(indices):
+    assert AskTell(ROWS, initial=(indices, [1, 2]), policy=RandomSearch()).history.indices == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "y", [(v for v in [1.0, 2.0]), iter([1.0, 2.0]), map(float, [1, 2]), zip([1.0, 2.0], strict=False), {1.0, 2.0}], ids=type
+)
+def test_values_that_are_no_sequence_name_the_fix(y):
+    with pytest.raises(TypeError, match=r"expected initial values to be numbers, got \w+ \(.*\); use list\(…\)$"):
+        AskTell(bounds=[(0.0, 1.0)] * 3, initial=(ROWS[:2] / 9.0, y))
+
+
+@pytest.mark.parametrize("y", [None, "12", ["a", "b"], {"a": 1.0, "b": 2.0}], ids=repr)
+def test_values_that_are_no_numbers_name_the_fix(y):
+    with pytest.raises(TypeError, match="expected initial values to be numbers, got .*pass a list, an array or a tensor"):
+        AskTell(bounds=[(0.0, 1.0)] * 3, initial=(ROWS[:2] / 9.0, y))
+
+
+@pytest.mark.parametrize(
+    ("domain", "error", "message"),
+    [
+        (
+            {"bounds": [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]},
+            ValueError,
+            r"as d pairs .*got shape \(2, 3\); .*torch.as_tensor\(bounds",
+        ),
+        ({"bounds": [0.0, 1.0]}, ValueError, r"as d pairs \[\(lower, upper\), …\], got shape \(2,\)"),
+        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, ValueError, r"expected lower < upper bounds, got \[0.0, 0.0\] in column 0"),
+        ({"bounds": [(0.0, 1.0), (2.0,)]}, TypeError, "expected bounds as rows of equal length"),
+        ({"bounds": [(0.0, None)]}, TypeError, "expected bounds of numbers, got list of dtype object; convert it to float"),
+        ({"bounds": [("a", "b")]}, TypeError, "expected bounds of numbers, got list of dtype <U1"),
+        ({"bounds": [(0.0, np.inf)]}, ValueError, "finite bounds"),
+        ({"bounds": []}, ValueError, r"as d pairs .*got shape \(0,\)"),
+        ({"arms": []}, ValueError, "expected arms of shape"),
+        ({"arms": [1.0, 2.0]}, ValueError, r"expected arms of shape .*got shape \(2,\)"),
+        ({"arms": [["a"]]}, TypeError, "expected arms of numbers"),
+        ({"arms": [[1.0, 2.0], [3.0]]}, TypeError, "expected arms as rows of equal length"),
+        ({"arms": np.array([[1.0, np.nan]])}, ValueError, "finite arms"),
+        ({"arms": "arms.npy"}, TypeError, "expected arms to be"),
+        ({"bounds": "0:1"}, TypeError, "expected bounds to be"),
+    ],
+    ids=str,
+)
+def test_what_is_no_domain_is_refused_with_the_fix(domain, error, message):
+    with pytest.raises(error, match=message):
+        AskTell(**domain)
