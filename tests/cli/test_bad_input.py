@@ -237,7 +237,7 @@ def test_budgets_are_written_alike_everywhere(number, tmp_path):
     assert done.exit_code == 0, done.output
     assert "100 in about" in done.stdout
     run = invoke("run", "--problem", "gp-draw", "--arms", "50", "--policy", "random", "--budget", number, "--out", tmp_path)
-    assert "100 on" in run.stdout
+    assert "100 told" in run.stdout
 
 
 @pytest.mark.parametrize("storage", ["sqlite:///run.db", "postgresql://user@host/db"])
