@@ -184,6 +184,7 @@ def _whole(
     if on_result is not None:
         check_callable("on_result", on_result)
     check_flag("progress", progress)
+    check_flag("resume", resume)
     ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
     if resume and storage is None:
         raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
