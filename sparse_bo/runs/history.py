@@ -217,7 +217,9 @@ class History:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"expected a history file, got {path}, which is no text; was it written by History.save?") from error
+            raise ValueError(
+                f"expected a history file, got {path}, which is no text; was it written by History.save?"
+            ) from error
         for number, line in enumerate(text.splitlines(), start=1):
             try:
                 parsed = json.loads(line)

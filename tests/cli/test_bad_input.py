@@ -248,7 +248,10 @@ def test_a_journal_is_no_database(command, storage):
 
 
 def test_a_password_is_not_printed():
-    assert "got the URL 'postgresql://user:…@host/db'; a journal is no" in invoke("audit", "postgresql://user:secret@host/db").stderr
+    assert (
+        "got the URL 'postgresql://user:…@host/db'; a journal is no"
+        in invoke("audit", "postgresql://user:secret@host/db").stderr
+    )
 
 
 @pytest.mark.parametrize(
