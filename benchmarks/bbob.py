@@ -1,13 +1,14 @@
 """The 24 noiseless functions of BBOB by coco-experiment: precision over evaluations of policies and peers, one record a run.
 
     python benchmarks/bbob.py run --out default.jsonl.gz                                   # the default in 5 inputs
-    python benchmarks/bbob.py run --out a.jsonl.gz --dims 2 --method "singly=TrustRegion(batch_size=1)" --method cma
-    python benchmarks/bbob.py run --out noisy.jsonl.gz --noise 0.05 --instances 1-5
+    python benchmarks/bbob.py run --out a.jsonl.gz --dims 2 --method "fours=TrustRegion(batch_size=4)" --method cma
+    python benchmarks/bbob.py run --out noisy.jsonl.gz --half reporting --noise 0.05 --instances 11-15
     python benchmarks/bbob.py report default.jsonl.gz other.jsonl.gz --reference default      # wins, losses, ratios: a table
 
 A run is a function, a number of inputs, an instance (its number is the seed, too), a method, a budget and a noise. Runs that
 the file has are not made again, so that the same command continues an interrupted one. Records name the commit: a dirty tree
-is refused. BBOB is minimised over [-5, 5]^d; precision is the lowest value evaluated minus the optimum.
+is refused. BBOB is minimised over [-5, 5]^d; precision is the lowest value evaluated minus the optimum. ``--half`` says whether
+the runs choose something or report (``suites.py``): functions and instances of the other half are refused.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from protocol.ours import from_expression
 from protocol.sobol import Sobol
 from protocol.tpe import TPE
 from scipy.stats import binomtest
+from suites import BBOB
 from torch import Tensor
 
 import sparse_bo
@@ -140,13 +142,17 @@ def run_all(chosen: Namespace) -> None:
         SystemExit: If there is no such method.
         RuntimeError: If the working tree differs from its commit.
     """
-    methods = chosen.method or ["default"]
+    methods, half = chosen.method or ["default"], BBOB[chosen.half]
+    functions, instances = chosen.functions or half.functions, chosen.instances or half.instances
+    for name, numbers, own in (("functions", functions, half.functions), ("instances", instances, half.instances)):
+        if others := sorted({*numbers} - {*own}):
+            raise SystemExit(f"expected --{name} of the {chosen.half} half, {own}, got {others}: they are the other half's")
     if unknown := [m for m in methods if m not in ("default", *PEERS) and "=" not in m]:
         raise SystemExit(f"expected --method default, {', '.join(PEERS)} or name=policy expression, got {', '.join(unknown)}")
     about = {**environment(torch.device("cpu")), "coco-experiment": version("coco-experiment")}
     if about["commit"] == "uncommitted":
         raise RuntimeError("expected the code of a commit of this repository, got changes; commit them first")
-    every = product(chosen.instances, chosen.dims, methods, chosen.functions)
+    every = product(instances, chosen.dims, methods, functions)
     runs = [Run(m, d, f, i, chosen.budget or BUDGETS[d], chosen.noise) for i, d, m, f in every]
     known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}
     runs = [run for run in runs if run not in known]
@@ -213,8 +219,9 @@ def main() -> None:
     make.add_argument("--out", type=Path, required=True, help="file of the records, .jsonl.gz")
     make.add_argument("--method", action="append", help="default, cma, tpe, sobol, or name=policy expression; repeatable")
     make.add_argument("--dims", type=_numbers, default=[5], help="inputs, such as 2,5,10 (default 5)")
-    make.add_argument("--functions", type=_numbers, default=_numbers("1-24"), help="default 1-24")
-    make.add_argument("--instances", type=_numbers, default=_numbers("1-10"), help="and seeds (default 1-10)")
+    make.add_argument("--half", choices=list(BBOB), default="choosing", help="what the runs are for (default choosing)")
+    make.add_argument("--functions", type=_numbers, help="some of the half's, such as 1,3 (default all)")
+    make.add_argument("--instances", type=_numbers, help="some of the half's, and seeds (default all)")
     make.add_argument("--budget", type=int, help=f"evaluations (default by inputs: {BUDGETS})")
     make.add_argument("--noise", type=float, default=0.0, help="sd in units of the median's distance from the optimum")
     make.add_argument("--processes", type=int, default=1, help="at a time, of one thread each (default 1)")

@@ -35,7 +35,7 @@ from sparse_bo.dictionary import RecursiveRLSSampler
 from sparse_bo.errors import CertificateWarning, ContradictionError
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import max_variance_design
-from sparse_bo.policies.elimination.findings import interval
+from sparse_bo.policies.elimination.batches import interval
 from sparse_bo.problems.base import Problem
 from sparse_bo.widths import SBPETheory
 

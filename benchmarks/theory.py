@@ -36,7 +36,7 @@ from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import gradient_subset
 from sparse_bo.policies import max_variance_design
-from sparse_bo.policies.elimination.findings import interval
+from sparse_bo.policies.elimination.batches import interval
 from sparse_bo.widths import SBPETheory
 
 ARMS, CENTRES, LENGTHSCALE, NOISE_SD, DELTA = 100, 12, 0.3, 0.1, 0.1

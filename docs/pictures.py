@@ -1,28 +1,37 @@
-"""The pictures of *How it works*, drawn by the package's own functions: ``python docs/pictures.py`` writes ``docs/how/*.png``.
+"""The pictures of two pages, drawn by the package's own functions: ``python docs/pictures.py`` writes them.
 
-One problem throughout: a function on [0, 1], many results on the left, few on the right, a Gaussian kernel, noise sd 0.1.
+Those of *How it works*, ``docs/how/*.png``, have one problem: a function on [0, 1], many results on the left, few on the right,
+a Gaussian kernel, noise sd 0.1. Those of *How to read the report*, ``docs/report/*.svg``, are panels of the pages of two runs.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import tempfile
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import torch
 from torch import Tensor
 
+from sparse_bo import BBKB, AskTell, Choice, Float, Int, maximize
 from sparse_bo.dictionary.leverage import inclusion_probabilities
 from sparse_bo.gp import dtc
 from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.linalg.spectrum import certified_factor
+from sparse_bo.problems import gp_draw
+from sparse_bo.report.page import sections_of
+from sparse_bo.runs.view import view_of_journal
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-HERE = Path(__file__).parent / "how"
+HERE, REPORT = (Path(__file__).parent / name for name in ("how", "report"))
 NOISE = 0.01
 LENGTHSCALE = 0.08
 EXACT, SPARSE, POINTS = "0.45", "#1f6fb4", "#c8401e"
@@ -198,6 +207,43 @@ def save(figure: plt.Figure, name: str) -> None:
     plt.close(figure)
 
 
+def report_pictures() -> None:
+    """Write every panel of the pages of two runs: named parameters with failures, and arms with a certificate."""
+
+    def train(point: dict[str, Any]) -> float:
+        if point["depth"] == 12:
+            return math.nan
+        better = 0.3 if point["kind"] == "tree" else 0.0
+        return better - (math.log10(point["rate"]) + 2.0) ** 2 - 0.05 * (point["depth"] - 5) ** 2
+
+    space = {"rate": Float(1e-4, 1.0, log=True), "depth": Int(1, 12), "kind": Choice("tree", "linear")}
+    problem = gp_draw(arms=1_000, dims=2, noise_sd=0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        maximize(train, space=space, budget=60, storage=f"{folder}/named.journal")
+        with AskTell(problem.arms, BBKB(), storage=f"{folder}/arms.journal", certify_every=4) as loop:
+            loop.run(problem.objective(seed=1), 400, call_with="indices")
+        regret = problem.regret_of(loop.history).tolist()
+        named, over_arms = view_of_journal(f"{folder}/named.journal"), view_of_journal(f"{folder}/arms.journal", regret=regret)
+    sections = [*sections_of(named), *(section for section in sections_of(over_arms) if section.name != "inputs")]
+    plots = {plot.title: plot for section in sections for plot in section.plots if plot.svg}
+    colours = re.findall(r":root\{.*?\}", page_source(), re.DOTALL)
+    light, dark = (re.sub(r";?color-scheme:light dark|\s", "", text) for text in colours)
+    style = f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
+    for title, plot in plots.items():
+        name = title.lower().replace(" ", "-")
+        spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        head = f'<svg {spaces} viewBox="{plot.box}" width="440">'
+        font = "text{font-family:system-ui,sans-serif}"
+        text = f"{head}<title>{plot.title}</title><style>{style}{font}</style>{plot.svg}</svg>\n"
+        (REPORT / f"{name}.svg").write_text(text, encoding="utf-8")
+
+
+def page_source() -> str:
+    """Return the template of a page, whose style sheet has the colours."""
+    return (resources.files("sparse_bo.report") / "page.html.jinja").read_text(encoding="utf-8")
+
+
 if __name__ == "__main__":
+    report_pictures()
     for draw in (posterior_picture, leverage_picture, batch_picture, conditioning_picture, certificate_picture):
         draw()

@@ -9,6 +9,8 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +38,16 @@ def check_number(name: str, value: float) -> float:
     if not math.isfinite(number):
         raise ValueError(f"expected a finite {name}, got {value!r}; pass a number")
     return number
+
+
+def check_numbers(name: str, settings: Any) -> None:
+    """Check that the fields of a dataclass whose defaults are numbers are numbers of that kind, and not negative."""
+    for part in fields(settings):
+        of, value = f"{name}.{part.name}", getattr(settings, part.name)
+        if type(part.default) is int:
+            check_count(of, value, minimum=0)
+        elif type(part.default) is float and check_number(of, value) < 0.0:
+            raise ValueError(f"expected {of} of at least 0, got {value}; the default is {part.default}")
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -38,6 +38,26 @@ def test_an_unknown_method_of_bbob_is_refused_before_any_run(monkeypatch: pytest
     assert not out.exists()
 
 
+def test_nothing_that_chooses_settings_is_reported() -> None:
+    suites = importlib.import_module("suites").BBOB
+    choosing, reporting = suites["choosing"], suites["reporting"]
+    assert sorted(choosing.functions + reporting.functions) == list(range(1, 25))
+    assert not {*choosing.instances} & {*reporting.instances}
+    for group in (range(1, 6), range(6, 10), range(10, 15), range(15, 20), range(20, 25)):
+        assert all({*half.functions} & {*group} for half in suites.values())
+    for instances in (half.instances for half in suites.values()):
+        assert len(instances) == 10
+
+
+def test_bbob_refuses_the_other_half(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for library in ("cocoex", "cma", "optuna"):
+        pytest.importorskip(library)
+    for wrong in (["--functions", "1-3"], ["--instances", "10-12"], ["--half", "reporting", "--functions", "1"]):
+        monkeypatch.setattr("sys.argv", ["bbob.py", "run", "--out", str(tmp_path / "a.jsonl.gz"), *wrong])
+        with pytest.raises(SystemExit, match="they are the other half's"):
+            importlib.import_module("bbob").main()
+
+
 NIGHTLY = {
     "acquisitions",
     "attacks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,11 +56,12 @@ class Feasible:
 
     def contains(self, X: Tensor) -> Tensor:
         """Return which of ``b x d`` points satisfy the constraints, up to BoTorch's tolerance, and are not refused."""
+        inequality, equality = self._linear
         satisfied: Tensor = evaluate_feasibility(
-            X.unsqueeze(-2),
-            inequality_constraints=list(self.inequality) or None,
-            equality_constraints=list(self.equality) or None,
-            nonlinear_inequality_constraints=list(self.nonlinear) or None,
+            self.box.to_unit(X).unsqueeze(-2),
+            inequality_constraints=inequality or None,
+            equality_constraints=equality or None,
+            nonlinear_inequality_constraints=[self._of_unit(c) for c in self.nonlinear] or None,
         )
         return satisfied if self.refuse is None else satisfied & ~self.refuse(X)
 
@@ -87,17 +89,14 @@ class Feasible:
 
     def _polytope(self, n: int, generator: torch.Generator) -> Tensor:
         # On the CPU: a chain of small steps, and the same draws for every device.
-        bounds = self.box.bounds.cpu()
-        inequality, equality = (
-            [(indices.cpu(), coefficients.cpu(), rhs) for indices, coefficients, rhs in kind]
-            for kind in (self.inequality, self.equality)
-        )
-        at = torch.ones(1, dtype=bounds.dtype, device="cpu")
-        fixed = [(torch.tensor([column], device="cpu"), at, value) for column, value in (self.fixed or {}).items()]
-        seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
+        box, seed = self.box, int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
+        bounds = box.to_unit(box.bounds).cpu()
+        inequality, equality = ([(i.cpu(), c.cpu(), rhs) for i, c, rhs in kind] for kind in self._linear)
+        at, unit = bounds.new_ones(1), self.to_unit(self.settle(box.bounds[:1])).cpu()
+        fixed = [(torch.tensor([column], device="cpu"), at, float(unit[0, column])) for column in self.fixed or {}]
         try:
-            with generators_kept(self.box.device):
-                X = get_polytope_samples(
+            with generators_kept(box.device):
+                U = get_polytope_samples(
                     n,
                     bounds=bounds,
                     inequality_constraints=inequality or None,
@@ -111,7 +110,7 @@ class Feasible:
                 "expected constraints that some point of the bounds satisfies, but the linear constraints and the fixed "
                 "features leave none; check their signs (sum of coefficients * x >= rhs) and relax them"
             ) from error
-        return self.settle(X.to(self.box.bounds))
+        return self.settle(box.from_unit(U.to(box.bounds)))
 
     def ascend(self, score: Callable[[Tensor], Tensor], starts: Tensor, options: Mapping[str, Any]) -> Tensor:
         """Return the feasible ends of searches uphill from ``b x d`` feasible starts: L-BFGS-B, or SLSQP under constraints.
@@ -124,9 +123,10 @@ class Feasible:
             return starts  # there is one point
         constrained = self.inequality or self.equality or self.nonlinear
         chosen = {**CONSTRAINED_SEARCH, **options} if constrained else _understood({**BOX_SEARCH, **options})
+        inequality, equality = self._linear
         constraints = {
-            "inequality_constraints": [self._in_unit(c) for c in self.inequality] or None,
-            "equality_constraints": [self._in_unit(c) for c in self.equality] or None,
+            "inequality_constraints": inequality or None,
+            "equality_constraints": equality or None,
             "nonlinear_inequality_constraints": [self._of_unit(c) for c in self.nonlinear] or None,
         }
         lower, upper = self.to_unit(self.settle(self.box.bounds))
@@ -149,10 +149,17 @@ class Feasible:
         """Return points (``… x d``) in coordinates of the unit cube."""
         return self.box.to_unit(X).clamp(0.0, 1.0)
 
+    @cached_property
+    def _linear(self) -> tuple[list[LinearConstraint], list[LinearConstraint]]:
+        """Inequalities and equalities of points of the unit cube, their largest coefficient 1: tolerances are absolute."""
+        return [self._in_unit(c) for c in self.inequality], [self._in_unit(c) for c in self.equality]
+
     def _in_unit(self, constraint: LinearConstraint) -> LinearConstraint:
         indices, coefficients, rhs = constraint
         lower, upper = self.box.lower[indices], self.box.upper[indices]
-        return indices, coefficients * (upper - lower), rhs - float((coefficients * lower).sum())
+        scaled = coefficients * (upper - lower)
+        size = float(scaled.abs().max()) or 1.0
+        return indices, scaled / size, (rhs - float((coefficients * lower).sum())) / size
 
     def _of_unit(self, constraint: NonlinearConstraint) -> NonlinearConstraint:
         function, single = constraint

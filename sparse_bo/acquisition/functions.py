@@ -131,11 +131,23 @@ class Pending:
         self.function.set_X_pending(torch.cat(self.points))
 
 
+def seeded_chooser(chooser: Chooser, generator: torch.Generator, device: torch.device) -> Chooser:
+    """Return a chooser that BoTorch draws from ``generator`` in: samplers, starts, baselines. Draws one integer per pick."""
+
+    def choose(posterior: BatchPosterior) -> Chosen:
+        with seeded(generator, device=device), warnings.catch_warnings():
+            # Beside a pick the joint covariance is singular up to round-off: BoTorch adds jitter and says so every time.
+            warnings.simplefilter("ignore", NumericalWarning)
+            return chooser(posterior)
+
+    return choose
+
+
 class AcquisitionBox:
     """The maximiser of an acquisition function over a box, by BoTorch's ``optimize_acqf`` with q = 1."""
 
     def __init__(self, pending: Pending, search: BoxSearch) -> None:
-        """Store the settings of ``optimize_acqf``; the generator seeds the draws of each pick."""
+        """Store the settings of ``optimize_acqf``."""
         self.pending, self.search = pending, search
         feasible = search.feasible
         self.settings: dict[str, Any] = {
@@ -154,9 +166,8 @@ class AcquisitionBox:
 
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
-        bounds = self.search.feasible.box.bounds
-        with seeded(self.search.generator, device=bounds.device), torch.enable_grad():
-            X, value = optimize_acqf(self.pending.function, bounds, q=1, **self.settings)
+        with torch.enable_grad():
+            X, value = optimize_acqf(self.pending.function, self.search.feasible.box.bounds, q=1, **self.settings)
         self.pending.add(X)
         return Chosen(posterior.prepare(X), value.detach())
 
@@ -275,7 +286,7 @@ class _Sampled:
 
 
 def sampled_chooser(pending: Pending, posterior: ClosedForm, search: BoxSearch) -> Chooser:
-    """Return the maximiser over a box of a function that samples. Draws one integer, then one per pick for its sampler."""
+    """Return the maximiser over a box of a function that samples. Draws one integer."""
     feasible, function = search.feasible, pending.function
     if not (feasible.inequality or feasible.equality or feasible.nonlinear):  # SLSQP has other options
         search = search._replace(options={**SEARCH, **search.options})
@@ -285,10 +296,7 @@ def sampled_chooser(pending: Pending, posterior: ClosedForm, search: BoxSearch) 
     def chooser(posterior: BatchPosterior) -> Chosen:
         model, function.model = function.model, scores.known
         try:
-            with seeded(search.generator, device=feasible.box.device), warnings.catch_warnings():
-                # Beside a pick the joint covariance is singular up to round-off: BoTorch adds jitter and says so every time.
-                warnings.simplefilter("ignore", NumericalWarning)
-                chosen = choose(posterior)
+            chosen = choose(posterior)
         finally:
             function.model = model
         scores.known.add(chosen.point)

@@ -19,11 +19,13 @@ from sparse_bo.acquisition.functions import (
     check_acquisition,
     is_sampled,
     sampled_chooser,
+    seeded_chooser,
     unchanged,
 )
 from sparse_bo.acquisition.picking import BoxChooser, BoxSearch, Chooser, UpperConfidence, best_choice, cost, pick_until
 from sparse_bo.acquisition.posteriors import ClosedForm, batch_posterior
 from sparse_bo.arms import InBatch, StopRule
+from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
 
 BoxRule = Literal["global", "gp-bucb", "single"]
@@ -163,14 +165,18 @@ def optimize_batch(
         chooser: Chooser = best_choice(scores) if search is None else BoxChooser(scores, search)
         return pick_until(posterior, chooser, condition=True, **end)
     with unchanged(function):
-        pending = Pending(function, X_pending)
+        if X_pending is None:
+            pending = Pending(function, None)
+        else:
+            with seeded(generator, device=domain.device):
+                pending = Pending(function, X_pending)
         if search is None:
             chooser = AcquisitionChoices(pending, domain)
         elif isinstance(posterior, ClosedForm) and is_sampled(function, model, posterior):
             chooser = sampled_chooser(pending, posterior, search)
         else:
             chooser = AcquisitionBox(pending, search)
-        return pick_until(posterior, chooser, condition=False, **end)
+        return pick_until(posterior, seeded_chooser(chooser, generator, domain.device), condition=False, **end)
 
 
 def _checked_generator(generator: torch.Generator | None) -> torch.Generator:

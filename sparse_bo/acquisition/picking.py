@@ -93,15 +93,27 @@ class UpperConfidence:
     argmax.
     """
 
-    def __init__(self, posterior: BatchPosterior, X: Tensor, *, width: float) -> None:
-        """Score ``X`` (``n x d``) with the posterior, which may have picks already. O(n m r)."""
-        self.width, self.picks, self.X = width, posterior.picks, X
+    def __init__(
+        self,
+        posterior: BatchPosterior,
+        X: Tensor,
+        *,
+        width: float,
+        sweep: int = SWEEP,
+        block: int = BLOCK,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
+        """Score ``X`` (``n x d``) with the posterior, which may have picks already, ``sweep`` points at a time. O(n m r).
+
+        Covariances with picks are kept within ``memory_bytes``, else computed again for each ``block`` that is refreshed.
+        """
+        self.width, self.picks, self.X, self.block = width, posterior.picks, X, block
         self.stamp = torch.full((len(X),), posterior.picks, dtype=torch.long, device=X.device)
         scores, parts = [], []
-        for rows in row_slices(len(X), chunk=SWEEP):
+        for rows in row_slices(len(X), chunk=sweep):
             points = posterior.prepare(X[rows])
             scores.append(self.values(posterior, points))
-            if sum(column[0].numel() * column.element_size() for column in points.columns) * len(X) <= DEFAULT_MEMORY_BYTES:
+            if sum(column[0].numel() * column.element_size() for column in points.columns) * len(X) <= memory_bytes:
                 parts.append(points)
         self.score = torch.cat(scores)
         low, high = (float(bound) for bound in torch.aminmax(self.score))
@@ -135,7 +147,7 @@ class UpperConfidence:
             if not bool((stale & (self.score >= cut)).any()):
                 return self.score.argsort(descending=True, stable=True)[:k]
             bounds = torch.where(stale, self.score, -math.inf)
-            rows = bounds.topk(min(BLOCK, len(bounds))).indices
+            rows = bounds.topk(min(self.block, len(bounds))).indices
             rows = rows[stale[rows]]
             self.score[rows] = self._rounded(self.values(posterior, self.points(posterior, rows)))
             self.stamp[rows] = self.picks

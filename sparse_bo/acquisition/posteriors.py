@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparse_bo.arms import InBatch
 from sparse_bo.gp.nystrom import NystromFactor
-from sparse_bo.gp.posterior import CholeskyRoot, KernelSlopes, MatrixRoot, Posterior, ProcessPrior, traced
+from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot, Posterior, ProcessPrior
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import exact_representation
@@ -78,16 +78,12 @@ class ModelKernel:
     kernel: PriorKernel
 
     def cross(self, X: Tensor, Y: Tensor) -> Tensor:
-        """See :class:`~sparse_bo.gp.posterior.KernelFunction`."""
+        """See :class:`~sparse_bo.gp.posterior.Covariance`."""
         return kernel_matrix(self.kernel, X, Y)
 
     def diagonal(self, X: Tensor) -> Tensor:
-        """See :class:`~sparse_bo.gp.posterior.KernelFunction`."""
+        """See :class:`~sparse_bo.gp.posterior.Covariance`."""
         return kernel_diagonal(self.kernel, X)
-
-    def slopes(self, X: Tensor, Y: Tensor) -> KernelSlopes:
-        """See :class:`~sparse_bo.gp.posterior.KernelFunction`. By automatic differentiation."""
-        return traced(self.cross, X, Y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +237,12 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
             clean = model.posterior(centre)
             noise = float(model.posterior(centre, observation_noise=True).variance - clean.variance)
         posterior = ConditionedModel(model, noise, isinstance(clean, GPyTorchPosterior), model)
-    if not posterior.noise > 0.0 or not math.isfinite(posterior.noise):
+    if math.isinf(posterior.noise):
+        raise ValueError(
+            "expected a noise variance within the range of numbers, got inf: the square of the outcomes' scale overflows; "
+            "divide the outcomes by their largest value"
+        )
+    if not posterior.noise > 0.0:
         raise ValueError(
             f"expected observations with noise (leverages are variances in its units), got a noise variance of "
             f"{posterior.noise}; give the model a likelihood with noise"

@@ -187,7 +187,8 @@ class SparseBOSampler(BaseSampler):
             return self._independent.sample_independent(study, trial, param_name, param_distribution)
         except (OverflowError, RuntimeWarning) as error:  # of NumPy's uniform numbers, its warnings as errors too
             raise ValueError(
-                f"expected a finite range of parameter {param_name!r}, got {param_distribution}; take smaller bounds, or log=True"
+                f"expected a finite range of parameter {param_name!r}, got {param_distribution}; take smaller bounds, "
+                "or log=True"
             ) from error
 
 

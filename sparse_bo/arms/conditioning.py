@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.contenders import STEP, Collector, Contenders, Refusal, Scan
-from sparse_bo.arms.posterior import ArmFit, ContenderPosterior, of_all_ranks
+from sparse_bo.arms.contenders import STEP, Collector, Contenders, Refusal
+from sparse_bo.arms.posterior import ArmFit, ContenderPosterior
 from sparse_bo.arms.sweep import sweep_rows
 from sparse_bo.domains.sharded import ShardedArms, alone, first_here, group_of
 from sparse_bo.gp import dtc
@@ -200,9 +200,8 @@ def contenders_after(posterior: ContenderPosterior, conditioner: Conditioner, *,
                 scores = scores.masked_fill_(refuse(indices), -math.inf)
             collector.add(first + part.start, scores, torch.full_like(scores, -math.inf))
         extremes = posterior.contenders.extremes
-        indices, upper, floor = collector.finish()
-        found = Scan(indices, upper, floor, -math.inf, extremes)  # nothing is left out for a low score
-    contenders = of_all_ranks(posterior, found)
+        found = Contenders(*collector.finish(), extremes)  # no bar: nothing is left out for a low score
+    contenders = posterior.contenders_of_all_ranks(found)
     assert contenders.indices is not None
     if not len(contenders.indices):  # every arm is refused
         return contenders_after(posterior, conditioner)

@@ -8,10 +8,10 @@ collectives.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,8 +42,10 @@ class Contenders:
     """No arm that is left out and could win has a score above this (y); −∞ if every such arm is among the ``indices``."""
     extremes: Tensor
     """``3``: largest leverage, lowest and highest upper bound over *all* arms; they set the resolution of the picks."""
-    exact: bool
+    exact: bool = False
     """Whether the bounds are the scores themselves."""
+    bar: float = -math.inf
+    """The highest lower bound of a score: no arm below it can win."""
 
 
 class Collector:
@@ -111,26 +113,12 @@ Part = tuple[int, Tensor, Tensor, Tensor | None]
 """Number of the first arm, and means, leverages and bounds on their errors of it and those after it."""
 
 
-class Scan(NamedTuple):
-    """The result of a pass."""
-
-    indices: Tensor
-    """``c`` arms, ascending, that can be picked."""
-    upper: Tensor
-    """``c`` upper bounds on their scores (y)."""
-    floor: float
-    """The best bound of the arms that could win and are left out; −∞ if there are none."""
-    bar: float
-    """The highest lower bound of a score: no arm below it can win; −∞ without arms."""
-    extremes: Tensor
-    """``3``: largest leverage, lowest and highest upper bound over all arms."""
-
-
-def scan(parts: Iterable[Part], *, width: float, shrink: float, capacity: int, like: Tensor) -> Scan:
+def scan(parts: Iterable[Part], *, width: float, shrink: float, capacity: int, like: Tensor, first: int = 0) -> Contenders:
     """Pass over neighbouring arms, part by part in order. Memory O(capacity + part).
 
     A leverage falls by at most the factor ``shrink`` in the batch (:attr:`sparse_bo.arms.StopRule.largest_ratio`), ``width`` ≥
-    0 multiplies √leverage, and at most ``capacity`` arms are kept. ``like`` has the dtype and the device of the scores.
+    0 multiplies √leverage, and at most ``capacity`` arms are kept. ``like`` has the dtype and the device of the scores;
+    arms are numbered from ``first``.
     """
     scores = Collector(capacity, like=like)
     leverage, lowest, largest = (like.new_full((), value) for value in (-math.inf, math.inf, -math.inf))
@@ -138,12 +126,12 @@ def scan(parts: Iterable[Part], *, width: float, shrink: float, capacity: int, l
         above = leverages if errors is None else leverages + errors
         below = leverages if errors is None else (leverages - errors).clamp_min_(0.0)
         upper = above.sqrt().mul_(width).add_(means)
-        scores.add(start, upper, (below / shrink).sqrt_().mul_(width).add_(means))
+        scores.add(first + start, upper, (below / shrink).sqrt_().mul_(width).add_(means))
         least, most = torch.aminmax(upper)
         leverage = torch.maximum(leverage, above.max())
         lowest, largest = torch.minimum(lowest, least), torch.maximum(largest, most)
     indices, upper, floor = scores.finish()
-    return Scan(indices, upper, floor, float(scores.bar), torch.stack([leverage, lowest, largest]))
+    return Contenders(indices, upper, floor, torch.stack([leverage, lowest, largest]), bar=float(scores.bar))
 
 
 def highest(scores: Tensor, size: int) -> tuple[Tensor, float]:
@@ -183,56 +171,60 @@ def _highest_here(scores: NDArray[np.float64], size: int) -> tuple[NDArray[np.in
     return chosen, outside
 
 
-def without_repeats(arms: ArmSet, indices: Tensor, upper: Tensor) -> Tensor:
-    """Return the bounds with −∞ for every contender that equals one of lower index."""
-    if isinstance(arms, LazyArms) and not arms.distinct and len(indices) > 1:
-        repeats = repeated_rows(arms[indices])
-        if repeats is not None:
-            upper = upper.index_fill(0, repeats, -math.inf)
-    return upper
-
-
-GATHERED = 2**16
-"""Contenders that all ranks together send in a round, about; up to twice as many where they hold no more."""
 STEP = "gathering contenders"
 
 
-def gathered(arms: ShardedArms, found: Scan, *, fingerprint: float) -> Contenders:
-    """Return the contenders of all ranks, the same on every rank, and let every rank know their rows.
+def of_all_ranks(arms: ArmSet, found: Contenders, *, posterior: Sequence[Tensor], most: int) -> Contenders:
+    """Return the contenders of all ranks, the same on every rank, and cache their rows there; equal arms only once.
 
-    ``found`` holds those of this rank, numbered among all arms; ranks with another ``fingerprint`` of the posterior have come
-    apart.
+    Args:
+        arms: All arms.
+        found: Contenders of this rank, numbered among all arms.
+        posterior: Tensors that identify the posterior: ranks on which they differ have come apart.
+        most: Contenders that all ranks together send, about; up to twice as many where they hold no more.
 
     Raises:
         RankError: If the posteriors of the ranks differ, or a rank is lost.
     """
-    leverage, lowest, most = found.extremes.tolist()
-    mine = [leverage, -lowest, most, found.bar, fingerprint, len(found.indices)]
+    if isinstance(arms, ShardedArms) and arms.group.size > 1:
+        found = _gathered(arms, found, posterior, most)
+    indices = found.indices
+    if isinstance(arms, LazyArms) and not arms.distinct and indices is not None and len(indices) > 1:
+        repeats = repeated_rows(arms[indices])
+        if repeats is not None:
+            return replace(found, upper=found.upper.index_fill(0, repeats, -math.inf))
+    return found
+
+
+def _gathered(arms: ShardedArms, found: Contenders, posterior: Sequence[Tensor], most: int) -> Contenders:
+    assert found.indices is not None
+    data = b"".join(part.detach().cpu().numpy().tobytes() for part in posterior)
+    fingerprint = float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
+    leverage, lowest, highest_bound = found.extremes.tolist()
+    mine = [leverage, -lowest, highest_bound, found.bar, fingerprint, len(found.indices)]
     told = arms.group.numbers(STEP, mine)
     if any(other[4] != told[0][4] for other in told):
         raise RankError(
             "the posteriors of the ranks differ: their hardware or libraries do not round alike; start every rank on the "
             "same kind of machine, with the same number of threads"
         )
-    leverage, lowest, most, bar = (max(other[place] for other in told) for place in range(4))
+    leverage, lowest, highest_bound, bar = (max(other[place] for other in told) for place in range(4))
     lowest, floor = -lowest, found.floor
     if bar > -math.inf:
-        bar -= SLACK * max(abs(bar), abs(lowest), abs(most))
+        bar -= SLACK * max(abs(bar), abs(lowest), abs(highest_bound))
     kept = (found.upper >= bar).nonzero().squeeze(-1)
-    share = max(GATHERED // arms.group.size, 1)
-    if len(kept) > share and sum(other[5] for other in told) > 2 * GATHERED:
+    share = max(most // arms.group.size, 1)
+    if len(kept) > share and sum(other[5] for other in told) > 2 * most:
         best, outside = highest(found.upper[kept], share)
         kept, floor = kept[best], max(floor, outside)
-    extremes = found.extremes.new_tensor([leverage, lowest, most])
-    return _union(arms, found.indices[kept], found.upper[kept], floor, extremes)
-
-
-def _union(arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, extremes: Tensor) -> Contenders:
-    if arms.group.size == 1:  # rows are at hand
-        return Contenders(mine, without_repeats(arms, mine, upper), floor, extremes, exact=False)
+    extremes, upper, chosen = (
+        found.extremes.new_tensor([leverage, lowest, highest_bound]),
+        found.upper[kept],
+        found.indices[kept],
+    )
     with arms.group.shielded(STEP):
-        rows = arms.part[mine - arms.start]
-    told = arms.group.tensors(STEP, [mine, upper, rows, upper.new_tensor([floor])])
-    indices, bounds, X, floors = (torch.cat([part[place] for part in told]).to(arms.device) for place in range(len(told[0])))
+        rows = arms.part[chosen - arms.start]
+    sent = arms.group.tensors(STEP, [chosen, upper, rows, upper.new_tensor([floor])])
+    indices, bounds, X, floors = (torch.cat(parts).to(arms.device) for parts in zip(*sent, strict=True))
     arms.cache_contenders(indices, X)
-    return Contenders(indices, without_repeats(arms, indices, bounds), float(floors.max()), extremes, exact=False)
+    return Contenders(indices, bounds, float(floors.max()), extremes)

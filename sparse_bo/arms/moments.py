@@ -78,7 +78,7 @@ def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype, k
 
 
 class _OneProduct(Evaluator):
-    """:meth:`sparse_bo.gp.dtc.OneProduct.moments` without gradients; until the end ``variances`` hold ``‖Rᵀk‖²``."""
+    """The one-product form, zeros of a triangular root left out; until the end ``variances`` hold ``‖Rᵀk‖²``."""
 
     def start(self, prior_variance: Tensor) -> ArmMoments:
         return ArmMoments(torch.empty_like(prior_variance), torch.zeros_like(prior_variance), None)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import absolute, add, sqrt
 from numpy.typing import NDArray
-from scipy.linalg.blas import dger
+from scipy.linalg import blas
 
 Vector = NDArray[np.float64]
 
@@ -97,7 +97,7 @@ def greedy_picks(
     leverage += residual
     left = residual.tolist()
     scores = np.empty_like(means)
-    cost_list, highest = costs.tolist(), scores.argmax
+    cost_list, highest, dger = costs.tolist(), scores.argmax, blas.dger
     positions: list[int] = []
     # Scores of different origin agree to a few units: below that they are taken to tie.
     ceiling, reduces, ended = floor + TIE_UNITS * unit, square > 0.0, False

@@ -2,7 +2,7 @@
 
 The width of the coming batch depends on the effective dimension of the fit, and which arms are kept on the width. The fit
 sweeps arms in memory. Streamed arms are swept tile by tile for the batch, keeping only arms that can still win. Of arms in
-shards every rank sweeps its own; the arms that can win are gathered (:func:`sparse_bo.arms.contenders.gathered`), and every
+shards every rank sweeps its own; the arms that can win are gathered (:func:`sparse_bo.arms.contenders.of_all_ranks`), and every
 rank makes the picks of one process from the same numbers.
 
 **Pruning inside a batch is exact.** Let ``l(x)`` be the leverage at the batch start, ``μ(x)`` the mean (frozen inside a batch),
@@ -17,7 +17,6 @@ certain; below it a new pass is made with the picks so far.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -26,14 +25,14 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.contenders import STEP, Contenders, Part, Scan, gathered, scan, without_repeats
+from sparse_bo.arms.contenders import STEP, Contenders, Part, of_all_ranks, scan
 from sparse_bo.arms.moments import ArmMoments, Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import KernelColumns, StoredColumns, kernel_chunks, sweep, sweep_rows
-from sparse_bo.arms.tiles import tiles
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import LazyArms
+from sparse_bo.domains.memmap import tiles
 from sparse_bo.domains.sharded import ShardedArms, first_here, group_of
 from sparse_bo.gp import dtc
 from sparse_bo.gp.nystrom import nystrom_factor
@@ -85,6 +84,11 @@ class ArmFit:
     def means_at(self, indices: Tensor) -> Tensor:
         """Return the means (y) of some arms (``q``). O(q m (d + r))."""
         return dtc.mean(self.state, self.state.factor.features(self.kernel_rows(indices)))
+
+    def contenders_of_all_ranks(self, found: Contenders) -> Contenders:
+        """Return the contenders of all ranks from those of this one, numbered among all arms. Three collectives."""
+        parts = [self.dictionary.points, self.form.alpha, self.observed_leverages]
+        return of_all_ranks(self.prior.arms, found, posterior=parts, most=self.prior.sizes.gathered)
 
     def swept_means(self, indices: Tensor) -> Tensor:
         """Return the means (y) of some arms (``q``) as the sweep computes them. O(q m d)."""
@@ -301,7 +305,7 @@ def arm_posterior(fitted: ArmFit, *, width: float, stop_rule: StopRule) -> ArmPo
             f"use stop_rule='global', {more}or raise memory_bytes until they do"
         )
 
-    def attempt(memory_bytes: int) -> tuple[ArmFit, Scan]:
+    def attempt(memory_bytes: int) -> tuple[ArmFit, Contenders]:
         fit = fitted
         if memory_bytes != fit.prior.memory_bytes:
             fit = replace(fit, prior=replace(fit.prior, memory_bytes=memory_bytes))
@@ -309,29 +313,13 @@ def arm_posterior(fitted: ArmFit, *, width: float, stop_rule: StopRule) -> ArmPo
         if local is not None:
             parts = iter([(0, local.means, local.leverages, local.leverage_errors)] if len(local.means) else [])
         like, shrink = fit.observed_leverages, stop_rule.largest_ratio
-        return fit, scan(parts, width=width, shrink=shrink, capacity=fit.prior.capacity, like=like)
+        return fit, scan(parts, width=width, shrink=shrink, capacity=fit.prior.capacity, like=like, first=first_here(arms))
 
     with group_of(arms).shielded(STEP):
         fit, found = shrinking(attempt, memory_bytes=fitted.prior.memory_bytes)
     fit = fitted if in_shards else fit  # the budget of all ranks stays the same
-    contenders = of_all_ranks(fit, found._replace(indices=found.indices + first_here(arms)))
+    contenders = fit.contenders_of_all_ranks(found)
     return ContenderPosterior(**vars(fit), width=width, stop_rule=stop_rule, contenders=contenders)
-
-
-def of_all_ranks(fit: ArmFit, found: Scan) -> Contenders:
-    """Return the contenders of all ranks, from those found on this one."""
-    arms = fit.prior.arms
-    if isinstance(arms, ShardedArms):
-        return gathered(arms, found, fingerprint=_fingerprint(fit))
-    upper = without_repeats(arms, found.indices, found.upper)
-    return Contenders(found.indices, upper, found.floor, found.extremes, exact=False)
-
-
-def _fingerprint(fit: ArmFit) -> float:
-    """Return a fingerprint of a posterior from its dictionary and the weights of its mean, to the last bit."""
-    parts = [fit.dictionary.points, fit.form.alpha, fit.observed_leverages]
-    data = b"".join(part.detach().cpu().numpy().tobytes() for part in parts)
-    return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
 
 
 def _streamed_moments(fit: ArmFit) -> Iterator[Part]:

@@ -9,11 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.tiles import tiles
-from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
+from sparse_bo.domains.lazy import ArmSet, LazyArms
+from sparse_bo.domains.memmap import tiles
 from sparse_bo.domains.sharded import ShardedArms, group_of
+from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import repeated_rows
-from sparse_bo.kernels import CovarianceFunction, FixedInputs
+from sparse_bo.kernels import CovarianceFunction, FixedInputs, covariance_function
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 
 CONTENDER_BYTES = 128
@@ -33,6 +34,8 @@ class Sizes:
     """Arms of a streamed set that are fetched at a time, at least; the products take a part of them."""
     contenders: int | None = None
     """Arms of a streamed set kept for the picks at most; ``None``: as many as fit the memory budget."""
+    gathered: int = 2**16
+    """Contenders that the ranks of arms in shards send to each other, about: O(gathered) bytes for any number of ranks."""
     block: int = 64
     """Arms in a block of a batch: a pick costs O(b²), a new block O(b r² + r³)."""
     local_step: int = 128
@@ -67,6 +70,22 @@ class ArmPrior:
     """Whether the kernel's inputs are prepared once for all arms in memory: their last bits depend on which arms are there, so
     not for a rank's part of them."""
     sizes: Sizes = Sizes()
+
+    @staticmethod
+    def over(
+        arms: ArmSet,
+        prior: KnownPrior,
+        *,
+        sweep_dtype: torch.dtype = torch.float64,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        current: ArmPrior | None = None,
+    ) -> ArmPrior:
+        """Return the prior over some arms; repeated arms and the budget are those of a ``current`` one over the same arms."""
+        covariance = covariance_function(prior.covar_module, like=arms[:2])
+        if current is None:
+            repeats = repeated_rows(arms) if isinstance(arms, Tensor) else None
+            current = ArmPrior(arms, covariance, 0.0, 1.0, sweep_dtype, memory_bytes, repeats)
+        return replace(current, covariance=covariance, prior_mean=prior.prior_mean, regularization=prior.regularization)
 
     @property
     def capacity(self) -> int:
@@ -115,6 +134,6 @@ class ArmPrior:
             return float(diagonal(arms[0:1]))
         group, step = group_of(arms), "the largest prior variance"
         with group.shielded(step):
-            parts = tiles(arms.part if isinstance(arms, ShardedArms) else arms, rows=CHECK_ROWS)
+            parts = tiles(arms.part if isinstance(arms, ShardedArms) else arms, rows=self.sizes.tile_rows)
             largest = max((float(diagonal(X).max()) for _, X in parts), default=-math.inf)
         return group.largest(step, [largest])[0]

@@ -51,6 +51,7 @@ Named parameters of mixed kinds: a function of one dictionary that returns a num
 
   lr = {type = "float", low = 1e-5, high = 1.0, log = true}
   kind = {type = "choice", values = ["adam", "sgd"]}
+  momentum = {type = "float", low = 0, high = 1, when = {kind = "sgd"}}
 
   sparse-bo run --objective experiment:train --space space.toml --budget 200 --storage run.journal
 

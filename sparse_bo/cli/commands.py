@@ -13,23 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.table import Table
 
-from sparse_bo.cli.console import complain, console, say
+from sparse_bo.cli.console import complain, say, show, table
 from sparse_bo.cli.inputs import make_problem
 from sparse_bo.cli.launch import reason, save
 from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
 from sparse_bo.cli.run import check_there, noted_problem
-from sparse_bo.cli.tables import audit_table, recorded_summary, table
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import StorageError
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB
 from sparse_bo.problems.custom import own_arms
+from sparse_bo.report.facts import MOST_ERRORS, Advice, advice_of, calibrated, counts, drifting, facts, miscalibrated
 from sparse_bo.report.page import run_page
-from sparse_bo.runs.audit import audit_run
+from sparse_bo.runs.audit import Audit, audit_run
 from sparse_bo.runs.records import about_of, read_run
 from sparse_bo.runs.result import write_page
-from sparse_bo.runs.view import view_of_journal
+from sparse_bo.runs.view import view_of_journal, view_of_recorded
 from sparse_bo.validation import check_choice, check_device
 
 
@@ -55,7 +56,7 @@ def plan(options: Namespace) -> None:
         ranks=options.ranks,
         seed=options.seed,
     )
-    console.print(table(f"plan: {made.policy.name}", made.lines()))
+    show(table(f"plan: {made.policy.name}", made.lines()))
     for note in made.notes:
         say(f"- {note}")
     if not made.fits:
@@ -72,14 +73,15 @@ def report(options: Namespace) -> None:
     about, history = recorded.about, recorded.history
     made = noted_problem(about["notes"])
     problem = None if made is None or "objective" in made else make_problem(**made)
-    console.print(recorded_summary(storage, recorded, problem))
+    regret = problem.regret_of(history).tolist() if problem is not None and history.rows else None
+    title = f"{about['policy']}, seed {about['seed']}, in {storage}" + ("" if problem is None else f": {problem.description}")
+    show(table(title, facts(view_of_recorded(recorded, regret=regret))))
     if html is None:
         if history.rows and not save(history, problem, out=options.out, name=storage.stem, storage=storage).shown():
             raise typer.Exit(1)
         return
     if html.resolve() == storage.resolve():
         raise ValueError(f"--html {html} is the journal itself; name another file")
-    regret = problem.regret_of(history).tolist() if problem is not None and history.rows else None
     arms = None if "arms" not in about or "space" in about else _arms_of(made, None)
     try:
         write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret=regret)))
@@ -100,7 +102,44 @@ def audit(options: Namespace) -> None:
         raise
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"the state of {storage} cannot be computed again: {error}") from error
-    console.print(audit_table(storage, found))
+    show(*audit_table(storage, found))
+
+
+def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
+    """Return the findings of an audit, a line for each promise, and its warnings."""
+    view = view_of_recorded(audit.recorded, certificate=audit.certificate, differing=audit.differing)
+    failing, drift = audit.failing, audit.drift
+    newest_failed, newest = failing.newest
+    failures = (
+        f"{failing.failed:,} of {audit.recorded.told + audit.recorded.failed:,}; {newest_failed:,} of the newest {newest:,}"
+    )
+    lines = {
+        "evaluations": f"{counts(view)}; all checksums fit",
+        "picks": "; ".join(audit.differing) if audit.differing else "made again from the last snapshot on: as recorded",
+        "failures": failures if failing.failed else "none",
+    }
+    if failing.often:
+        lines["failing again"] = "; ".join(f"{_place(pick)} {times:,} times" for pick, times in failing.often)
+    seen = facts(view)
+    lines["certificate"] = seen.get("certificate", "none: no sparse model over arms")
+    lines["leave-one-out"] = "none: no model of which the prior is at hand, or too few inputs"
+    if audit.calibration is not None:
+        lines["leave-one-out"] = (
+            f"of {audit.calibration.results:,} inputs predicted from the others, {calibrated(audit.calibration)}"
+        )
+    lines |= {name: text for name, text in seen.items() if name == "calibration"}
+    lines["drift"] = "none looked for: too few repeated evaluations, and no leave-one-out errors"
+    if drift is not None:
+        kind = "repeated evaluations" if audit.repeated else "leave-one-out errors"
+        moves = f"{kind} move by {1000 * drift.slope:+.3g} per 1,000 evaluations"
+        lines["drift"] = f"{moves}, {abs(drift.score):.1f} standard errors (below {MOST_ERRORS:g}: no sign of any)"
+    title = f"audit of {audit.recorded.about['policy']}, seed {audit.recorded.about['seed']}, in {path}"
+    warnings = [*advice_of(view), *miscalibrated(audit.calibration), *drifting(0.0 if drift is None else drift.score)]
+    return table(title, lines), warnings
+
+
+def _place(pick: Any) -> str:
+    return f"arm {pick}" if isinstance(pick, int) else f"({', '.join(f'{x:.4g}' for x in pick)})"
 
 
 def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None:

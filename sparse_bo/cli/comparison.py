@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 import typer
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -21,7 +22,7 @@ from sparse_bo.cli.launch import launch, reason
 from sparse_bo.domains import check_domain
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.settings import Goal
-from sparse_bo.report.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, STYLE, NotebookFigure
+from sparse_bo.report.figures import COLOURS, STYLE, Curve, NotebookFigure, Panel, draw
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.validation import check_device
@@ -120,18 +121,15 @@ def comparison_table(title: str, contestants: Sequence[Contestant]) -> Table:
 
 def plot_comparison(title: str, contestants: Sequence[Contestant]) -> Figure:
     """Draw cumulative regret, and regret per evaluation so far on logarithmic axes, against evaluations."""
+    regrets = [(one.name, np.asarray(one.regret), colour) for one, colour in zip(contestants, COLOURS, strict=False)]
+    at = [np.arange(1.0, len(regret) + 1) for _, regret, _ in regrets]
+    sums = [Curve(name, x, np.add.accumulate(regret), c) for x, (name, regret, c) in zip(at, regrets, strict=True)]
+    means = [Curve(one.name, one.x, one.y / one.x, one.colour) for one in sums]
     with matplotlib.rc_context(STYLE):
         figure = NotebookFigure(figsize=(10.0, 3.9), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for one, colour in zip(contestants, (BLUE, ORANGE, MUTED, GREEN, PURPLE), strict=False):
-            at = range(1, len(one.regret) + 1)
-            left.plot(at, list(accumulate(one.regret)), color=colour, lw=1.8, label=one.name)
-            right.plot(at, one.mean_regret, color=colour, lw=1.8)
-        left.set(title="Cumulative regret", ylabel="sum of (best − chosen)", xlabel="evaluations")
-        left.set_ylim(bottom=0)
-        left.set_xlim(left=0)
-        left.legend(fontsize=9)
-        right.set(title="Regret per evaluation so far", xscale="log", yscale="log", xlabel="evaluations")
+        draw(left, Panel("Cumulative regret", "", sums, y_name="sum of (best − chosen)", zero=True))
+        draw(right, Panel("Regret per evaluation so far", "", means, log_x=True, log_y=True))
         figure.suptitle(title, fontsize=11, parse_math=False)  # a "$" in a name is no formula
     return figure
 

@@ -6,12 +6,17 @@ import io
 import os
 import sys
 import traceback as tracebacks
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from sparse_bo.report.facts import Advice
 
 
 class Stream(io.TextIOBase):
@@ -109,3 +114,18 @@ def lost_output() -> OSError | ValueError | None:
     """Return the error that ended the output since the last call; ``None``: all was printed."""
     lost, stdout.lost = stdout.lost, None
     return lost
+
+
+def table(title: str, lines: Mapping[str, str]) -> Table:
+    """Return a table of two columns; names and messages in it are shown as they are by any console."""
+    made = Table(title=plain(title), show_header=False, title_justify="left")
+    for name, text in lines.items():
+        made.add_row(plain(name), plain(text))
+    return made
+
+
+def show(made: Table, advice: Iterable[Advice] = ()) -> None:
+    """Print a table, and a line for each warning below it."""
+    console.print(made)
+    for one in advice:
+        say(f"- {one.warning} {one.remedy}")

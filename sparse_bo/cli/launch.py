@@ -19,18 +19,19 @@ import torch
 import torch.distributed as dist
 import typer
 
-from sparse_bo.cli.console import complain, console, errors, say, show_traceback
+from sparse_bo.cli.console import complain, console, errors, say, show, show_traceback, table
 from sparse_bo.cli.inputs import AnyProblem
-from sparse_bo.cli.tables import summary
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.pools import Workers
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
+from sparse_bo.report.facts import advice_of, facts
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import History, written_whole
 from sparse_bo.runs.progress import RunProgress
 from sparse_bo.runs.result import Result
+from sparse_bo.runs.view import view_of
 from sparse_bo.sharding import Alone, Group, Processes
 from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
 
@@ -144,7 +145,7 @@ def finish(
             name = f"{problem.name}-{loop.policy.name}-seed{history.info['seed']}"
             saved = save(history, problem, out=out, name=name, storage=storage)
             if not quiet:
-                console.print(summary(outcome.result, loop, problem, outcome.seconds, before=outcome.before))
+                _summarise(outcome, loop, problem)
         try:
             loop.close()
         except StorageError as error:
@@ -154,6 +155,26 @@ def finish(
             code = code or 1
     if code:
         raise typer.Exit(code)
+
+
+def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem) -> None:
+    result, history = outcome.result, outcome.result.history
+    regret = problem.regret_of(history)
+    view = view_of(
+        history,
+        result.state,
+        result.domain,
+        loop.certificate(),
+        regret=None if regret is None else regret.tolist(),
+        most_slices=0,
+        asked=loop.asked,
+        unseen=loop.asked - len(loop.pending) - history.observations,
+    )
+    now = history.observations - outcome.before
+    each = f" ({1e6 * outcome.seconds / now:.0f} µs per evaluation)" if now else ""
+    lines = {"seconds": f"{outcome.seconds:.2f} {'since the resume' if outcome.before else 'in all'}{each}"}
+    title = f"{loop.policy.name} on {problem.name}: {problem.description}"
+    show(table(title, facts(view) | problem.truth_at(result) | lines), advice_of(view))
 
 
 class Saved(NamedTuple):

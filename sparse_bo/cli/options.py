@@ -58,7 +58,7 @@ SIZED_SAMPLERS: Mapping[str, str] = {
 SAMPLERS = ("leverage", "recursive-rls", *SIZED_SAMPLERS)
 MATERN: Mapping[str, float] = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 """Name -> smoothness of a Matérn kernel."""
-KERNELS = ("rbf", *MATERN, "learned")
+KERNELS = ("rbf", *MATERN, "tanimoto", "learned")
 PRECISIONS = ("float64", "float32")
 PRESETS = ("learned", "published")
 """Initial settings of a policy on the two data sets: everything learned, or the settings of the published experiments."""

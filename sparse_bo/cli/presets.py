@@ -16,6 +16,7 @@ from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli import options as names
 from sparse_bo.cli.options import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
+from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import Policy
 from sparse_bo.problems.names import TABLES
 from sparse_bo.validation import check_choice, check_positive, nearest
@@ -70,8 +71,13 @@ def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | No
         if lengthscale is not None or outputscale is not None:
             raise ValueError("a learned kernel takes no --lengthscale and no --outputscale; drop them or name a --kernel")
         return None
-    kernel = (RBFKernel() if name == "rbf" else MaternKernel(nu=MATERN[name])).double()
-    kernel.lengthscale = check_positive("lengthscale", 1.0 if lengthscale is None else lengthscale)
+    if name == "tanimoto":
+        if lengthscale is not None:
+            raise ValueError("--kernel tanimoto compares fingerprints and has no lengthscale; drop --lengthscale")
+        kernel = TanimotoKernel()
+    else:
+        kernel = (RBFKernel() if name == "rbf" else MaternKernel(nu=MATERN[name])).double()
+        kernel.lengthscale = check_positive("lengthscale", 1.0 if lengthscale is None else lengthscale)
     if outputscale is not None:
         kernel = ScaleKernel(kernel).double()
         kernel.outputscale = check_positive("outputscale", outputscale)
@@ -120,7 +126,10 @@ def make_policy(name: str, given: Mapping[str, Any], *, problem: str, budget: in
     accepted = {field.name for field in fields(kind)}
     if "dictionary_size" in given or isinstance(given.get("dictionary"), str):
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
-    if "covar_module" in accepted:
+    if "covar_module" in accepted and "regularization" not in accepted:  # a kernel alone, without the preset of a prior
+        scales = {scale: given.pop(scale, None) for scale in SCALES}
+        given["covar_module"] = make_kernel(given.pop("kernel", "learned"), **scales)
+    elif "covar_module" in accepted:
         chosen: dict[str, Any] = {}
         if name in ("sbpe", "bpe"):
             chosen = DRAWN if problem == "gp-draw" else ELIMINATION

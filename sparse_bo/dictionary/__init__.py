@@ -1,11 +1,17 @@
 """Dictionaries (inducing sets) and the samplers that choose them."""
 
-from sparse_bo.dictionary.base import Candidates, Covariance, Dictionary, Sampler, candidates_of
+from sparse_bo.dictionary.base import Candidates, Dictionary, Sampler, candidates_of
 from sparse_bo.dictionary.certificate import Certificate, certify, residual_bound
-from sparse_bo.dictionary.diverse import KDPPSampler, KMeansPlusPlusSampler
-from sparse_bo.dictionary.greedy import GreedyVarianceSampler, IPASampler, IVMSampler
+from sparse_bo.dictionary.diverse import (
+    GreedyVarianceSampler,
+    IPASampler,
+    IVMSampler,
+    KDPPSampler,
+    KMeansPlusPlusSampler,
+)
 from sparse_bo.dictionary.leverage import IncrementalLeverageSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.dictionary.simple import AllSampler, FirstSampler, FixedSampler, UniformSampler
+from sparse_bo.gp.posterior import Covariance
 
 __all__ = [
     "AllSampler",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparse_bo.errors import SamplerError
 from sparse_bo.gp.observations import Observations
+from sparse_bo.gp.posterior import Covariance
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 
 
@@ -29,18 +30,6 @@ class Dictionary:
     def m(self) -> int:
         """Number of points."""
         return self.points.shape[0]
-
-
-class Covariance(Protocol):
-    """A prior covariance as two functions of tensors, such as :class:`sparse_bo.kernels.CovarianceFunction`."""
-
-    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Return ``k(X, Y)``, ``q x q'`` from ``… x q x d`` and ``… x q' x d``."""
-        ...
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        """Return ``k(x, x)`` of each row, ``q`` from ``… x q x d``."""
-        ...
 
 
 class Candidates(NamedTuple):

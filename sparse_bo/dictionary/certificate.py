@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.dictionary.base import Candidates, Covariance, Dictionary, Gram, candidates_of, whitened_gram
+from sparse_bo.dictionary.base import Candidates, Dictionary, Gram, candidates_of, whitened_gram
 from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
 from sparse_bo.gp.observations import Observations
+from sparse_bo.gp.posterior import Covariance
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.linalg.spectrum import SpectralBound, certified_factor, largest_eigenvalue
 

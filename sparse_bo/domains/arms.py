@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.lazy import ArmSet, LazyArms, digest
-from sparse_bo.domains.sharded import cache_rows
+from sparse_bo.domains.base import Domain, check_range
+from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid, digest
+from sparse_bo.domains.memmap import MemmapArms
+from sparse_bo.domains.sharded import ShardedArms, cache_rows
 from sparse_bo.validation import check_indices, check_points
 
 
@@ -26,7 +27,7 @@ class Arms(Domain):
 
     Raises:
         TypeError: If ``points`` is not a float tensor.
-        ValueError: If it is empty or not finite.
+        ValueError: If it is empty or not finite, or differences or the sum of a column exceed the largest float64.
     """
 
     points: ArmSet
@@ -35,6 +36,8 @@ class Arms(Domain):
     def __post_init__(self) -> None:
         if not isinstance(self.points, LazyArms):
             check_points("arms", self.points)
+        if isinstance(self.points, Tensor | ProductGrid | MemmapArms | ShardedArms):  # of other sets it may take long
+            self.hull()
 
     @property
     def count(self) -> int:
@@ -48,7 +51,9 @@ class Arms(Domain):
 
     def hull(self) -> Tensor:
         """See :meth:`Domain.hull`."""
-        return torch.stack([self.points.amin(dim=0), self.points.amax(dim=0)])
+        low, high = self.points.amin(dim=0), self.points.amax(dim=0)
+        check_range("arms", low, high, rows=self.count)
+        return torch.stack([low, high])
 
     def inputs(self, picks: Tensor) -> Tensor:
         """See :meth:`Domain.inputs`."""

@@ -11,6 +11,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+def check_range(name: str, low: Tensor, high: Tensor, *, rows: int = 1) -> None:
+    """Check that differences of inputs, and sums over the rows of an arm set, are finite numbers.
+
+    Args:
+        name: Name of the argument, for messages.
+        low: ``d`` least values.
+        high: ``d`` largest values.
+        rows: Number of arms; 1 for a box.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    low, high = low.double(), high.double()
+    sums = (high - low, rows * low, rows * high)
+    wide = (~torch.isfinite(torch.stack(sums)).all(dim=0)).nonzero().flatten().tolist()
+    if wide:
+        got = f"{float(low[wide[0]])} to {float(high[wide[0]])} in column {wide[0]}"
+        kind = "differences" if rows == 1 else "differences and sums"
+        raise ValueError(f"expected {name} with {kind} below 1.8e308, got {got}; divide this input by its largest value")
+
+
 class Domain(ABC):
     """A finite arm set or a box in the user's dtype and device. A value.
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains.base import Domain
+from sparse_bo.domains.base import Domain, check_range
 from sparse_bo.validation import FLOATING, check_finite, check_like
 
 
@@ -24,7 +24,8 @@ class Box(Domain):
 
     Raises:
         TypeError: If bounds are not a float tensor.
-        ValueError: If their shape is not ``2 x d``, an entry is NaN or infinite, or lower ≥ upper somewhere.
+        ValueError: If their shape is not ``2 x d``, an entry is NaN or infinite, or lower ≥ upper somewhere; if their
+            difference is infinite, as that of ±1.7e308.
     """
 
     bounds: Tensor
@@ -45,6 +46,7 @@ class Box(Domain):
         if wrong:
             got = f"[{float(bounds[0, wrong[0]])}, {float(bounds[1, wrong[0]])}] in column {wrong[0]}"
             raise ValueError(f"expected lower < upper bounds, got {got}; exchange them, or leave out an input that is constant")
+        check_range("bounds", bounds[0], bounds[1])
 
     @property
     def like(self) -> Tensor:
@@ -84,8 +86,9 @@ class Box(Domain):
             raise ValueError(f"expected {name} of shape n x {self.dims}, got {got}; one point is 1 x {self.dims}")
         check_like(name, where, self.bounds)
         check_finite(name, where)
-        slack = 1e-6 * (self.upper - self.lower)
-        outside = ((self.lower - slack > where) | (self.upper + slack < where)).any(dim=-1).nonzero().flatten()
+        lower, upper = self.bounds.double()  # differences of float32 may be beyond its range
+        slack = 1e-6 * (upper - lower)
+        outside = ((lower - slack > where) | (upper + slack < where)).any(dim=-1).nonzero().flatten()
         if len(outside):
             got = f"{len(outside)} outside, the first at row {int(outside[0])}"
             raise ValueError(f"expected {name} inside the bounds, got {got}; leave them out, or widen the bounds")

@@ -8,8 +8,10 @@ that has been evaluated (:meth:`SpaceBox.mended`).
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ class SpaceArms(Arms):
     Attributes:
         points: Encoded columns.
         space: The space.
-        numbers: ``a`` numbers of the combinations, ascending.
+        numbers: ``a`` numbers of the combinations among :meth:`Space.combinations`, ascending.
     """
 
     space: Space = field(kw_only=True)
@@ -47,22 +49,26 @@ class SpaceArms(Arms):
     @staticmethod
     def of(space: Space, numbers: Tensor | None = None, *, device: str | torch.device = "cpu") -> SpaceArms:
         """Return the arms of some combinations (``a``, int64, ascending); ``None``: of all."""
-        numbers = torch.arange(space.count or 0, device="cpu") if numbers is None else numbers
-        return SpaceArms(space.combination(numbers).to(device), space=space, numbers=numbers)
+        points = space.combinations()
+        numbers = torch.arange(len(points), device="cpu") if numbers is None else numbers
+        return SpaceArms(points[numbers].to(device), space=space, numbers=numbers)
+
+    @cached_property
+    def _rows(self) -> dict[bytes, int]:
+        return {key: row for row, key in enumerate(_keys(self.points[:].cpu()))}
 
     def named(self, picks: Tensor) -> list[Parameters]:
         """See :meth:`Domain.named`."""
-        return self.space.decode(self.space.combination(self.numbers[picks.cpu()]))
+        return self.space.decode(self.points[picks.to(self.device)])
 
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes dictionaries too."""
         if isinstance(where, Tensor):
             return super().check(name, where)
-        wanted = self.space.number(self.space.encode(where, name))
-        rows = torch.searchsorted(self.numbers, wanted).clamp_max(len(self.numbers) - 1)
-        for row in (self.numbers[rows] != wanted).nonzero().flatten().tolist():
-            raise ValueError(_infeasible(name, where[row]))
-        return rows.to(self.device)
+        rows = [self._rows.get(key, -1) for key in _keys(self.space.encode(where, name))]
+        if -1 in rows:
+            raise ValueError(_infeasible(name, where[rows.index(-1)]))
+        return torch.tensor(rows, dtype=torch.long, device=self.device)
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`Domain.describe`; the feasible combinations are stored as bits."""
@@ -76,6 +82,36 @@ class SpaceArms(Arms):
     def double(self) -> SpaceArms:
         """See :meth:`Domain.double`: columns are float64 already."""
         return self
+
+
+class SeenRows:
+    """The distinct rows of a tensor on the CPU that grows from call to call, by their bytes."""
+
+    def __init__(self) -> None:
+        self._rows, self._counts = torch.empty(0, 0, dtype=torch.float64, device="cpu"), Counter[bytes]()
+        self._added: list[bytes] = []
+
+    def of(self, rows: Tensor) -> Container[bytes]:
+        """Return the rows (``n x d``) of a tensor. O(rows after the first that differs from the last call)."""
+        before, common = self._rows, min(len(self._rows), len(rows))
+        if common and not torch.equal(before[:common], rows[:common]):
+            common = int((before[:common] != rows[:common]).any(dim=-1).int().argmax())
+        for key in [*_keys(before[common:]), *self._added]:
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
+        self._counts.update(_keys(rows[common:]))
+        self._rows, self._added = rows, []
+        return self._counts
+
+    def add(self, row: Tensor) -> None:
+        """Add a row until the next call of :meth:`of`."""
+        self._added += _keys(row.unsqueeze(0))
+        self._counts.update(self._added[-1:])
+
+
+def _keys(rows: Tensor) -> list[bytes]:
+    return [row.tobytes() for row in (rows + 0.0).numpy()]  # of −0, the bytes of 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +128,7 @@ class SpaceBox(Box):
     space: Space = field(kw_only=True)
     feasible: Feasible | None = field(default=None, kw_only=True)
     restricted: bool = field(default=False, kw_only=True)
+    _seen: SeenRows = field(default_factory=SeenRows, init=False, repr=False)
 
     @staticmethod
     def of(space: Space, feasible: Feasible | None, *, restricted: bool, device: str | torch.device = "cpu") -> SpaceBox:
@@ -141,7 +178,7 @@ class SpaceBox(Box):
         return {**super().describe(), "space": {**self.space.describe(), "restricted": self.restricted}}
 
     def mended(self, picks: Tensor, *, seen: Tensor, repeats: bool, generator: torch.Generator) -> Tensor:
-        """See :meth:`Domain.mended`. O(n d) for each pick that is replaced, after n evaluations.
+        """See :meth:`Domain.mended`. O(changed rows) where ``seen`` begins as in the call before, but for comparing the two.
 
         Picks are moved to the encoded values of their points. An infeasible one is replaced by the nearest feasible of points
         drawn around it, in widening rings, then anywhere. In a space without a continuous parameter a pick that was evaluated
@@ -155,21 +192,21 @@ class SpaceBox(Box):
         countable = self.space.count is not None
         if self.feasible is None and not countable:
             return snapped
-        made, taken = snapped.cpu(), seen.cpu() if countable else seen[:0].cpu()
+        made, taken = snapped.cpu(), self._seen.of(seen.cpu() if countable else seen[:0].cpu())
         for row, (pick, wanted) in enumerate(zip(made, picks.cpu(), strict=True)):
-            repeated = not (repeats and torch.equal(pick, wanted)) and _among(pick, taken)
+            repeated = not (repeats and torch.equal(pick, wanted)) and _keys(pick.unsqueeze(0))[0] in taken
             if repeated or not self._feasible(pick):
                 made[row] = self._neighbour(pick, taken, generator)
             if countable:
-                taken = torch.cat([taken, made[row : row + 1]])
+                self._seen.add(made[row])
         return made.to(picks.device)
 
-    def _neighbour(self, pick: Tensor, taken: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a feasible point near a pick: one that is not ``taken`` (``n x d``), if any such point was drawn."""
+    def _neighbour(self, pick: Tensor, taken: Container[bytes], generator: torch.Generator) -> Tensor:
+        """Return a feasible point near a pick: one that is not ``taken``, if any such point was drawn."""
         repeated = pick if self._feasible(pick) else None
         for candidates in self._rings(pick, generator):
-            for u in candidates:
-                new = not _among(u, taken)
+            for u, key in zip(candidates, _keys(candidates), strict=True):
+                new = key not in taken
                 if (new or repeated is None) and self._feasible(u):
                     if new:
                         return u
@@ -187,11 +224,6 @@ class SpaceBox(Box):
 
     def _feasible(self, u: Tensor) -> bool:
         return self.feasible is None or _is_feasible(self.feasible, self.space.decode(u.unsqueeze(0))[0])
-
-
-def _among(u: Tensor, rows: Tensor) -> bool:
-    alike = rows[rows[:, 0] == u[0]]  # few of the n rows, as a rule
-    return bool((alike == u).all(dim=-1).any())
 
 
 def _drawn_from(space: Space, generator: torch.Generator) -> Iterator[Tensor]:

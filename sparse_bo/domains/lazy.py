@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparse_bo.domains.base import check_range
 from sparse_bo.validation import FLOATING, check_count
 
 CHECK_ROWS = 2**18
@@ -173,6 +174,9 @@ class ProductGrid(LazyArms):
     distinct = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.axes, str) or not isinstance(self.axes, (Sequence, Tensor)):
+            got = type(self.axes).__name__
+            raise TypeError(f"expected axes as a list of tensors, one of values for each input, got {got}; use [values, …]")
         axes = tuple(self.axes)
         if not axes:
             raise ValueError("expected at least one axis, got none; pass one tensor of values for each input")
@@ -210,7 +214,7 @@ class ProductGrid(LazyArms):
             points: d counts ≥ 1.
 
         Raises:
-            ValueError: If the shapes do not fit or a count is below 1.
+            ValueError: If the shapes do not fit, a count is below 1, or a difference of bounds is infinite.
             TypeError: If a count is not an integer.
         """
         if bounds.shape != (2, len(points)):
@@ -219,6 +223,7 @@ class ProductGrid(LazyArms):
         for count in points:
             check_count("points", count)
         low, high = bounds
+        check_range("bounds", low, high)
         steps = [torch.linspace(0.0, 1.0, n, dtype=bounds.dtype, device=bounds.device) for n in points]
         return ProductGrid([low[j] + (high[j] - low[j]) * step for j, step in enumerate(steps)])
 

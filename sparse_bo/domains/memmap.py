@@ -1,9 +1,11 @@
-"""Arms in a ``.npy`` file, read on request."""
+"""Arms in a ``.npy`` file, read on request, and a pass over any arm set tile by tile, a file read one tile ahead."""
 
 from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains.lazy import CHECK_ROWS, LazyArms, digest
+from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms, digest
+from sparse_bo.linalg.chunking import row_slices
 
 
 class MemmapArms(LazyArms):
@@ -35,6 +38,8 @@ class MemmapArms(LazyArms):
     def __init__(
         self, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", rows: tuple[int, int] | None = None
     ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"expected the path of a .npy file, got {type(path).__name__}; use numpy.save first")
         self.path, array = Path(path), _mapped(Path(path))
         start, stop = (0, len(array)) if rows is None else rows
         if not 0 <= start < stop <= len(array):
@@ -83,6 +88,55 @@ class MemmapArms(LazyArms):
     def digest(self) -> str:
         """See :meth:`LazyArms.digest`. Reads the file."""
         return digest(self._array)
+
+
+def tiles(arms: ArmSet, *, rows: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield ``(part, arms[part])`` over all arms (``a x d``) in order, ``rows`` ≥ 1 at a time.
+
+    Rows of a file are read by a second thread one tile ahead; on a GPU they go through page-locked memory and a stream of
+    their own, so that disk, copy and arithmetic overlap. At most three tiles are held.
+    """
+    parts = row_slices(arms.shape[0], chunk=rows)
+    if not isinstance(arms, MemmapArms):
+        for part in parts:
+            yield part, arms[part]
+        return
+    fetch = _Fetch(arms)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparse_bo-tiles") as reader:
+        ahead = next(parts, None)
+        coming = None if ahead is None else reader.submit(fetch.start, ahead)
+        while ahead is not None and coming is not None:
+            part, started, ahead = ahead, coming.result(), next(parts, None)
+            coming = None if ahead is None else reader.submit(fetch.start, ahead)
+            yield part, fetch.finish(started)
+
+
+class _Fetch:
+    """The transfer of a tile of a file to the device, in two parts: one may run ahead, one must wait."""
+
+    def __init__(self, arms: MemmapArms) -> None:
+        self.arms = arms
+        self.stream = torch.cuda.Stream(arms.device) if arms.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def start(self, part: slice) -> tuple[Tensor, Any]:
+        """Read, and start the copy; runs in the reading thread."""
+        host = self.arms.host_rows(part.start, part.stop)
+        if self.stream is None:
+            return host.to(self.arms.device).to(self.arms.dtype), None
+        with torch.cuda.stream(self.stream):
+            rows = host.pin_memory().to(self.arms.device, non_blocking=True).to(self.arms.dtype)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self.stream)
+        return rows, copied
+
+    def finish(self, started: tuple[Tensor, Any]) -> Tensor:
+        """Make the device wait for the copy (the host does not)."""
+        rows, copied = started
+        if copied is not None:
+            stream = torch.cuda.current_stream(self.arms.device)
+            stream.wait_event(copied)
+            rows.record_stream(stream)
+        return rows
 
 
 def rows_in(path: str | os.PathLike[str]) -> int:

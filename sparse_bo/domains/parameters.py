@@ -13,6 +13,9 @@ ordered ``Choice``     1        the same, in the order of the arguments
 a single value         0        a constant
 =====================  =======  ==================================================================================
 
+A parameter with ``when=`` is there only where another one has some value. Elsewhere its columns have the value in the middle of
+its range (:attr:`Parameter.idle`), so that a model sees no difference.
+
 Bins make every value equally likely under uniform columns (on a logarithmic scale: in proportion to its bin). Models see the
 encoded value, so that a kernel is constant over a bin (Garrido-Merchán & Hernández-Lobato 2020).
 """
@@ -22,7 +25,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,9 @@ Value = float | int | str | bool | None
 
 class Parameter(ABC):
     """A parameter, from its values by number: ``k`` of n, or a point of [0, 1] of a continuum."""
+
+    when: Mapping[str, Any] | None
+    """Condition: name of another parameter -> the values of it with which this one is there; ``None``: always."""
 
     @property
     @abstractmethod
@@ -58,10 +64,23 @@ class Parameter(ABC):
         """Columns of the encoded value."""
         return int(self.count != 1)
 
+    @property
+    def idle(self) -> float:
+        """The number that stands for a parameter that is not there: the middle one."""
+        return 0.5 if self.count is None else (self.count - 1) // 2
+
+    def __repr__(self) -> str:
+        """Return the parameter as it is written, without defaults."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}  # type: ignore[arg-type]  # all parameters are data classes
+        shown = [*map(repr, changed.pop("values", ())), *(f"{name}={value!r}" for name, value in changed.items())]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def describe(self) -> dict[str, Any]:
         """Return the JSON description that :func:`parameter_of` reads."""
         settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}  # type: ignore[call-overload]  # all parameters are data classes
-        return {"type": type(self).__name__.lower(), **settings}
+        del settings["when"]
+        conditions = {} if self.when is None else {"when": {name: list(values) for name, values in self.when.items()}}
+        return {"type": type(self).__name__.lower(), **settings, **conditions}
 
     def encode(self, values: Sequence[Any], name: str) -> Tensor:
         """Return values as columns, ``q x width``.
@@ -103,7 +122,7 @@ class Parameter(ABC):
         return [self._value_of(number) for number in self.numbers(U).tolist()]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Float(Parameter):
     """A real number.
 
@@ -112,6 +131,7 @@ class Float(Parameter):
         high: The largest value; equal to ``low``: a constant.
         log: Whether to search in the logarithm.
         step: Distance between values, from ``low`` on; ``None``: any value.
+        when: Condition, such as ``{"optimizer": "sgd"}``: see :class:`Int`.
 
     Raises:
         TypeError: If a bound or a step is not a number, or ``log`` not a boolean.
@@ -123,9 +143,12 @@ class Float(Parameter):
     high: float
     log: bool = False
     step: float | None = None
+    when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
-        _set_plain(self, **{name: check_number(name, getattr(self, name)) for name in ("low", "high")})
+        _set_plain(
+            self, **{name: check_number(name, getattr(self, name)) for name in ("low", "high")}, when=_condition(self.when)
+        )
         _check_range(self)
         if self.step is not None:
             _set_plain(self, step=check_positive("step", self.step))
@@ -168,7 +191,7 @@ class Float(Parameter):
         return min(max(value, self.low), self.high)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Int(Parameter):
     """An integer.
 
@@ -177,6 +200,16 @@ class Int(Parameter):
         high: The largest value; equal to ``low``: a constant.
         log: Whether to search in the logarithm.
         step: Distance between values, from ``low`` on.
+        when: Condition: the parameter is there only where another one has a value, or one of some. Where it is not, points and
+            the dictionaries that an objective gets do not have it. With several names all conditions hold; the other parameter
+            may be conditional, too.
+
+    Example:
+        >>> {
+        ...     "kind": Choice("tree", "linear", "net"),
+        ...     "depth": Int(1, 12, when={"kind": "tree"}),
+        ...     "penalty": Float(1e-5, 1, log=True, when={"kind": ["linear", "net"]}),
+        ... }
 
     Raises:
         TypeError: If a bound or a step is not an integer, or ``log`` not a boolean.
@@ -187,13 +220,14 @@ class Int(Parameter):
     high: int
     log: bool = False
     step: int = 1
+    when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
         _set_plain(self, **{name: check_count(name, getattr(self, name), minimum=-MOST_VALUES) for name in ("low", "high")})
-        _set_plain(self, step=check_count("step", self.step))
-        _check_range(self)
+        _set_plain(self, step=check_count("step", self.step), when=_condition(self.when))
         if max(abs(self.low), abs(self.high)) >= MOST_VALUES:
             raise ValueError(f"expected whole numbers below 2^53, got {self}; search a Float of smaller numbers, and round")
+        _check_range(self)
 
     @property
     def count(self) -> int:
@@ -227,7 +261,7 @@ class Int(Parameter):
         return ((a + U.squeeze(-1) * (b - a)).exp() - self.low).round().clamp(0, self.count - 1)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Choice(Parameter):
     """One of some values: ``Choice("adam", "sgd")``, or ``Choice(16, 32, 64, ordered=True)``.
 
@@ -235,6 +269,7 @@ class Choice(Parameter):
         values: At least one, distinct: strings, numbers, booleans or ``None``. Other objects: choose among their
             names.
         ordered: Whether neighbours in the order of the arguments are alike: one column instead of one per value.
+        when: Condition, such as ``{"optimizer": "sgd"}``: see :class:`Int`.
 
     Raises:
         TypeError: If a value has another type, or ``ordered`` is not a boolean.
@@ -243,8 +278,9 @@ class Choice(Parameter):
 
     values: tuple[Value, ...]
     ordered: bool = False
+    when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
-    def __init__(self, *values: Value, ordered: bool = False) -> None:
+    def __init__(self, *values: Value, ordered: bool = False, when: Mapping[str, Any] | None = None) -> None:
         if not values:
             raise ValueError("expected a Choice among at least one value, got none; write Choice(first, second, …)")
         values = tuple(map(_plain, values))
@@ -257,7 +293,7 @@ class Choice(Parameter):
         repeated = [v for i, v in enumerate(values) if _index_in(values, v) < i]
         if repeated:
             raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once; drop the repeats")
-        _set_plain(self, values=values, ordered=check_flag("ordered", ordered))
+        _set_plain(self, values=values, ordered=check_flag("ordered", ordered), when=_condition(when))
 
     @property
     def count(self) -> int:
@@ -300,44 +336,6 @@ class Choice(Parameter):
         return (torch.zeros_like(U), torch.ones_like(U)) if self.hot else super().neighbours(U)
 
 
-KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Float, Int, Choice)}
-"""Type in a description -> class."""
-
-
-def parameter_of(name: str, description: Any) -> Parameter:
-    """Return the parameter of a description, from :meth:`Float.describe` or a file.
-
-    Args:
-        name: For messages.
-        description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
-
-    Raises:
-        ValueError: If it has another form, or a field is out of range.
-        TypeError: If a field has the wrong type.
-    """
-    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
-    if not isinstance(description, Mapping) or description.get("type") not in KINDS:
-        raise ValueError(f"{form}, got {description!r}")
-    kind = KINDS[description["type"]]
-    known = [field.name for field in fields(kind)]
-    given = {key: value for key, value in description.items() if key != "type"}
-    unknown = sorted(set(given) - set(known))
-    missing = [key for key in ("low", "high", "values") if key in known and key not in given]
-    if unknown or missing:
-        wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
-        raise ValueError(f"{form}, got {wrong}; a {description['type']} has {', '.join(known)}")
-    if not isinstance(given.get("log", False), bool) or not isinstance(given.get("ordered", False), bool):
-        raise TypeError(f"expected log and ordered of parameter {name!r} to be true or false, got {description!r}")
-    try:
-        values = given.pop("values", [])
-        if not isinstance(values, list):
-            raise TypeError(f"expected a list of values, got {values!r}; write values = [...]")
-        made: Parameter = kind(*values, **given)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"parameter {name!r}: {error}") from error
-    return made
-
-
 def _check_range(parameter: Float | Int) -> None:
     low, high = parameter.low, parameter.high
     _set_plain(parameter, log=check_flag("log", parameter.log))
@@ -346,9 +344,28 @@ def _check_range(parameter: Float | Int) -> None:
     if parameter.log and low <= 0:
         raise ValueError(f"expected low > 0 with log=True, got {parameter}; raise low, or drop log=True")
     if not math.isfinite(high - low):
-        raise ValueError(f"expected a finite range, got {parameter}; take smaller bounds, or log=True")
+        raise ValueError(
+            f"expected a finite range, high - low below 1.8e308, got {parameter}; search it divided by its largest value"
+        )
     if parameter.log and parameter.step not in (None, 1 if isinstance(parameter, Int) else None):
         raise ValueError(f"expected log=True or a step, got both: {parameter}; take one of them")
+
+
+def _condition(when: Any) -> dict[str, tuple[Value, ...]] | None:
+    """Return a condition as names with tuples of values; the space checks both."""
+    if when is None:
+        return None
+    if not isinstance(when, Mapping) or not when or not all(isinstance(name, str) for name in when):
+        got = f"{when!r}; write the name of another parameter and the value that it has to have"
+        raise TypeError(f'expected when= like {{"kind": "tree"}}, got {got}')
+    made = {
+        name: tuple(map(_plain, values)) if isinstance(values, list | tuple | set | frozenset) else (_plain(values),)
+        for name, values in when.items()
+    }
+    empty = [name for name, values in made.items() if not values]
+    if empty:
+        raise ValueError(f"expected when= with at least one value of {empty[0]!r}, got none; add one, or drop when=")
+    return made
 
 
 def _plain(value: Any) -> Any:

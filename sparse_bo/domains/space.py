@@ -1,4 +1,4 @@
-"""A space of named parameters: the encoding of dictionaries into columns of the unit box, and its inverse."""
+"""A space of named parameters: the encoding of dictionaries into columns of the unit box, its inverse, and descriptions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.parameters import Parameter, Value, parameter_of
+from sparse_bo.domains.parameters import Choice, Float, Int, Parameter, Value
+from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.validation import check_count
 
 MOST_ARMS = 20_000
@@ -35,7 +37,8 @@ class Space:
 
     Raises:
         TypeError: If a name is not a string, or a parameter has another type.
-        ValueError: If there is no parameter, a name is empty, or all are constants.
+        ValueError: If there is no parameter, a name is empty, or all are constants; if a condition names no other parameter
+            or a value that it cannot take, can never hold, or conditions go round in a circle.
     """
 
     parameters: Mapping[str, Parameter]
@@ -58,6 +61,7 @@ class Space:
                 raise TypeError(f"expected parameter {name!r} to be a Float, an Int or a Choice, got {got}")
         check_count("most_arms", self.most_arms, minimum=0)
         object.__setattr__(self, "parameters", dict(self.parameters))
+        _ = self._conditions  # checks them
         if not self.dims:
             got = f"constants alone: {', '.join(self.names)}; widen a range"
             raise ValueError(f"expected a parameter with more than one value, got {got}")
@@ -72,11 +76,17 @@ class Space:
         """Number of columns."""
         return sum(parameter.width for parameter in self.parameters.values())
 
-    @property
+    @cached_property
     def count(self) -> int | None:
-        """Number of combinations; ``None`` with a continuous parameter."""
+        """Number of combinations; ``None`` with a continuous parameter.
+
+        With conditions, of more than :attr:`most_arms` an upper bound: the number without the conditions.
+        """
         counts = [parameter.count for parameter in self.parameters.values()]
-        return None if None in counts else math.prod(n for n in counts if n is not None)
+        if None in counts:
+            return None
+        table = self._table() if self._conditions else None
+        return math.prod(n for n in counts if n is not None) if table is None else len(table[self.names[0]])
 
     @property
     def small(self) -> bool:
@@ -89,16 +99,68 @@ class Space:
             yield name, parameter, slice(start, start + parameter.width)
             start += parameter.width
 
+    @cached_property
+    def _conditions(self) -> dict[str, dict[str, Tensor]]:
+        """Conditional parameter -> each parameter that it depends on, however far -> the numbers of the values needed.
+
+        Parameters come after those that they depend on.
+        """
+        found: dict[str, dict[str, Tensor]] = {}
+
+        def add(name: str, below: tuple[str, ...]) -> None:
+            if name in below:
+                circle = " -> ".join([*below[below.index(name) :], name])
+                raise ValueError(f"expected conditions without a circle, got {circle}; drop when= of one of them")
+            if name in found or self.parameters[name].when is None:
+                return
+            conditions: dict[str, Tensor] = {}
+            for parent, values in (self.parameters[name].when or {}).items():
+                numbers = self._condition_numbers(name, parent, values)
+                add(parent, (*below, name))
+                for other, needed in [(parent, numbers), *found.get(parent, {}).items()]:
+                    before = conditions.get(other)
+                    conditions[other] = needed if before is None else before[torch.isin(before, needed)]
+                    if not len(conditions[other]):
+                        got = f"{name!r} that needs values of {other!r} which exclude each other; change one when="
+                        raise ValueError(f"expected conditions that can hold, got {got}")
+            found[name] = conditions
+
+        for name in self.parameters:
+            add(name, ())
+        return found
+
+    def _condition_numbers(self, name: str, parent: str, values: Sequence[Any]) -> Tensor:
+        if parent not in self.parameters:
+            got = f"{parent!r}; correct the name, or add the parameter"
+            raise ValueError(f"expected when= of {name!r} to name one of {', '.join(self.names)}, got {got}")
+        other = self.parameters[parent]
+        if other.count is None:
+            got = f"{parent!r}, a continuum; give that step=, or add a Choice"
+            raise ValueError(f"expected when= of {name!r} to name a parameter whose values can be counted, got {got}")
+        try:
+            return other.numbers(other.encode(values, parent))
+        except (TypeError, ValueError) as error:
+            got = f"{list(values)!r} of {other!r}; correct when=, or widen {parent!r}"
+            raise ValueError(f"expected when= of {name!r} to list values that {parent!r} can take, got {got}") from error
+
+    def _absent(self, U: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
+        """Yield each conditional parameter with its columns, and the rows of ``U`` (``q x dims``) without it (``q``)."""
+        if self._conditions:
+            parts = {name: (parameter, where) for name, parameter, where in self._parts()}
+            numbers = {name: parameter.numbers(U[:, where]) for name, (parameter, where) in parts.items()}
+            for name, conditions in self._conditions.items():
+                yield name, parts[name][1], ~_hold(conditions, numbers)
+
     def encode(self, points: Sequence[Mapping[str, Any]], what: str = "points") -> Tensor:
         """Return points as columns, ``q x dims``, float64.
 
         Args:
-            points: A value for every name and no other; constants may be left out.
+            points: A value for every name that is there and no other; constants may be left out.
             what: Name of the argument, for messages.
 
         Raises:
             TypeError: If a point is not a mapping, or a value has the wrong type.
-            ValueError: If a name is missing or unknown, or a value out of range.
+            ValueError: If a name is missing, unknown or excluded by its condition, or a value out of range.
         """
         form = f"expected {what} to be a list of dictionaries with {', '.join(self.names)}"
         if isinstance(points, str) or not isinstance(points, Sequence):
@@ -108,53 +170,87 @@ class Space:
             if not isinstance(point, Mapping):
                 raise TypeError(f"{form}, got {type(point).__name__} in row {row}")
             unknown = [name for name in point if name not in self.parameters]
-            missing = [name for name, parameter in self.parameters.items() if name not in point and parameter.count != 1]
+            wanted = [name for name in self.parameters if name not in self._conditions]
+            missing = [name for name in wanted if name not in point and self.parameters[name].count != 1]
             if unknown or missing:
                 wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
                 fix = "take it out" if unknown else "add it"
                 raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}; {fix}")
         U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
         for name, parameter, columns in self._parts():
-            given = [point[name] for point in points if name in point]
-            encoded = parameter.encode(given, name)
+            rows = [row for row, point in enumerate(points) if name in point]
+            encoded = parameter.encode([points[row][name] for row in rows], name)
             if parameter.width:
-                U[:, columns] = encoded
+                U[:, columns] = parameter.columns(U.new_tensor([parameter.idle]))
+                U[rows, columns] = encoded
+        for name, _, absent in self._absent(U):
+            for row, (point, away) in enumerate(zip(points, absent.tolist(), strict=True)):
+                if (name in point) == away and (away or self.parameters[name].count != 1):
+                    needed = " and ".join(
+                        f"{other!r} is {' or '.join(map(repr, values))}"
+                        for other, values in (self.parameters[name].when or {}).items()
+                    )
+                    wrong, fix = (f"a {name!r}", "take it out") if away else (f"no {name!r}", "add it")
+                    where = f"{'only ' if away else ''}where {needed}"
+                    raise ValueError(f"expected {what} with {name!r} {where}, got {wrong} in row {row}; {fix}")
         return U
 
     def decode(self, U: Tensor) -> list[Parameters]:
-        """Return the points of rows of ``U`` (``q x dims``)."""
+        """Return the points of rows of ``U`` (``q x dims``), each with the parameters that are there."""
         U = U.detach().to(device="cpu", dtype=torch.float64)
         columns = [parameter.decode(U[:, where]) for _, parameter, where in self._parts()]
-        return [dict(zip(self.parameters, values, strict=True)) for values in zip(*columns, strict=True)]
+        points = [dict(zip(self.parameters, values, strict=True)) for values in zip(*columns, strict=True)]
+        for name, _, absent in self._absent(U):
+            for row in absent.nonzero().flatten().tolist():
+                del points[row][name]
+        return points
 
     def snap(self, U: Tensor) -> Tensor:
         """Return rows of ``U`` (``q x dims``, float64) moved to the encoded values of their points."""
-        return torch.cat([parameter.snap(U[:, where]) for _, parameter, where in self._parts()], dim=-1)
+        snapped = torch.cat([parameter.snap(U[:, where]) for _, parameter, where in self._parts()], dim=-1)
+        for name, where, absent in self._absent(snapped.clone()):
+            parameter = self.parameters[name]
+            snapped[absent, where] = parameter.columns(U.new_tensor([parameter.idle]))
+        return snapped
 
     def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the encoded values next to those of rows of ``U`` (``q x dims``): see :meth:`Parameter.neighbours`."""
+        """Return the encoded values next to those of rows of ``U`` (``q x dims``): see :meth:`Parameter.neighbours`.
+
+        Of a parameter that is not there, the ends of its columns: with another value of its parent it may have any value.
+        """
         parts = [parameter.neighbours(U[:, where]) for _, parameter, where in self._parts()]
         below, above = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+        for _, where, absent in self._absent(U):
+            below[absent, where], above[absent, where] = 0.0, 1.0
         return below, above
 
-    def combination(self, numbers: Tensor) -> Tensor:
-        """Return combinations as columns, by number (``q``, int64): the last parameter runs fastest."""
-        left = numbers.cpu()
-        parts: list[Tensor] = []
-        for parameter in reversed(list(self.parameters.values())):
-            n = parameter.count
-            assert n is not None
-            above = left.div(n, rounding_mode="floor")
-            parts.append(parameter.columns((left - above * n).double()))
-            left = above
-        return torch.cat(parts[::-1], dim=-1)
+    def combinations(self) -> Tensor:
+        """Return all combinations as columns (``a x dims``); without conditions in the order of ``itertools.product``.
 
-    def number(self, U: Tensor) -> Tensor:
-        """Return the number of the combination of each row of ``U`` (``q x dims``), ``q``, int64: see :meth:`combination`."""
-        number = torch.zeros(len(U), dtype=torch.long, device="cpu")
-        for _, parameter, where in self._parts():
-            number = number * (parameter.count or 1) + parameter.numbers(U[:, where].cpu()).long()
-        return number
+        Raises:
+            ValueError: If there are more than :attr:`most_arms`, or a parameter is a continuum.
+        """
+        table = self._table()
+        if table is None:
+            raise ValueError(f"expected at most {self.most_arms:,} combinations, got more of {self}; raise most_arms")
+        return torch.cat([p.columns(table[name]) for name, p in self.parameters.items()], dim=-1)
+
+    def _table(self) -> dict[str, Tensor] | None:
+        """Return the numbers of the values of all combinations (``a`` each), or ``None``: more than ``most_arms``."""
+        table: dict[str, Tensor] = {}
+        total = 1
+        for name in [*(name for name in self.parameters if name not in self._conditions), *self._conditions]:
+            n = self.parameters[name].count
+            there = _hold(self._conditions.get(name, {}), table, like=torch.ones(total, dtype=torch.bool, device="cpu"))
+            times = torch.where(there, n or 0, 1)
+            if n is None or int(times.sum()) > self.most_arms:
+                return None
+            table = {other: numbers.repeat_interleave(times) for other, numbers in table.items()}
+            first = (running_sums(times) - times).repeat_interleave(times)
+            total = len(first)
+            k = torch.arange(total, dtype=torch.float64, device="cpu") - first
+            table[name] = torch.where(there.repeat_interleave(times), k, self.parameters[name].idle)
+        return table
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON description that :meth:`of` reads."""
@@ -202,6 +298,53 @@ class Space:
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {parameter}" for name, parameter in self.parameters.items())
+
+
+KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Float, Int, Choice)}
+"""Type in a description -> class."""
+
+
+def parameter_of(name: str, description: Any) -> Parameter:
+    """Return the parameter of a description, from :meth:`Float.describe` or a file.
+
+    Args:
+        name: For messages.
+        description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
+
+    Raises:
+        ValueError: If it has another form, or a field is out of range.
+        TypeError: If a field has the wrong type.
+    """
+    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
+    if not isinstance(description, Mapping) or description.get("type") not in KINDS:
+        raise ValueError(f"{form}, got {description!r}")
+    kind = KINDS[description["type"]]
+    known = [field.name for field in fields(kind)]
+    given = {key: value for key, value in description.items() if key != "type"}
+    unknown = sorted(set(given) - set(known))
+    missing = [key for key in ("low", "high", "values") if key in known and key not in given]
+    if unknown or missing:
+        wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
+        raise ValueError(f"{form}, got {wrong}; a {description['type']} has {', '.join(known)}")
+    if not isinstance(given.get("log", False), bool) or not isinstance(given.get("ordered", False), bool):
+        raise TypeError(f"expected log and ordered of parameter {name!r} to be true or false, got {description!r}")
+    try:
+        values = given.pop("values", [])
+        if not isinstance(values, list):
+            raise TypeError(f"expected a list of values, got {values!r}; write values = [...]")
+        made: Parameter = kind(*values, **given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"parameter {name!r}: {error}") from error
+    return made
+
+
+def _hold(conditions: Mapping[str, Tensor], numbers: Mapping[str, Tensor], *, like: Tensor | None = None) -> Tensor:
+    """Return where all conditions hold, of the numbers of ``q`` points by name; without conditions ``like``."""
+    held = [torch.isin(numbers[name], needed.to(numbers[name])) for name, needed in conditions.items()]
+    if not held:
+        assert like is not None
+        return like
+    return torch.stack(held).all(dim=0)
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class DTC:
 class OneProduct:
     """A posterior in the form of an exact GP with m pseudo-data: one matrix product gives mean and variance.
 
-    ``mean(x) = μ₀ + k_D(x)ᵀ α`` and ``variance(x) = k(x,x) − ‖Rᵀ k_D(x)‖²``.
+    ``mean(x) = μ₀ + k_D(x)ᵀ α`` and ``variance(x) = k(x,x) − ‖Rᵀ k_D(x)‖²``. Round-off of the variance is about
+    ``eps · k(x,x)`` in absolute terms; use :func:`variance` where variances are tinier.
     """
 
     columns: Tensor
@@ -89,7 +90,7 @@ class OneProduct:
 
     @property
     def step(self) -> int:
-        """Columns of ``R`` in one product of :meth:`moments`."""
+        """Columns of ``R`` in one product of :mod:`sparse_bo.arms.moments`."""
         # Four blocks spare 3/8 of the product; more are too thin, and on a GPU less than 256 columns take longer to launch.
         m = self.columns.shape[-2]
         quarter = -(-m // 4)
@@ -102,30 +103,6 @@ class OneProduct:
     def mean(self, K_DX: Tensor) -> Tensor:
         """Return the posterior mean, ``batch_shape x n``, from ``K_DX`` (``batch_shape x m x n``). O(n m)."""
         return self.prior_mean + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
-
-    def moments(self, K_DX: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return posterior mean (y) and variance (y², at least 0), each ``batch_shape x n``. O(n m r).
-
-        Round-off of the variance is about ``eps · k(x,x)`` in absolute terms; use :func:`variance` where variances are tinier.
-        A triangular root is split into column blocks that skip its zeros: 5/8 of the product is left. ``K_DX`` is
-        ``batch_shape x m x n``, ``prior_variance`` ``k(x, x)``, ``batch_shape x n``.
-        """
-        (m, width), step = self.columns.shape[-2:], self.step
-        explained = torch.zeros_like(prior_variance)
-        for start in range(0, m, step):
-            last = start + step >= m
-            rows, stop = min(start + step, m), width if last else start + step
-            product = self.columns[..., :rows, start:stop].mT @ K_DX[..., :rows, :]
-            if last:
-                means = self.prior_mean + product[..., -1, :]
-                product = product[..., :-1, :]
-            explained = explained + _squares(product).sum(dim=-2)
-        return means, (prior_variance - explained).clamp_min(0.0)
-
-
-def _squares(product: Tensor) -> Tensor:
-    """Return the squares of a temporary tensor, in place where autograd allows it."""
-    return product.square() if product.requires_grad else product.square_()
 
 
 def fit(
@@ -165,7 +142,7 @@ def variance(state: DTC, features: Tensor, prior_variance: Tensor) -> Tensor:
     """Return the posterior variance in the two-term form ``(k − ‖z‖²)₊ + ‖L_B⁻¹ z‖²``, ``batch_shape x n``. O(n r²).
 
     From ``batch_shape x n x r`` features and ``batch_shape x n`` ``k(x, x)`` (y²). Both terms are at least 0, so it stays
-    accurate where the variance is tiny. It is the oracle of :meth:`OneProduct.moments`.
+    accurate where the variance is tiny. It is the oracle of the one-product form.
     """
     return residual(features, prior_variance) + whitened(state, features).square().sum(dim=-1)
 
@@ -173,15 +150,6 @@ def variance(state: DTC, features: Tensor, prior_variance: Tensor) -> Tensor:
 def residual(features: Tensor, prior_variance: Tensor) -> Tensor:
     """Return the residual variance ``(k(x,x) − ‖z(x)‖²)₊`` of the dictionary, ``batch_shape x n`` (y²). O(n r)."""
     return (prior_variance - features.square().sum(dim=-1)).clamp_min(0.0)
-
-
-def covariance(state: DTC, features: Tensor, other_features: Tensor, prior_covariance: Tensor) -> Tensor:
-    """Return the joint posterior covariance ``k − zᵀz' + zᵀB⁻¹z'``, ``batch_shape x n x n'``. O((n + n') r² + n n' r).
-
-    A genuine positive semi-definite GP covariance (two copies of one point are perfectly correlated).
-    """
-    explained = features @ other_features.mT
-    return prior_covariance - explained + whitened(state, features) @ whitened(state, other_features).mT
 
 
 def one_product_error(state: DTC) -> float:

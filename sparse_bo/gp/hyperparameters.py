@@ -63,11 +63,6 @@ class Hyperparameters:
         return (self.shares / self.alone.square() + self.rest * (5.0 / 3.0) / self.lengthscales.square()).rsqrt()
 
     @property
-    def log_cells(self) -> Tensor:
-        """Logarithm of the number of lengthscale-sized cells of the unit cube, scalar."""
-        return (1.0 / self.reach).clamp_min(1.0).log().sum()
-
-    @property
     def logs(self) -> Tensor:
         """Logarithms of the correlation's hyper-parameters as :meth:`Priors.of_correlation` takes them."""
         parts = [self.lengthscales, self.alone, self.shares / self.rest] if self.additive else [self.lengthscales]

@@ -20,62 +20,19 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.linalg.cholesky import safe_cholesky
 
 
-class KernelSlopes(Protocol):
-    """Kernel values of r and n points, and gradients of their sums by the former."""
-
-    @property
-    def value(self) -> Tensor:
-        """``r x n`` kernel values."""
-        ...
-
-    def gradient(self, weights: Tensor) -> Tensor:
-        """Return gradients by ``u`` (``r x d``) of ``Σᵢ cᵢ k(u, vᵢ)``, of weights c (``n`` or ``r x n``)."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class TracedSlopes:
-    """Kernel values with gradients by automatic differentiation, for kernels without a closed form."""
-
-    U: Tensor
-    """``r x d``, a leaf that requires gradients."""
-    graph: Tensor
-    """``r x n`` kernel values that depend on ``U``."""
-
-    @property
-    def value(self) -> Tensor:
-        """See :class:`KernelSlopes`."""
-        return self.graph.detach()
-
-    def gradient(self, weights: Tensor) -> Tensor:
-        """See :class:`KernelSlopes`."""
-        (found,) = torch.autograd.grad((weights * self.graph).sum(), self.U, retain_graph=True)
-        return found
-
-
-def traced(cross: Callable[[Tensor, Tensor], Tensor], X: Tensor, Y: Tensor) -> TracedSlopes:
-    """Return ``k(X, Y)`` of a differentiable function with its gradients by ``X`` (``r x d``)."""
-    with torch.enable_grad():
-        U = X.detach().requires_grad_()
-        return TracedSlopes(U, cross(U, Y))
-
-
-class KernelFunction(Protocol):
-    """A prior covariance as functions of tensors, in units of the output scale."""
+class Covariance(Protocol):
+    """A prior covariance as two functions of tensors, such as :class:`sparse_bo.kernels.CovarianceFunction`."""
 
     def cross(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Return ``k(X, Y)``, ``… x a x b``."""
+        """Return ``k(X, Y)``, ``… x a x b`` from ``… x a x d`` and ``… x b x d``."""
         ...
 
     def diagonal(self, X: Tensor) -> Tensor:
         """Return ``k(x, x)`` of each point, ``… x a``."""
-        ...
-
-    def slopes(self, X: Tensor, Y: Tensor) -> KernelSlopes:
-        """Return ``k(X, Y)`` with its gradients by ``X``."""
         ...
 
 
@@ -85,7 +42,8 @@ class ProcessPrior:
 
     mean: float | Callable[[Tensor], Tensor]
     """Constant μ (y), or a function from ``… x n x d`` points to ``… x n`` means."""
-    kernel: KernelFunction
+    kernel: Covariance
+    """In units of the output scale."""
     scale: float = 1.0
     """s: variance per unit of the kernel (y²)."""
 
@@ -220,11 +178,13 @@ class Posterior:
         return Moments(mean, variance * self.prior.scale, columns)
 
     def gradients(self, X: Tensor) -> Gradients:
-        """Return means and variances of ``n x d`` points with their gradients by the points, if ``k(x, x)`` is constant.
+        """Return means and variances of ``n x d`` points with their gradients by the points. O(n m (d + r)).
 
-        O(n m (d + r)).
+        The kernel is one of :class:`~sparse_bo.gp.hyperparameters.Hyperparameters`, which has gradients in closed form.
         """
-        k, scale = self.prior.kernel.slopes(X, self.support), self.prior.scale
+        kernel, scale = self.prior.kernel, self.prior.scale
+        assert isinstance(kernel, Hyperparameters)
+        k = kernel.slopes(X, self.support)
         columns = self.root.columns(k.value.mT)
         variance = self._variance(X, columns)
         mean = self.prior.mean_at(X) + k.value @ self.alpha
@@ -238,10 +198,6 @@ class Posterior:
         covariance = self._covariance(X, columns, X, columns)
         mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
         return Joint(mean, self.prior.scale * covariance)
-
-    def covariance(self, X: Tensor, at_X: Moments, Y: Tensor, at_Y: Moments) -> Tensor:
-        """Return the covariance (y²) of ``a x d`` and ``b x d`` points from their moments, ``a x b``. O(a b (d + r))."""
-        return self.prior.scale * self._covariance(X, at_X.columns, Y, at_Y.columns)
 
     def condition(self, X: Tensor, y: Tensor | None = None, *, noise: Tensor | None = None) -> Posterior:
         """Return the posterior given observations at further points, or given that they are pending. O(p m r + p³).
@@ -297,7 +253,14 @@ class Posterior:
 
 
 def exact(
-    prior: ProcessPrior, X: Tensor, y: Tensor, *, noise: float, counts: Tensor | None = None, floor: float = 0.0
+    prior: ProcessPrior,
+    X: Tensor,
+    y: Tensor,
+    *,
+    noise: float,
+    counts: Tensor | None = None,
+    floor: float = 0.0,
+    K: Tensor | None = None,
 ) -> Posterior:
     """Return the exact posterior. O(n³).
 
@@ -308,11 +271,12 @@ def exact(
         noise: Variance of one observation's noise in units of the output scale.
         counts: ``n`` observations that each y is the mean of; ``None``: one.
         floor: Least variance in units of the output scale.
+        K: ``n x n`` kernel matrix, if it is known; overwritten.
 
     Raises:
         ValueError: If the kernel matrix is not finite.
     """
-    K = prior.kernel.cross(X, X)
+    K = prior.kernel.cross(X, X) if K is None else K
     K.diagonal(dim1=-2, dim2=-1).add_(noise if counts is None else noise / counts.to(K))
     lower = safe_cholesky(K).factor
     alpha = torch.cholesky_solve((y - prior.mean_at(X)).unsqueeze(-1), lower).squeeze(-1)

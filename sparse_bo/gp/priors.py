@@ -31,8 +31,8 @@ class Priors:
     inputs. Densities are those of the logarithms, so that the search without data ends at the medians. All are proper.
 
     The defaults are for local models of standardised, maybe transformed outputs. Policies whose evaluations concentrate on few
-    inputs pass :data:`sparse_bo.gp.learn.CONCENTRATED`. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`) take the priors
-    from their modules, as BoTorch's contract asks; :meth:`botorch` is BoTorch's table in this form.
+    inputs pass :data:`sparse_bo.gp.objective_prior.CONCENTRATED`. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`)
+    take the priors from their modules, as BoTorch's contract asks.
 
     Attributes:
         lengthscale: Median of ℓ/√d: more inputs, longer lengthscales (Hvarfner et al. 2024).
@@ -75,22 +75,6 @@ class Priors:
     shares: tuple[float, float] = (1e-4, 1e4)
     scales: tuple[float, float] = (1e-4, 1e4)
     starts: tuple[tuple[float, float], ...] = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
-
-    @classmethod
-    def botorch(cls) -> Priors:
-        """Return BoTorch's dimension-scaled log-normal priors of ℓ and g, as densities of their logarithms.
-
-        A log-normal density ``(μ, σ)`` of x has the same mode as a normal density of log x with mean ``μ − σ²``: ℓ has
-        ``(√2 + log(d)/2, √3)`` (Hvarfner et al. 2024), g has ``(−4, 1)``.
-        """
-        lengthscale = math.exp(math.sqrt(2.0) - 3.0)
-        return cls(
-            lengthscale=lengthscale,
-            lengthscale_sd=math.sqrt(3.0),
-            common_lengthscale_sd=0.0,
-            noise=math.exp(-5.0),
-            noise_sd=1.0,
-        )
 
     def of_correlation(self, logs: np.ndarray, *, dims: int, family: str) -> LogDensity:
         """Return the log density of a correlation's hyper-parameters. O(d).

@@ -9,11 +9,13 @@ from sparse_bo.kernels.covariance import (
     gaussian_parameters,
 )
 from sparse_bo.kernels.gradients import differentiable_cross
+from sparse_bo.kernels.tanimoto import TanimotoKernel
 
 __all__ = [
     "GPYTORCH_BLOCKS",
     "CovarianceFunction",
     "FixedInputs",
+    "TanimotoKernel",
     "add_squares",
     "covariance_function",
     "differentiable_cross",

@@ -12,8 +12,8 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.kernels import tiles
-from sparse_bo.kernels.structure import Structure, structure_of
-from sparse_bo.kernels.tiles import TOLERANCES, Others, on_triton
+from sparse_bo.kernels.structure import Structure, computed_in, structure_of
+from sparse_bo.kernels.tiles import on_triton
 
 GPYTORCH_BLOCKS = 5
 """GPyTorch's distance computation holds about four temporaries of the size of its result."""
@@ -23,8 +23,8 @@ GPYTORCH_BLOCKS = 5
 class CovarianceFunction:
     """A GPyTorch kernel as two functions of tensors, without gradients. A value: its hyper-parameters stay as they are.
 
-    Gaussian and Matérn kernels, their sums and products are evaluated by :mod:`sparse_bo.kernels.tiles`, three to thirty times
-    as fast as by GPyTorch, and equal to it up to round-off; all others by GPyTorch.
+    Gaussian, Matérn and Tanimoto kernels, their sums and products are evaluated by :mod:`sparse_bo.kernels.tiles`, three to
+    thirty times as fast as by GPyTorch, and equal to it up to round-off; all others by GPyTorch.
     """
 
     kernel: Kernel
@@ -62,7 +62,7 @@ class CovarianceFunction:
                 K = self.kernel(X, Y).to_dense()
             return K if out is None else out.copy_(K)
         if out is None:
-            out = X.new_empty(len(X), len(Y))
+            out = torch.empty(len(X), len(Y), dtype=computed_in(self.structure, X, Y), device=X.device)
         tiles.fill(self.structure, X, Y, out)
         return out
 
@@ -71,15 +71,13 @@ class CovarianceFunction:
         """Return ``k(x, x)`` of each row, ``n`` from ``n x d``. O(n d)."""
         if self.structure is None or not evaluated_here(self.structure, X, X):
             return self.kernel(X, diag=True)
-        return X.new_full((len(X),), self.structure.variance)
+        dtype = computed_in(self.structure, X, X)
+        return torch.full((len(X),), self.structure.variance, dtype=dtype, device=X.device)
 
 
 def evaluated_here(structure: Structure | None, X: Tensor, Y: Tensor) -> bool:
-    """Return whether inputs are two matrices in the precision of a known kernel; GPyTorch evaluates broadcast ones."""
-    if structure is None:
-        return False
-    dtype = structure.leaves[0].inverse_lengthscale.dtype
-    return X.dim() == 2 and Y.dim() == 2 and dtype in TOLERANCES and X.dtype == Y.dtype == dtype
+    """Return whether inputs are two matrices that a known kernel takes; GPyTorch evaluates broadcast ones."""
+    return structure is not None and X.dim() == 2 and Y.dim() == 2 and computed_in(structure, X, Y) is not None
 
 
 def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
@@ -90,7 +88,7 @@ def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
 
     Args:
         kernel: Any GPyTorch kernel without batch dimensions.
-        like: ``n x d`` inputs, n ≥ 1.
+        like: ``n x d`` inputs, n ≥ 1; for bits and integers the kernel is in float64.
 
     Raises:
         TypeError: If ``kernel`` is not a GPyTorch kernel.
@@ -106,7 +104,8 @@ def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
         )
     width = like.shape[-1]
     _check_widths(kernel, width)
-    moved = CovarianceFunction(copy.deepcopy(kernel).to(dtype=like.dtype, device=like.device).eval().requires_grad_(False))
+    dtype = like.dtype if like.is_floating_point() else torch.float64
+    moved = CovarianceFunction(copy.deepcopy(kernel).to(dtype=dtype, device=like.device).eval().requires_grad_(False))
     probe = like[:2]
     try:
         block, variances = moved.cross(probe, probe), moved.diagonal(probe)
@@ -193,17 +192,17 @@ class FixedInputs:
     def prepared(self) -> tiles.Prepared | None:
         """The rows as each part of the kernel wants them; ``None`` off the CPU, or where that takes too much."""
         structure = self.covariance.structure
-        if structure is None or self.X.device.type != "cpu" or not len(self.X):
+        if structure is None or self.X.device.type != "cpu" or on_triton(self.X) or not len(self.X):
             return None
         parts = structure.leaves
         if 2 * len(parts) * len(self.X) * (self.X.shape[-1] + 1) * self._bytes > self.memory_bytes:
             return None
-        return {leaf: Others(leaf, self.X) for leaf in parts}
+        return {leaf: tiles.others_of(leaf, self.X) for leaf in parts}
 
     @property
     def _bytes(self) -> int:
         """Bytes of a number, times 8: prepared inputs may take an eighth of the budget."""
-        return 8 * self.X.element_size()
+        return 8 * max(self.X.element_size(), 4)
 
 
 def add_squares(product: Tensor, out: Tensor) -> None:

@@ -22,10 +22,13 @@ from sparse_bo.kernels.structure import (
     Profile,
     Stationary,
     Structure,
+    Tanimoto,
+    computed_in,
     structure_of,
     write_slope,
 )
-from sparse_bo.kernels.tiles import TOLERANCES, fill, on_triton
+from sparse_bo.kernels.tanimoto import tanimoto
+from sparse_bo.kernels.tiles import fill, on_triton
 from sparse_bo.linalg.chunking import row_slices
 
 BLOCK = 2**22
@@ -35,10 +38,10 @@ BLOCK = 2**22
 def differentiable_cross(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor | None:
     """Return ``k(X, Y)``, ``… x n'``, with gradients by inputs and hyper-parameters; ``None`` for kernels of GPyTorch only.
 
-    Gaussian and Matérn kernels, their sums and products without batch shape, and one matrix as the other side. A gradient of
-    the gradient goes through a graph, O(n n' d) in memory. At equal inputs a Matérn-1/2 kernel has gradient 0, as in GPyTorch.
-    The gradient by inputs has an error of ``eps · ‖u‖ Σ|M|``: less than GPyTorch's, whose distances come from expanding the
-    square. O(n n' d), memory O(n n').
+    Gaussian, Matérn and Tanimoto kernels, their sums and products without batch shape, and one matrix as the other side. A
+    gradient of the gradient goes through a graph, O(n n' d) in memory. At equal inputs a Matérn-1/2 kernel has gradient 0, as
+    in GPyTorch. The gradient by inputs has an error of ``eps · ‖u‖ Σ|M|``: less than GPyTorch's, whose distances come from
+    expanding the square. O(n n' d), memory O(n n').
 
     Args:
         kernel: Any GPyTorch kernel.
@@ -48,7 +51,7 @@ def differentiable_cross(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor | None:
     structure = structure_of(kernel)
     if structure is None or X.dim() < 2 or Y.dim() != 2:
         return None
-    if X.dtype not in TOLERANCES or not structure.leaves[0].inverse_lengthscale.dtype == X.dtype == Y.dtype:
+    if computed_in(structure, X, Y) is None:
         return None
     return _value(structure, X.reshape(-1, X.shape[-1]), Y).view(*X.shape[:-1], len(Y))
 
@@ -57,6 +60,9 @@ def _value(structure: Structure, X: Tensor, Y: Tensor) -> Tensor:
     if isinstance(structure, Stationary):
         arguments = structure.of(X), structure.of(Y), structure.inverse_lengthscale, structure.outputscale
         return _StationaryKernel.apply(*arguments, structure.profile)  # type: ignore[no-untyped-call]  # as torch types it
+    if isinstance(structure, Tanimoto):
+        K = tanimoto(structure.of(X), structure.of(Y))
+        return K if structure.outputscale is None else K * structure.outputscale
     first, *others = (_value(part, X, Y) for part in structure.parts)
     for other in others:
         first = first + other if structure.adds else first * other

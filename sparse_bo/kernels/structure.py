@@ -1,4 +1,4 @@
-"""The structure of known GPyTorch kernels: Gaussian and Matérn kernels and their sums, products and scales.
+"""The structure of known GPyTorch kernels: Gaussian, Matérn and Tanimoto kernels and their sums, products and scales.
 
 Only exact classes are recognised, without hooks, overridden methods or batch shape. A subclass may compute anything, so it
 stays GPyTorch's. With ``r = ‖(x − y)/lengthscale‖`` a profile is a function of ``q = coefficient · r²``, chosen so that few
@@ -18,11 +18,13 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
 from torch import Tensor
+
+from sparse_bo.kernels.tanimoto import TanimotoKernel
 
 Profile = Literal["gaussian", "matern12", "matern32", "matern52"]
 """A stationary kernel as a function of the distance."""
@@ -30,22 +32,55 @@ Profile = Literal["gaussian", "matern12", "matern32", "matern52"]
 _MATERN: dict[float, Profile] = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 
 
-@dataclass(frozen=True, eq=False)
-class Stationary:
-    """``variance · profile(‖(x − y)/lengthscale‖)`` over some input columns. Numbers are read from its tensors on first use."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Leaf:
+    """``variance · correlation(x, y)`` over some input columns. Numbers are read from its tensors on first use."""
 
-    profile: Profile
-    inverse_lengthscale: Tensor
-    """``1`` or one for each column (1/x)."""
     outputscale: Tensor | None = None
     """k(x, x) (y²), a scalar; ``None`` for 1."""
     columns: Tensor | None = None
     """Input columns that it sees, in order; ``None`` for all."""
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Precision of its parameters; ``None`` without any."""
+        return None if self.outputscale is None else self.outputscale.dtype
+
     @cached_property
     def variance(self) -> float:
         """k(x, x) (y²)."""
         return 1.0 if self.outputscale is None else float(self.outputscale.detach())
+
+    def of(self, X: Tensor) -> Tensor:
+        """Return the columns of ``X`` (``n x d``) that this kernel sees."""
+        return X if self.columns is None else X.index_select(-1, self.columns)
+
+    @property
+    def leaves(self) -> list[Self]:
+        """The kernel itself."""
+        return [self]
+
+    def scaled(self, variance: Tensor) -> Self:
+        """Return the kernel times a variance."""
+        return replace(self, outputscale=variance if self.outputscale is None else self.outputscale * variance)
+
+
+class Tanimoto(Leaf):
+    """``variance`` times the similarity of :class:`sparse_bo.kernels.TanimotoKernel`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stationary(Leaf):
+    """``variance · profile(‖(x − y)/lengthscale‖)``."""
+
+    profile: Profile
+    inverse_lengthscale: Tensor
+    """``1`` or one for each column (1/x)."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See :class:`Leaf`."""
+        return self.inverse_lengthscale.dtype
 
     @cached_property
     def weights(self) -> Tensor:
@@ -63,19 +98,6 @@ class Stationary:
         inverse = self.inverse_lengthscale.detach()
         return torch.cat([inverse.new_full((1,), self.variance), inverse])
 
-    def of(self, X: Tensor) -> Tensor:
-        """Return the columns of ``X`` (``n x d``) that this kernel sees."""
-        return X if self.columns is None else X.index_select(-1, self.columns)
-
-    @property
-    def leaves(self) -> list[Stationary]:
-        """The kernel itself."""
-        return [self]
-
-    def scaled(self, variance: Tensor) -> Stationary:
-        """Return the kernel times a variance."""
-        return replace(self, outputscale=variance if self.outputscale is None else self.outputscale * variance)
-
 
 @dataclass(frozen=True, eq=False)
 class Combination:
@@ -90,8 +112,8 @@ class Combination:
         return (sum if self.adds else math.prod)(part.variance for part in self.parts)
 
     @property
-    def leaves(self) -> list[Stationary]:
-        """The stationary kernels that it is made of."""
+    def leaves(self) -> list[Stationary | Tanimoto]:
+        """The kernels that it is made of."""
         return [leaf for part in self.parts for leaf in part.leaves]
 
     def scaled(self, variance: Tensor) -> Combination:
@@ -100,7 +122,18 @@ class Combination:
         return replace(self, parts=(first.scaled(variance), *(part.scaled(variance) if self.adds else part for part in others)))
 
 
-Structure = Stationary | Combination
+Structure = Stationary | Tanimoto | Combination
+
+
+def computed_in(structure: Structure, X: Tensor, Y: Tensor) -> torch.dtype | None:
+    """Return the precision of a known kernel's values at some inputs; ``None`` where GPyTorch evaluates them.
+
+    All of one precision, or bits and integers, which a Tanimoto kernel compares in float64.
+    """
+    dtype = X.dtype if X.is_floating_point() else torch.float64
+    own = {leaf.dtype for leaf in structure.leaves} - {None}
+    known = X.is_floating_point() or all(isinstance(leaf, Tanimoto) for leaf in structure.leaves)
+    return dtype if X.dtype == Y.dtype and known and dtype in (torch.float64, torch.float32) and own <= {dtype} else None
 
 
 def structure_of(kernel: Kernel) -> Structure | None:
@@ -134,8 +167,14 @@ def _structure(kernel: Kernel, outer: Tensor | None) -> Structure | None:
             return None
         known: Structure = parts[0] if len(parts) == 1 else Combination(type(kernel) is AdditiveKernel, parts)
         return known if variance is None else known.scaled(variance)
+    if type(kernel) is TanimotoKernel:
+        return Tanimoto(outputscale=variance, columns=columns)
     profile = "gaussian" if type(kernel) is RBFKernel else _MATERN.get(kernel.nu) if type(kernel) is MaternKernel else None
-    return None if profile is None else Stationary(profile, kernel.lengthscale.flatten().reciprocal(), variance, columns)
+    return (
+        None
+        if profile is None
+        else Stationary(profile, kernel.lengthscale.flatten().reciprocal(), outputscale=variance, columns=columns)
+    )
 
 
 def _plain(kernel: Kernel) -> bool:

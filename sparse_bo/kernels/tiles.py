@@ -11,15 +11,18 @@ again from the difference of its inputs.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from functools import cache, cached_property
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.kernels.structure import COEFFICIENTS, IN_PLACE, Stationary, Structure, apply_profile, reach
+from sparse_bo.kernels.structure import COEFFICIENTS, IN_PLACE, Leaf, Stationary, Structure, Tanimoto, apply_profile, reach
+from sparse_bo.kernels.tanimoto import Fingerprints
 from sparse_bo.linalg.chunking import row_slices
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -35,8 +38,12 @@ _CHUNK_COLUMNS = 4096
 
 
 def on_triton(X: Tensor) -> bool:
-    """Return whether kernels of inputs on the device of ``X`` are evaluated by the package's own kernel for GPUs."""
-    return X.device.type == "cuda" and triton_is_there()
+    """Return whether kernels of inputs on the device of ``X`` are evaluated by the package's own kernel for GPUs.
+
+    On a CPU as well where Triton interprets (its ``TRITON_INTERPRET=1``).
+    """
+    device = X.device.type
+    return (device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")) and triton_is_there()
 
 
 @cache
@@ -69,8 +76,8 @@ class Others:
         return _scaled(self.leaf, self.Y, self.centre)
 
 
-Prepared = Mapping[Stationary, Others]
-"""The other side as each stationary part of a kernel uses it."""
+Prepared = Mapping[Leaf, Any]
+"""The other side as each part of a kernel uses it: :class:`Others` of a stationary one, else :class:`.Fingerprints`."""
 
 
 def _scaled(leaf: Stationary, X: Tensor, centre: Tensor) -> Tensor:
@@ -149,6 +156,11 @@ def distances(leaf: Stationary, X: Tensor, *, others: Others | None = None) -> D
     return Differences(leaf, X, centre) if expansion.near > 0.0 and not share <= (1.0 / 32.0) else expansion
 
 
+def others_of(leaf: Leaf, Y: Tensor, centre: Tensor | None = None) -> Others | Fingerprints:
+    """Prepare the other rows, ``Y`` (``n x d``), for a part of a kernel; ``centre`` as in :class:`Others`."""
+    return Others(leaf, Y, centre) if isinstance(leaf, Stationary) else Fingerprints(leaf.of(Y))
+
+
 def width_of(n: int) -> int:
     """Return how many columns a tile of ``n`` columns has in memory: a product with one would be another operation."""
     return max(n, 2)
@@ -182,10 +194,13 @@ def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, *, prepared: P
     width = min(n, max(tile // height, _TILE_COLUMNS))
     chunk = min(n, max(_CHUNK_COLUMNS, width))
     known = prepared or {}
-    sides = {leaf: distances(leaf, X, others=known.get(leaf)) for leaf in structure.leaves}
-    tiles = _Tiles(sides, X, height * width_of(width))
+    sides: dict[Leaf, Any] = {
+        leaf: distances(leaf, X, others=known.get(leaf)) if isinstance(leaf, Stationary) else Fingerprints(leaf.of(X))
+        for leaf in structure.leaves
+    }
+    tiles = _Tiles(sides, out, height * width_of(width))
     for part in row_slices(n, chunk=chunk):
-        others = known or {leaf: Others(leaf, Y[part], side.centre) for leaf, side in sides.items()}
+        others = known or {leaf: others_of(leaf, Y[part], getattr(side, "centre", None)) for leaf, side in sides.items()}
         for rows in row_slices(m, chunk=height):
             for columns in row_slices(part.stop - part.start, chunk=width):
                 target = out[rows, part.start + columns.start : part.start + columns.stop]
@@ -196,7 +211,7 @@ def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, *, prepared: P
 class _Tiles:
     """Kernel values of one tile at a time, in buffers that are written again and again."""
 
-    def __init__(self, sides: Mapping[Stationary, Differences | Expansion], like: Tensor, size: int) -> None:
+    def __init__(self, sides: Mapping[Leaf, Any], like: Tensor, size: int) -> None:
         self.sides, self.like, self.size = sides, like, size
         self.buffers: list[Tensor] = []
         self.tiles: dict[tuple[int, int, int], Tensor] = {}
@@ -204,6 +219,11 @@ class _Tiles:
     def write(self, structure: Structure, rows: slice, others: Prepared, columns: slice, out: Tensor, level: int = 0) -> None:
         """Write the kernel of some rows and columns, with buffers from ``level`` on."""
         height, n = out.shape
+        if isinstance(structure, Tanimoto):
+            self.sides[structure].write(rows, others[structure], columns, out)
+            if structure.variance != 1.0:
+                out.mul_(structure.variance)
+            return
         if isinstance(structure, Stationary):
             width = width_of(n)
             q = self._tile(level, height, width)

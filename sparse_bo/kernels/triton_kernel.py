@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparse_bo.kernels.structure import COEFFICIENTS, Profile, Stationary, Structure
+from sparse_bo.kernels.structure import COEFFICIENTS, Profile, Stationary, Structure, Tanimoto
+from sparse_bo.kernels.tanimoto import tanimoto
 
 _TILE_ROWS = 32
 _TILE_COLUMNS = 64
@@ -100,10 +101,13 @@ def _tile(  # type: ignore[no-untyped-def]
     tl.store(out + at, value, mask=inside)
 
 
-def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
-    """Write ``k(X, Y)`` into ``out``, as :func:`sparse_bo.kernels.tiles.fill`; a nested sum takes ``m x n`` numbers more."""
-    for start in range(0, len(X), _MOST_ROWS):
-        rows = slice(start, start + _MOST_ROWS)
+def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, *, most_rows: int = _MOST_ROWS) -> None:
+    """Write ``k(X, Y)`` into ``out``, as :func:`sparse_bo.kernels.tiles.fill`; a nested sum takes ``m x n`` numbers more.
+
+    One launch has at most ``most_rows`` rows.
+    """
+    for start in range(0, len(X), most_rows):
+        rows = slice(start, start + most_rows)
         _write(structure, X[rows], Y, out[rows], _WRITE)
 
 
@@ -121,6 +125,10 @@ def weigh(leaf: Stationary, X: Tensor, Y: Tensor, gradient: Tensor, out: Tensor)
 def _write(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, mode: int) -> None:
     if isinstance(structure, Stationary):
         _launch(structure, X, Y, out, mode)
+        return
+    if isinstance(structure, Tanimoto):  # a product of matrices, which the device's library has
+        value = tanimoto(structure.of(X), structure.of(Y)).mul_(structure.variance)
+        _ = out.copy_(value) if mode == _WRITE else out.add_(value) if mode == _ADD else out.mul_(value)
         return
     if mode != _WRITE:  # what is in ``out`` already must not take part
         value = torch.empty_like(out)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.reductions import largest
+from sparse_bo.models.sparse_gp.state import check_size
 from sparse_bo.validation import check_count, check_finite, check_like, check_points
 
 
@@ -47,7 +48,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
 
     Raises:
         TypeError: If an argument has the wrong kind, or dtypes differ.
-        ValueError: If shapes do not fit, an entry is not finite, or m < 1.
+        ValueError: If shapes do not fit, an entry is not finite or too large to be squared, or m < 1.
     """
 
     def __init__(self, train_X: Tensor, train_Y: Tensor, *, neighbors: int = 30, covar_module: Kernel | None = None) -> None:
@@ -58,10 +59,11 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
             raise ValueError(f"expected train_Y of shape {len(train_X)} x 1, got {got}")
         check_like("train_Y", train_Y, train_X)
         check_finite("train_Y", train_Y)
+        check_size("train_Y", train_Y)
         if covar_module is not None and not isinstance(covar_module, Kernel):
             raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel, got {type(covar_module).__name__}")
         self.neighbors = check_count("neighbors", neighbors)
-        self.outcome_transform = Standardize(m=1)
+        self.outcome_transform = Standardize(m=1, min_stdv=1e-140 if train_Y.dtype == torch.float64 else 1e-17)
         self.train_inputs = (train_X,)
         self.train_targets = self.outcome_transform(train_Y)[0].squeeze(-1)
         self.outcome_transform.eval()
@@ -98,7 +100,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         mean, covariance = self._conditional(X)
         if observation_noise:
             covariance = covariance + self.likelihood.noise * torch.eye(X.shape[-2], dtype=X.dtype, device=X.device)
-        distribution = MultivariateNormal(mean, covariance)
+        distribution = _Normal(mean, covariance)
         posterior = self.outcome_transform.untransform_posterior(GPyTorchPosterior(distribution))
         return posterior if posterior_transform is None else posterior_transform(posterior)
 
@@ -161,3 +163,13 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
 
     def _kernel(self, A: Tensor, B: Tensor) -> Tensor:
         return self.covar_module(A, B).to_dense()
+
+
+class _Normal(MultivariateNormal):  # type: ignore[misc]  # the base class ships no types
+    """A joint distribution whose variances are those of the covariance; GPyTorch's are at least 1e-10, whatever the unit."""
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances, ``… x q``."""
+        variances: Tensor = self.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1).expand(self.mean.shape)
+        return variances.clamp_min(torch.finfo(variances.dtype).tiny)

@@ -19,8 +19,9 @@ from sparse_bo.arms.prior import CONTENDER_BYTES, Sizes, capacity
 from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms, PartOfArms
+from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import add_observations, no_observations
-from sparse_bo.kernels import GPYTORCH_BLOCKS, covariance_function
+from sparse_bo.kernels import GPYTORCH_BLOCKS
 from sparse_bo.policies.bandits.policy import UCBPolicy
 
 TEMPORARIES = GPYTORCH_BLOCKS
@@ -93,16 +94,9 @@ def _operations(
     assert policy.covar_module is not None
     assert policy.regularization is not None
     some = PartOfArms(arms, 0, rows) if isinstance(arms, LazyArms) else arms[:rows]
-    covariance = covariance_function(policy.covar_module, like=some[:2])
     memory_bytes, stop_rule = policy.sweep_budget(arms.device), policy.parts.stop_rule
-    prior = ArmPrior(
-        arms=some,
-        covariance=covariance,
-        prior_mean=policy.prior_mean or 0.0,
-        regularization=policy.regularization,
-        sweep_dtype=policy.sweep_dtype,
-        memory_bytes=memory_bytes,
-    )
+    known = KnownPrior(policy.covar_module, policy.prior_mean or 0.0, policy.regularization)
+    prior = ArmPrior.over(some, known, sweep_dtype=policy.sweep_dtype, memory_bytes=memory_bytes)
     n = min(max(distinct, m), rows)
     indices = torch.randperm(rows, generator=generator, device="cpu")[:n].sort().values.to(arms.device)
     y = torch.randn(n, generator=generator, device="cpu", dtype=torch.float64).to(arms.device)

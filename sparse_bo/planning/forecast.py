@@ -23,6 +23,7 @@ from sparse_bo.planning.pilot import PilotForecast, run_pilots
 from sparse_bo.planning.plans import Plan, messages_per_batch
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
+from sparse_bo.runs.arguments import check_budget
 from sparse_bo.validation import check_count, check_device, check_positive
 
 LEAST_BYTES = 2**20
@@ -74,7 +75,7 @@ def plan(
             the policy is neither BBKB nor BKB.
         MemoryError: If the pilots do not fit into memory.
     """
-    check_count("budget", budget)
+    check_budget(budget, minimum=1)
     if not isinstance(arms, Integral | Tensor | LazyArms):
         raise TypeError(
             f"expected arms to be their number (an integer), a torch.Tensor or lazy arms, got {type(arms).__name__}"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparse_bo.arms.contenders import GATHERED
 from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.arms.prior import Sizes
 from sparse_bo.planning.costs import bytes_text
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.sharding.group import HEADER_BYTES
@@ -108,7 +108,7 @@ class Plan:
 
 
 def messages_per_batch(
-    ranks: int, *, dims: int, contenders: int = 2 * GATHERED, batch: int = 1, network: Network | None = None
+    ranks: int, *, dims: int, contenders: int = 2 * Sizes.gathered, batch: int = 1, network: Network | None = None
 ) -> Messages:
     """Return the messages of a batch over sharded arms: O(ranks + contenders · d + batch) bytes, O(1) collectives.
 

@@ -1,8 +1,7 @@
-"""The state of a policy on a box between two batches, a value, and its snapshot."""
+"""The state of a policy on a box between two batches, a value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -13,13 +12,13 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.kernels import CovarianceFunction
-from sparse_bo.policies.failures import SAME, Failures, Refusal, box_correlation, forgiven, kernel_correlation, refused
-from sparse_bo.policies.persistence import KEPT, kept
-from sparse_bo.policies.states import Phase, Report
+from sparse_bo.policies.failures import Refusal, box_correlation, kernel_correlation, refused, spared
+from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.states import Report, State
 
 
 @dataclass(frozen=True, eq=False)
-class BoxState:
+class BoxState(State):
     """The state of a policy on a box between two batches. A value."""
 
     box: Box
@@ -28,15 +27,9 @@ class BoxState:
     """``n x d`` evaluated points in the order of their results, in the user's units, float64."""
     y: Tensor = field(metadata=KEPT)
     """``n`` observations."""
-    round: int = field(default=0, metadata=KEPT)
-    """Updates so far."""
-    seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Wall-clock seconds of the last update, by phase."""
-    failures: Failures | None = field(default=None, metadata=kept(Failures))
-    """Failures; ``None`` before the first."""
 
-    def refusal(self, kernel: CovarianceFunction | None = None) -> Refusal | None:
-        """Return a function that marks points (``n x d``) near failures, to avoid; ``None`` without failures.
+    def refusal(self, kernel: CovarianceFunction | None = None, *, pending: Tensor | None = None) -> Refusal | None:
+        """Return a function that marks points (``n x d``) near failures or pending, to avoid; ``None`` without failures.
 
         The distance is that of ``kernel``; ``None``: of a Gaussian one of fixed width.
         """
@@ -44,21 +37,12 @@ class BoxState:
         if failures is None or not len(failures.where):
             return None
         correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
-        return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation)
+        return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation, pending=pending)
 
     def left_alone(self) -> Tensor:
         """Return the points (``f x d``, in the user's units) where evaluations failed that are not to be tried again yet."""
         failures = self.failures
         return self.X[:0] if failures is None else failures.where[failures.backing_off(self.pulls)]
-
-    def tried_once(self, picks: Tensor, *, pending: Tensor, kernel: CovarianceFunction) -> Tensor:
-        """Return which of ``q`` picks (``q x d``) to make, once evaluations have failed: no place twice before it succeeds."""
-        if self.failures is None:
-            return torch.ones(len(picks), dtype=torch.bool, device=picks.device)
-        correlation = kernel_correlation(kernel)
-        known = (correlation(picks, self.X) > SAME).any(dim=-1)
-        same = correlation(picks, torch.cat([pending, picks])) > SAME
-        return known | ~same.tril(len(pending) - 1).any(dim=-1)
 
     @property
     def model(self) -> Model | None:
@@ -75,15 +59,16 @@ class BoxState:
         """Successful evaluations so far."""
         return len(self.y)
 
+    @property
+    def succeeded(self) -> Tensor:
+        """See :attr:`.State.succeeded`."""
+        return self.X
+
     def with_results(self, X: Tensor, y: Tensor) -> Self:
         """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
-        failures = forgiven(self.failures, X)
+        failures = self.forgiven(X)
         X, y = torch.cat([self.X, X]), torch.cat([self.y, y])
         return replace(self, X=X, y=y, round=self.round + 1, failures=failures)
-
-    def without_results(self) -> Self:
-        """See :meth:`State.without_results`."""
-        return replace(self, round=self.round + 1, seconds={})
 
     def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's posterior means (y) and variances (y², at least 0) at ``X`` (``n x d``), ``n`` each.
@@ -147,25 +132,4 @@ def design_points(q: int, state: BoxState, *, pending: Tensor, generator: torch.
     """
     failed = 0 if state.failures is None else state.failures.total
     points = state.box.design(q, start=state.pulls + failed + len(pending), generator=generator)
-    return spared_points(points, state.box.sobol, state, pending=pending, generator=generator)
-
-
-def spared_points(
-    points: Tensor, draw: Callable[..., Tensor], state: BoxState, *, pending: Tensor, generator: torch.Generator
-) -> Tensor:
-    """Return ``q x d`` points; those near failures, then also near ``pending`` ones, are replaced by ``draw(n, generator=)``.
-
-    Draws nothing without failures. O(q (failures + successes) d) for each of at most 16 draws.
-    """
-    refuse = state.refusal()
-    if refuse is None:
-        return points
-    correlation = box_correlation(state.box.bounds)
-    for _ in range(16):
-        wrong = refuse(points)
-        if len(pending):  # nothing is known of it, and one failure there is enough
-            wrong |= (correlation(points, pending) > SAME).any(dim=-1)
-        if not bool(wrong.any()):
-            break
-        points = torch.where(wrong.unsqueeze(-1), draw(len(points), generator=generator), points)
-    return points
+    return spared(points, state.refusal(pending=pending), lambda rows: state.box.sobol(q, generator=generator)[rows])

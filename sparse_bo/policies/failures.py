@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparse_bo.domains import ArmSet
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.linalg.reductions import largest
@@ -55,7 +57,7 @@ class Failures:
 
     def forgiving(self, picks: Tensor) -> Failures:
         """Return the failures without those where an evaluation (``q`` arms or ``q x d`` points) has now succeeded."""
-        kept = ~_among(self.where, picks)
+        kept = ~among(self.where, picks)
         return Failures(self.where[kept], self.strikes[kept], self.last[kept], self.total)
 
     def backing_off(self, pulls: int, *, proven: Tensor | None = None) -> Tensor:
@@ -88,19 +90,44 @@ def failed(before: Failures | None, picks: Tensor, *, pulls: int) -> Failures:
     return Failures(where, strikes, last, total)
 
 
-def forgiven(failures: Failures | None, picks: Tensor) -> Failures | None:
-    """Return :meth:`Failures.forgiving`, or ``None`` without failures."""
-    return None if failures is None else failures.forgiving(picks)
+def refused(
+    failures: Failures,
+    *,
+    pulls: int,
+    succeeded: Tensor,
+    correlation: Correlation,
+    pending: Tensor | None = None,
+    arms: ArmSet | None = None,
+    proven: Tensor | None = None,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+) -> Refusal:
+    """Return a function that marks picks to avoid: those that back off or are pending, and those among failures.
 
+    Args:
+        failures: Of arms, or of points of a box.
+        pulls: Successful evaluations so far.
+        succeeded: ``s x d`` points with a success.
+        correlation: Of points.
+        pending: Picks without a result: one failure there is enough.
+        arms: ``a x d``, where picks are arms.
+        proven: Arms with a success: they are refused only while they back off, and do not speak against others.
+        memory_bytes: Budget of the temporary blocks.
+    """
+    where, speaking = failures.where, failures.speaking(pulls)
+    known = None if proven is None else torch.isin(where, proven)
+    again = where[failures.backing_off(pulls, proven=known)]
+    if known is not None:
+        speaking = speaking[~known[speaking]]
+    if pending is not None:
+        again = torch.cat([again, pending if proven is None else pending[~torch.isin(pending, proven)]])
+    inputs: Any = (lambda X: X) if arms is None else arms.__getitem__
+    wrong = inputs(where[speaking])
 
-def refused(failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation) -> Refusal:
-    """Return a function that marks points of a box near failures, given ``s x d`` points with a success."""
-    wrong = failures.where[failures.speaking(pulls)]
-    again = failures.where[failures.backing_off(pulls)]
-
-    def refuse(X: Tensor) -> Tensor:
-        refusals = doubtful(X, wrong, succeeded, correlation)
-        return refusals | (correlation(X, again) > SAME).any(dim=-1) if len(again) else refusals
+    def refuse(picks: Tensor) -> Tensor:
+        refusals = among(picks, again, correlation)
+        open_ = (~refusals if proven is None else ~refusals & ~torch.isin(picks, proven)).nonzero().squeeze(-1)
+        refusals[open_] = doubtful(inputs(picks[open_]), wrong, succeeded, correlation, memory_bytes=memory_bytes)
+        return refusals
 
     return refuse
 
@@ -170,21 +197,25 @@ def box_correlation(bounds: Tensor) -> Correlation:
     return correlation
 
 
-def spared(draws: Tensor, refuse: Refusal | None, *, count: int, generator: torch.Generator) -> Tensor:
-    """Return random arms (``q`` of ``count``) with refused ones drawn again, up to 16 times. Draws only if there are any."""
-    if refuse is None:
-        return draws
-    for _ in range(16):
-        again = refuse(draws).nonzero().squeeze(-1)
-        if not len(again):
+def spared(draws: Tensor, refuse: Refusal | None, others: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return random picks (``q``) with those refused, at rows ``r``, replaced by ``others(r)``, up to 16 times."""
+    for _ in range(0 if refuse is None else 16):
+        assert refuse is not None
+        rows = refuse(draws).nonzero().squeeze(-1)
+        if not len(rows):
             break
-        draws = draws.clone()
-        draws[again] = torch.randint(count, (len(again),), generator=generator, device="cpu").to(draws.device)
+        draws = draws.index_copy(0, rows, others(rows))
     return draws
 
 
-def _among(where: Tensor, picks: Tensor) -> Tensor:
-    """Return which of ``n`` arms or ``n x d`` points are among ``q``."""
-    if where.dim() == 1:
-        return torch.isin(where, picks)
-    return (where.unsqueeze(1) == picks.unsqueeze(0)).all(dim=-1).any(dim=-1)
+def equal(picks: Tensor, others: Tensor, correlation: Correlation | None = None) -> Tensor:
+    """Return which of ``n`` arms or points equal which others, ``n x n'``; with a correlation, points above :data:`SAME` do."""
+    if picks.dim() == 1 or correlation is None:
+        same = picks.unsqueeze(1) == others.unsqueeze(0)
+        return same if picks.dim() == 1 else same.all(dim=-1)
+    return correlation(picks, others) > SAME
+
+
+def among(picks: Tensor, others: Tensor, correlation: Correlation | None = None) -> Tensor:
+    """Return which of ``n`` picks equal one of the others (:func:`equal`)."""
+    return torch.isin(picks, others) if picks.dim() == 1 else equal(picks, others, correlation).any(dim=-1)

@@ -40,11 +40,12 @@ from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.errors import StorageError
 from sparse_bo.gp.objective_prior import KnownPrior, Prior
 from sparse_bo.gp.observations import Observations
+from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.kernels.structure import part_outside
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
 """Metadata of a field that is stored as it is: a tensor or a JSON value. Tuples come back as lists."""
-KERNELS = {kind.__name__: kind for kind in (RBFKernel, MaternKernel, RQKernel, LinearKernel)}
+KERNELS = {kind.__name__: kind for kind in (RBFKernel, MaternKernel, RQKernel, LinearKernel, TanimotoKernel)}
 WRAPPERS = {kind.__name__: kind for kind in (ScaleKernel, AdditiveKernel, ProductKernel)}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)}
 HOMES = ("sparse_bo.policies", "sparse_bo.dictionary", "sparse_bo.widths")

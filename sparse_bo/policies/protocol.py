@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.sharded import in_memory
-from sparse_bo.policies.states import State, with_failures
+from sparse_bo.policies.states import State
 from sparse_bo.validation import check_count
 
 S = TypeVar("S", bound=State)
@@ -127,17 +127,16 @@ class Mechanism(ABC, Generic[S]):
     def fail(self, state: S, picks: Tensor) -> S:
         """Return the state after failed evaluations at ``picks``, q ≥ 1, and after :meth:`tell` of the same update.
 
-        Default: a state with ``failures`` counts them (:mod:`sparse_bo.policies.failures`); any other stays as it is, so the
-        same picks are possible again.
+        Default: the state counts them (:mod:`sparse_bo.policies.failures`).
         """
-        return with_failures(state, picks)
+        return state.with_failures(picks) if isinstance(state, State) else state
 
     def freeze(self, state: S) -> Frozen | None:
         """Return a snapshot for :meth:`thaw`, without the domain; ``None``: no snapshots, runs are replayed."""
         return None
 
     def thaw(self, frozen: Frozen) -> S:
-        """Return the state of a snapshot, with the same picks; recomputed values agree to rounding.
+        """Return the state of a snapshot on the domain's device, with the same picks; recomputed values agree to rounding.
 
         Raises:
             NotImplementedError: If the policy has no snapshots.

@@ -41,9 +41,7 @@ class PriorSettings:
     regularization: float | None = None
 
     def __post_init__(self) -> None:
-        if self.covar_module is not None and not isinstance(self.covar_module, Kernel):
-            got = type(self.covar_module).__name__
-            raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel or None, got {got}")
+        check_kernel(self.covar_module)
         if self.prior_mean is not None:
             check_number("prior_mean", self.prior_mean)
         if self.regularization is not None:
@@ -90,6 +88,13 @@ class ConfidenceSettings:
         elif self.rkhs_norm is not None:
             check_positive("rkhs_norm", self.rkhs_norm)
         check_probability("failure_probability", self.failure_probability)
+
+
+def check_kernel(covar_module: object) -> None:
+    """Raise ``TypeError`` unless ``covar_module`` is a GPyTorch kernel or ``None``."""
+    if covar_module is not None and not isinstance(covar_module, Kernel):
+        got = type(covar_module).__name__
+        raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel or None, got {got}")
 
 
 def check_sampler(dictionary: object) -> None:

@@ -1,16 +1,19 @@
-"""The protocol of a policy's state, and its report."""
+"""The state of a policy, and its report."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
+import torch
 from torch import Tensor
 
-from sparse_bo.policies.failures import failed
+from sparse_bo.policies.failures import Correlation, Failures, among, equal, failed
+from sparse_bo.policies.persistence import KEPT, kept
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
 """Evaluations; merging observations; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
@@ -85,46 +88,54 @@ class Report(Summary):
     """Arms (ascending) that can still be optimal, or candidates of a box (``… x d``); ``None`` without elimination."""
 
 
-class State(Protocol):
-    """The state of a policy, a frozen value."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class State(ABC):
+    """The state of a policy between two batches, a frozen value."""
+
+    round: int = field(default=0, metadata=KEPT)
+    """Updates so far."""
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
+    """Wall-clock seconds of the last update, by phase."""
+    failures: Failures | None = field(default=None, metadata=kept(Failures))
+    """Failures; ``None`` before the first."""
 
     @property
-    def round(self) -> int:
-        """Updates so far."""
-        ...
-
-    @property
+    @abstractmethod
     def pulls(self) -> int:
         """Successful evaluations so far."""
-        ...
 
     @property
-    def seconds(self) -> Mapping[Phase, float]:
-        """Wall-clock seconds of the last update, by phase."""
-        ...
+    @abstractmethod
+    def succeeded(self) -> Tensor:
+        """Picks with a success: arms, or ``n x d`` points."""
 
-    def without_results(self) -> State:
-        """Return the state after a batch without results."""
-        ...
-
+    @abstractmethod
     def report(self) -> Report:
         """Return the best points and the size of the model."""
-        ...
 
+    def without_results(self) -> Self:
+        """Return the state after a batch without results."""
+        return replace(self, round=self.round + 1, seconds={})
+
+    def with_failures(self, picks: Tensor) -> Self:
+        """Return the state after evaluations at ``picks`` (``q`` arms or ``q x d`` points) have failed."""
+        return replace(self, failures=failed(self.failures, picks, pulls=self.pulls))
+
+    def forgiven(self, picks: Tensor) -> Failures | None:
+        """Return the failures after successes at ``picks``."""
+        return None if self.failures is None else self.failures.forgiving(picks)
+
+    def tried_once(self, picks: Tensor, *, pending: Tensor, correlation: Correlation | None = None) -> Tensor:
+        """Return those of ``q`` picks to make, once evaluations have failed: none is tried twice before it succeeds."""
+        if self.failures is None:
+            return picks
+        again = equal(picks, torch.cat([pending, picks]), correlation).tril(len(pending) - 1).any(dim=-1)
+        return picks[among(picks, self.succeeded, correlation) | ~again]
+
+    @abstractmethod
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """Return the standardised errors of this state's predictions for results ``y`` (``q``) at ``picks``.
 
         Returns:
             ``q`` errors in predicted standard deviations, noise included; ``None`` without a model.
         """
-        ...
-
-
-S = TypeVar("S", bound=State)
-
-
-def with_failures(state: S, picks: Tensor) -> S:
-    """Return the state after evaluations at ``picks`` (``q`` arms or ``q x d`` points) have failed, if it counts failures."""
-    if not hasattr(state, "failures"):
-        return state
-    return replace(state, failures=failed(state.failures, picks, pulls=state.pulls))  # type: ignore[type-var]  # a dataclass

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.evaluations.batch import Batch
+from sparse_bo.policies import Report
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.validation import check_number
 
@@ -54,6 +55,14 @@ class Problem:
         """Return the regret of every evaluation of a run or a batch, in order."""
         return self.regret(run.indices)
 
+    def truth_at(self, best: Report) -> dict[str, str]:
+        """Return the true value of the best arm as a line of text, by name; empty without one."""
+        if best.best_index is None:
+            return {}
+        true = self.values[best.best_index]
+        better = f"{int((self.values > true).sum()):,} arms are better"
+        return {"true value there": f"{float(true):.4g} of at most {self.best_value:.4g}; {better}"}
+
     def to(self, device: str | torch.device) -> Problem:
         """Return the problem with its tensors on ``device``."""
         return replace(self, arms=self.arms.to(device), values=self.values.to(device))
@@ -93,6 +102,13 @@ class BoxProblem:
     def regret_of(self, run: History | HistoryRow) -> Tensor:
         """Return the regret of every evaluation of a run or a batch, in order."""
         return self.regret(run.points or [])
+
+    def truth_at(self, best: Report) -> dict[str, str]:
+        """Return the true value of the best point as a line of text, by name; empty without one."""
+        if best.best_x is None:
+            return {}
+        gap = float(self.regret(best.best_x[None]))
+        return {"true value there": f"{self.best_value - gap:.4g} of at most {self.best_value:.4g}"}
 
     def to(self, device: str | torch.device) -> BoxProblem:
         """Return the problem with its bounds on ``device``; the function is called with points there."""

@@ -17,6 +17,7 @@ from sparse_bo.domains.lazy import LazyArms, ProductGrid
 from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.space import Space
 from sparse_bo.planning.costs import available_bytes, bytes_text
+from sparse_bo.policies import Report
 from sparse_bo.problems.names import GRID_EXAMPLE
 from sparse_bo.runs.history import History, HistoryRow
 
@@ -46,6 +47,10 @@ class OwnProblem:
 
     def regret_of(self, run: History | HistoryRow) -> None:
         """Return ``None``: the best value is unknown."""
+
+    def truth_at(self, best: Report) -> dict[str, str]:
+        """Return nothing: true values are unknown."""
+        return {}
 
     def to(self, device: str | torch.device) -> OwnProblem:
         """Return the problem with its arms on ``device``."""

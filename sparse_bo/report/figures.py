@@ -1,15 +1,19 @@
-"""The figure of a run: progress, batch sizes, dictionary, time."""
+"""Panels of a run, which its page shares, and its figure of four of them: progress, batch sizes, dictionary, time."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
+from sparse_bo.report.facts import mean_regret
 from sparse_bo.report.view import Batches, Numbers, visible
 
 if TYPE_CHECKING:
@@ -17,15 +21,7 @@ if TYPE_CHECKING:
 
 INK, MUTED = "#1b1b1e", "#8a8a93"
 BLUE, ORANGE, GREEN, RED, PURPLE, TEAL = "#1f6fb4", "#e07b39", "#3a9d6e", "#c0392b", "#7d5ba6", "#3aa6b9"
-PHASE_COLORS: dict[str, str] = {
-    "pick": BLUE,
-    "objective": MUTED,
-    "observe": PURPLE,
-    "learn": RED,
-    "sample": GREEN,
-    "fit": ORANGE,
-    "sweep": TEAL,
-}
+COLOURS = {"s0": BLUE, "s1": MUTED, "s2": ORANGE, "s3": GREEN, "s4": RED, "s5": PURPLE, "s6": TEAL}
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -42,6 +38,151 @@ STYLE: dict[Any, Any] = {
     "ytick.color": INK,
     "legend.frameon": False,
 }
+MOST = 400
+"""Points of a curve, at most: a drawing does not grow with its run."""
+PHASES = {"pick": "s0", "objective": "s1", "fit": "s2", "sample": "s3", "learn": "s4", "observe": "s5", "sweep": "s6"}
+"""Phases of a run, each with its colour."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A named curve in a colour ``s0`` to ``s6``."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    colour: str
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """The area between two curves in a colour; an infinite edge ends at the frame."""
+
+    x: Numbers
+    low: Numbers
+    high: Numbers
+    colour: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over one axis, drawn in order above bands."""
+
+    title: str
+    text: str
+    curves: Sequence[Curve]
+    bands: Sequence[Band] = ()
+    x_name: str = "evaluations"
+    y_name: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    zero: bool = False
+    """Whether the vertical axis reaches down to zero."""
+
+    def draw(self, axes: Axes, colours: Mapping[str, str]) -> list[Curve]:
+        """Draw the panel, without its names; return the curves as they were drawn."""
+        drawn = [c if c.dots else Curve(c.name, *thinned(c.x, c.y), c.colour) for c in self.curves]
+        for c in drawn:
+            y = np.where(np.isfinite(c.y), c.y, np.nan)
+            style: dict[str, Any] = {"marker": "o", "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
+            axes.plot(drawable(c.x), drawable(y), color=colours[c.colour], label=c.name, **style)
+        for b in self.bands:
+            known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf) & (b.low < np.inf))
+            rows = known[spread(len(known), MOST // 2)]
+            low, high = b.low[rows], b.high[rows]
+            if np.isinf([low, high]).any():  # the frame ends beyond all that is drawn
+                ends = np.concatenate([low, high, *(c.y for c in drawn)])
+                ends = ends[np.isfinite(ends)]
+                margin = 0.05 * (np.ptp(drawable(ends)) or 1.0)
+                frame = float(ends.min() - margin), float(ends.max() + margin)
+                axes.set_ylim(bottom=frame[0] if np.isinf(low).any() else None, top=frame[1] if np.isinf(high).any() else None)
+                low, high = np.maximum(low, frame[0]), np.minimum(high, frame[1])
+            axes.fill_between(drawable(b.x[rows]), drawable(low), drawable(high), color=colours[b.colour], alpha=0.22, lw=0)
+        for log, axis, scale in ((self.log_x, axes.xaxis, axes.set_xscale), (self.log_y, axes.yaxis, axes.set_yscale)):
+            if log:
+                scale("log")
+                low, high = axis.get_view_interval()
+                axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100.0 * low else (1.0, 2.0, 5.0)))
+                axis.set_major_formatter(lambda value, _: f"{value:g}")
+                axis.set_minor_formatter("")
+        if self.zero:
+            negative = min((c.y.min(initial=0.0) for c in drawn), default=0.0) < 0
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if negative else 0.0)
+        return drawn
+
+
+def best_so_far(batches: Batches, values: Numbers, *, minimize: bool) -> Panel | None:
+    """Return the best result and the best posterior mean so far; ``None`` without a result."""
+    if not np.isfinite(values).any():
+        return None
+    at, spread = batches.evaluations, 1.96 * batches.best_sd
+    extreme, sign = ("lowest", -1.0) if minimize else ("highest", 1.0)
+    best = sign * np.maximum.accumulate(np.where(np.isfinite(values), sign * values, -np.inf))
+    return Panel(
+        "Best so far",
+        f"The {extreme} result so far, and the best point by the model with its 95 % interval.",
+        [Curve(f"{extreme} result", _numbers(values), best, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")],
+        [Band(at, batches.best_mean - spread, batches.best_mean + spread, "s0")] if np.isfinite(spread).any() else [],
+    )
+
+
+def regret_so_far(regret: Numbers, *, minimize: bool) -> Panel:
+    """Return the regret per evaluation so far."""
+    share = np.add.accumulate(regret) / _numbers(regret)
+    less = "Chosen less best possible" if minimize else "Best possible less chosen"
+    text = f"{less}, mean over all evaluations so far: {mean_regret(regret)}."
+    return Panel("Regret per evaluation", text, [Curve("regret", _numbers(regret), share, "s4")], log_x=True, zero=True)
+
+
+def batch_sizes(batches: Batches) -> Panel:
+    """Return the number of evaluations of each batch."""
+    text = f"{len(batches.sizes):,} batches, the largest of {int(batches.sizes.max()):,}."
+    curve = Curve("batch", batches.evaluations, batches.sizes, "s2")
+    return Panel("Batch size", text, [curve], y_name="evaluations per batch", log_y=True)
+
+
+def dictionary_sizes(batches: Batches) -> Panel | None:
+    """Return the size of the dictionary and its effective dimension; ``None`` without a dictionary."""
+    columns = {"dictionary": (batches.dictionary_size, "s3"), "effective dimension": (batches.effective_dimension, "s2")}
+    curves = [Curve(name, batches.evaluations, y, c) for name, (y, c) in columns.items() if np.isfinite(y).any()]
+    return Panel("Dictionary", "", curves, zero=True) if np.isfinite(batches.dictionary_size).any() else None
+
+
+def seconds_so_far(batches: Batches) -> Panel:
+    """Return the seconds of each phase so far."""
+    curves = [
+        Curve(phase, batches.evaluations, np.add.accumulate(seconds), PHASES.get(phase, "s1"))
+        for phase, seconds in batches.seconds.items()
+    ]
+    return Panel("Seconds so far", "Seconds of each phase up to there.", curves, y_name="seconds", zero=True)
+
+
+def _numbers(values: Numbers) -> Numbers:
+    return np.arange(1, len(values) + 1, dtype=np.float64)
+
+
+def drawable(values: Numbers) -> Numbers:
+    """Return numbers small enough that their differences are finite."""
+    return np.clip(values, -1e300, 1e300)
+
+
+def thinned(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
+    """Return about :data:`MOST` points of a curve: in each of half as many bins, where it is least and where it is largest."""
+    finite = np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if len(x) <= MOST:
+        return x, y
+    edges = np.linspace(0, len(x), MOST // 2 + 1).astype(int)
+    bins = [slice(a, b) for a, b in pairwise(edges.tolist()) if b > a]
+    ends = [one.start + find(y[one]) for one in bins for find in (np.argmin, np.argmax)]
+    rows = np.unique([0, *ends, len(x) - 1])
+    return x[rows], y[rows]
+
+
+def spread(n: int, most: int) -> Any:
+    """Return at most ``most`` of n rows, spread, the last among them."""
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)) if n else np.zeros(0, int)
 
 
 class NotebookFigure(Figure):
@@ -54,27 +195,56 @@ class NotebookFigure(Figure):
 
 
 def plot_run(
-    batches: Batches, about: Mapping[str, Any], *, regret: Sequence[float] | None = None, best_possible: float | None = None
+    batches: Batches,
+    values: Numbers,
+    about: Mapping[str, Any],
+    *,
+    regret: Sequence[float] | None = None,
+    best_possible: float | None = None,
 ) -> Figure:
     """Draw a run as four panels: progress, batch sizes, dictionary, time by phase. Arguments and errors: ``History.plot``."""
     if not len(batches.sizes):
         raise ValueError("expected a history of at least one batch, got none; run the loop first")
+    minimize = bool(about.get("minimize"))
+    progress, at = best_so_far(batches, values, minimize=minimize), batches.evaluations
+    if regret is not None:
+        total = np.add.accumulate(np.asarray(regret, np.float64))
+        curve = Curve("regret", np.arange(1.0, len(total) + 1), total, "s0")
+        progress = Panel(
+            "Cumulative regret", "", [curve], y_name=f"sum of ({'chosen − best' if minimize else 'best − chosen'})", zero=True
+        )
+    elif best_possible is not None:
+        gap = Curve("gap", at, (batches.best_mean - best_possible) * (1.0 if minimize else -1.0), "s0")
+        progress = Panel("Gap between the best possible and the best posterior mean", "", [gap])
     with matplotlib.rc_context(STYLE):
         figure = NotebookFigure(figsize=(10.0, 6.4), layout="constrained")
-        axes = figure.subplots(2, 2)
-        _progress(axes[0, 0], batches, regret, best_possible, sign=-1.0 if about.get("minimize") else 1.0)
-        _sizes(axes[0, 1], batches)
-        _dictionary(axes[1, 0], batches)
-        _time(axes[1, 1], batches)
-        for axis in axes.flat:
-            axis.set_xlabel("evaluations")
-            axis.set_xlim(left=0)
+        (best, sizes), (dictionary, time) = figure.subplots(2, 2)
+        draw(best, progress, "Best so far: no evaluation succeeded")
+        draw(sizes, batch_sizes(batches))
+        draw(dictionary, dictionary_sizes(batches), "No dictionary")
+        draw(time, seconds_so_far(batches))
         title, color = _title(about), INK
         if batches.refuted is not None:
             title += f"\nCERTIFICATE REFUTED by the results, after {batches.refuted_after:,} evaluations"
             color = RED
         figure.suptitle(visible(title), fontsize=11, parse_math=False, color=color)  # a "$" in a name is no formula
     return figure
+
+
+def draw(axes: Axes, panel: Panel | None, otherwise: str = "") -> None:
+    """Draw a panel with its names, several curves named above it, beside its title; without a panel only a title."""
+    if panel is None:
+        axes.set_title(otherwise)
+        axes.set_axis_off()
+        return
+    drawn = panel.draw(axes, COLOURS)
+    axes.set_title(panel.title)
+    axes.set(xlabel=panel.x_name, ylabel=panel.y_name)
+    if not panel.log_x:
+        axes.set_xlim(left=0)
+    if len(drawn) > 1:
+        place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
+        axes.legend(ncols=4, fontsize=8, columnspacing=0.9, handlelength=1.4, **place)
 
 
 def _title(about: Mapping[str, Any]) -> str:
@@ -90,82 +260,3 @@ def _title(about: Mapping[str, Any]) -> str:
     if "seed" in about:
         parts.append(f"seed {about['seed']}")
     return "   ·   ".join(parts)
-
-
-def _line(axis: Axes, x: Numbers, y: Numbers, **style: Any) -> None:
-    """Draw a line, a single value as a point."""
-    axis.plot(drawable(x), drawable(y), marker="o" if len(x) == 1 else None, ms=5, **style)
-
-
-def drawable(values: Numbers) -> Numbers:
-    """Return numbers small enough that their differences are finite."""
-    return np.clip(values, -1e300, 1e300)
-
-
-def _legend(axis: Axes) -> None:
-    """Name the lines above the panel, beside its title, where none of them runs."""
-    place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
-    axis.legend(ncols=3, fontsize=8, columnspacing=0.9, handlelength=1.4, **place)
-
-
-def _progress(
-    axis: Axes, batches: Batches, regret: Sequence[float] | None, best_possible: float | None, *, sign: float
-) -> None:
-    if regret is not None:
-        total = np.add.accumulate(np.asarray(regret, np.float64))
-        _line(axis, np.arange(1.0, len(total) + 1), total, color=BLUE, lw=1.8)
-        axis.set_title("Cumulative regret")
-        axis.set_ylabel("sum of (best − chosen)" if sign > 0 else "sum of (chosen − best)")
-        mean = f"{total[-1] / len(total):.3f} per evaluation"
-        axis.annotate(mean, (0.98, 0.06), xycoords="axes fraction", ha="right", color=BLUE)
-        axis.set_ylim(bottom=0)
-        return
-    known = np.isfinite(batches.best_mean)
-    at, means = batches.evaluations[known], batches.best_mean[known]
-    if best_possible is not None:
-        _line(axis, at, sign * (best_possible - means), color=BLUE, lw=1.8)
-        axis.set_title("Gap between the best possible and the best posterior mean")
-        return
-    if np.isnan(batches.best_observed_mean).all():
-        axis.set_title("Best value: no evaluation succeeded")
-        axis.set_axis_off()
-        return
-    _line(axis, batches.evaluations, batches.best_observed_mean, color=MUTED, lw=1.0, label="mean observation")
-    _line(axis, at, means, color=BLUE, lw=1.8, label="posterior mean")
-    axis.set_title("Best value")
-    _legend(axis)
-
-
-def _sizes(axis: Axes, batches: Batches) -> None:
-    axis.plot(batches.evaluations, batches.sizes, color=ORANGE, marker=".", ms=4, lw=1.0)
-    axis.set_title("Batch size")
-    axis.set_ylabel("evaluations per batch")
-    axis.set_yscale("log")
-
-
-def _dictionary(axis: Axes, batches: Batches) -> None:
-    known = np.isfinite(batches.dictionary_size)
-    if not known.any():
-        axis.set_title("No dictionary")
-        axis.set_axis_off()
-        return
-    x = batches.evaluations[known]
-    _line(axis, x, batches.dictionary_size[known], color=GREEN, lw=1.4, label="size")
-    if np.isfinite(batches.effective_dimension[known]).any():
-        _line(axis, x, batches.effective_dimension[known], color=INK, lw=1.4, ls="--", label="effective dimension")
-    certified = np.isfinite(batches.variance_factor)
-    if certified.any():
-        at, factors = batches.evaluations[certified], batches.variance_factor[certified]
-        _line(axis, at, factors, color=RED, lw=1.0, label="variance factor")
-    axis.set_title("Dictionary")
-    axis.set_ylim(bottom=0)
-    _legend(axis)
-
-
-def _time(axis: Axes, batches: Batches) -> None:
-    phases = [phase for phase in PHASE_COLORS if phase in batches.seconds]
-    totals = [np.add.accumulate(batches.seconds[phase]) for phase in phases]
-    axis.stackplot(batches.evaluations, *totals, colors=[PHASE_COLORS[phase] for phase in phases], labels=phases, lw=0)
-    axis.set_title("Seconds by phase, cumulative")
-    axis.set_ylabel("seconds")
-    axis.legend(loc="upper left", ncols=2, fontsize=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jinja2
@@ -14,20 +14,27 @@ from markupsafe import Markup
 from scipy.stats import spearmanr
 
 from sparse_bo._version import __version__
-from sparse_bo.report.advice import advice_of
-from sparse_bo.report.plots import (
+from sparse_bo.report.facts import advice_of, best_point, calibrated, counts, dictionary, facts, interval, observed, searched
+from sparse_bo.report.figures import (
     Band,
     Curve,
+    Panel,
+    batch_sizes,
+    best_so_far,
+    dictionary_sizes,
+    regret_so_far,
+    seconds_so_far,
+)
+from sparse_bo.report.plots import (
     ParallelAxis,
     Plot,
     Table,
     bars,
     histogram,
     lines,
-    number,
     parallel,
 )
-from sparse_bo.report.view import Numbers, RunView, Slice, visible
+from sparse_bo.report.view import RunView, Slice, cell, number, visible
 
 LINES, BEST_LINES = 300, 60
 """Evaluations on the parallel axes, and the number of best ones among them."""
@@ -64,49 +71,23 @@ def run_page(view: RunView) -> str:
     return TEMPLATES.get_template("page.html.jinja").render(
         view=view,
         title=f"{view.about.get('policy', 'run')}, seed {view.about.get('seed', '?')}{source}",
-        counts=_counts(view),
-        interval=_interval(view),
-        best=[(name, _cell(value, 6)) for name, value in list(view.best.items())[:40]],
+        counts=f"{'Minimising' if view.minimize else 'Maximising'} over {searched(view)}: {counts(view)}.",
+        interval=interval(view),
+        best=best_point(view, 40).items(),
+        observed="" if view.best_observed is None else observed(view),
+        guarantees=view.guarantees.items(),
         advice=advice_of(view),
-        sections=list(_sections(view)),
+        sections=list(sections_of(view)),
         version=__version__,
     )
 
 
 def result_card(view: RunView) -> str:
-    """Return a table of the best point and the warnings, for a notebook."""
-    rows = [] if view.best_mean is None else [("best", number(view.best_mean, 6)), ("", _interval(view))]
-    rows += [(name, _cell(value, 6)) for name, value in list(view.best.items())[:12]]
-    rows.append(("evaluations", f"{view.succeeded:,}" + (f", and {view.failed:,} failed" if view.failed else "")))
-    return TEMPLATES.get_template("card.html.jinja").render(
-        view=view, rows=[row for row in rows if row[1]], advice=advice_of(view)
-    )
+    """Return a table of the facts and the warnings, for a notebook."""
+    return TEMPLATES.get_template("card.html.jinja").render(view=view, rows=facts(view).items(), advice=advice_of(view))
 
 
-def _counts(view: RunView) -> str:
-    about = view.about
-    if "space" in about:
-        where = f"{len(about['space']['parameters'])} named parameters"
-    elif "arms" in about:
-        where = f"{about['arms'][0]:,} arms with {about['arms'][1]} inputs"
-    else:
-        where = f"a box of {len(about.get('bounds', [[]])[0])} inputs"
-    out = view.asked - view.succeeded - view.failed
-    more = f", {out:,} out" if out > 0 else ""
-    action = "Minimising" if view.minimize else "Maximising"
-    return f"{action} over {where}: {view.asked:,} evaluations asked, {view.succeeded:,} told, {view.failed:,} failed{more}."
-
-
-def _interval(view: RunView) -> str:
-    if view.best_interval is None:
-        return "no model, so no interval"
-    lower, upper = view.best_interval
-    if np.isinf(lower) or np.isinf(upper):
-        return f"95 % interval of the model: {f'below {number(upper, 6)}' if np.isinf(lower) else f'above {number(lower, 6)}'}"
-    return f"95 % interval of the model: {number(lower, 6)} to {number(upper, 6)}"
-
-
-def _sections(view: RunView) -> Iterator[Section]:
+def sections_of(view: RunView) -> Iterator[Section]:
     """Yield the sections that the view has data for."""
     if len(view.batches.sizes):
         yield Section("progress", "Progress", plots=list(_progress(view)))
@@ -116,10 +97,16 @@ def _sections(view: RunView) -> Iterator[Section]:
     if view.slices:
         text = "Median and 95 % interval of the objective along one input at a time, the others as at the best point."
         more = "" if len(view.slices) >= len(view.names) else f" {len(view.slices)} of {len(view.names)} inputs."
+        if view.widened > 1.0:
+            more += (
+                f" The intervals are {view.widened:.2g} times as wide as the model's, which cross-validation showed too narrow."
+            )
         plots = [_slice(one, view) for one in view.slices]
         yield Section("slices", "Slices through the best point", text + more, plots, narrow=True)
     if len(view.residuals) >= 8:
         yield Section("calibration", "Calibration", plots=[_calibration(view)])
+    elif view.calibration is not None:
+        yield Section("calibration", "Calibration", f"Of {view.calibration.results:,} results, {calibrated(view.calibration)}.")
     sparse = list(_sparse(view))
     if sparse:
         yield Section("sparse", "Dictionary and certificate", plots=sparse)
@@ -132,66 +119,45 @@ def _sections(view: RunView) -> Iterator[Section]:
 
 
 def _progress(view: RunView) -> Iterator[Plot]:
-    batches = view.batches
-    at = batches.evaluations
-    good = np.isfinite(view.values)
-    n = np.arange(1, len(view.values) + 1, dtype=np.float64)
-    if good.any():
-        extreme, sign = ("lowest", -1.0) if view.minimize else ("highest", 1.0)
-        best = sign * np.maximum.accumulate(np.where(good, view.merit, -np.inf))
-        curves = [Curve(f"{extreme} result", n, best, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")]
-        spread = 1.96 * batches.best_sd
-        bands = [Band(at, batches.best_mean - spread, batches.best_mean + spread, "s0")] if np.isfinite(spread).any() else []
-        text = f"The {extreme} result so far, and the best point by the model with its 95 % interval."
-        yield lines("Best so far", text, curves, bands=bands)
-        x, y = n[good], view.values[good]
+    if best := best_so_far(view.batches, view.values, minimize=view.minimize):
+        yield lines(best)
+        good = np.flatnonzero(np.isfinite(view.values))
+        x, y = (good + 1).astype(np.float64), view.values[good]
         text = "Every result."
         if len(x) > 500:
             rows = np.unique(
                 np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), view.merit[good].argsort(kind="stable")[-40:]])
             )
             x, y = x[rows], y[rows]
-            text = f"Some of the results; the {extreme} are all shown."
-        yield lines("Results", text, [Curve("results", x, y, "s0", dots=True)])
+            text = f"Some of the results; the {'lowest' if view.minimize else 'highest'} are all shown."
+        yield lines(Panel("Results", text, [Curve("results", x, y, "s0", dots=True)]))
     if view.regret is not None and len(view.regret):
-        n = np.arange(1, len(view.regret) + 1, dtype=np.float64)
-        share = np.add.accumulate(view.regret) / n
-        less = "Chosen less best possible" if view.minimize else "Best possible less chosen"
-        text = f"{less}, mean over all evaluations so far: {number(float(share[-1]))} at the end."
-        yield lines("Regret per evaluation", text, [Curve("regret", n, share, "s4")], log_x=True, zero=True)
-    text = f"{len(batches.sizes):,} batches, the largest of {int(batches.sizes.max()):,}."
-    yield lines("Batch size", text, [Curve("batch", at, batches.sizes, "s2")], y_name="evaluations per batch", zero=True)
+        yield lines(regret_so_far(view.regret, minimize=view.minimize))
+    yield lines(batch_sizes(view.batches))
 
 
 def _sparse(view: RunView) -> Iterator[Plot]:
     batches = view.batches
-    at, sizes, dimensions = batches.evaluations, batches.dictionary_size, batches.effective_dimension
-    if np.isfinite(sizes).any():
-        curves = [Curve("dictionary", at, sizes, "s3")]
-        last = _last(sizes)
-        text = f"{number(last)} point{'s' if last != 1 else ''} at the end"
-        if np.isfinite(dimensions).any():
-            curves.append(Curve("effective dimension", at, dimensions, "s2"))
-            text += f", effective dimension {number(_last(dimensions), 3)}"
-        yield lines("Dictionary", f"{text}.", curves, zero=True)
+    sizes = dictionary_sizes(batches)
+    if sizes is not None:
+        yield lines(replace(sizes, text=f"At the end {dictionary(view)}."))
     now, factors = view.variance_factor, batches.variance_factor
     known = np.isfinite(factors)
     if known.any() or now is not None:
         text = "Certified bound on the factor between sparse and exact posterior variance."
         text += "" if now is None else f" Now: at most a factor of {number(now, 3)}, anywhere."
+        at = batches.evaluations
         x, y = (at[known], factors[known]) if known.any() else (at[-1:], np.array([np.nan if now is None else now]))
         if not known.any():
             text += " certify_every= records it over time."
-        yield lines("Certificate", text, [Curve("factor", x, y, "s4", dots=len(x) < 2)], y_name="factor")
+        yield lines(Panel("Certificate", text, [Curve("factor", x, y, "s4", dots=len(x) < 2)], y_name="factor"))
 
 
 def _calibration(view: RunView) -> Plot:
     z = view.residuals
-    size = np.abs(z)
-    text = (
-        f"{len(z):,} results less the prediction made before them, in predicted standard deviations: "
-        f"{np.mean(size <= 0.99446):.0%} lie within 68 % bounds, {np.mean(size <= 1.95996):.0%} within 95 %."
-    )
+    text = f"{len(z):,} results less the prediction made before them, in predicted standard deviations."
+    if view.calibration is not None:
+        text += f" Of {view.calibration.results:,}, {calibrated(view.calibration)}."
     if len(z) < view.succeeded:
         text += " The others have none: the model had too little data, or a snapshot of the state came after them."
     return histogram("Standardised residuals", text, z)
@@ -202,9 +168,7 @@ def _time(view: RunView) -> Iterator[Plot]:
     total = sum(spent.values())
     text = f"{number(total, 3)} s in all, {number(1e3 * total / max(len(view.values), 1), 3)} ms per evaluation."
     yield bars("Seconds by phase", text, dict(spent.most_common()), unit="s")
-    each = np.add.accumulate(np.sum(list(view.batches.seconds.values()), axis=0))
-    curve = Curve("seconds", view.batches.evaluations, each, "s5")
-    yield lines("Time so far", "Seconds of model and objective together.", [curve], zero=True)
+    yield lines(seconds_so_far(view.batches))
 
 
 def _inputs(view: RunView) -> Plot | None:
@@ -221,8 +185,8 @@ def _inputs(view: RunView) -> Plot | None:
     text = f"{len(rows):,} evaluations, a line each, coloured from the worst to the best."
     if len(names) < len(view.names):
         text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
-    cells = [[number(view.values[k], 5), *(_cell(view.columns[name][k]) for name in names)] for k in rows[::-1][:10]]
-    table = Table(["value", *names], cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
+    cells = [[number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)] for k in rows[::-1][:10]]
+    table = Table(["value", *names], cells, "the ten highest results")
     value = _axis("value", view.values[rows].tolist(), log=False)
     return parallel("Inputs and values", text, [*axes, value], np.linspace(0.0, 1.0, len(rows)), table=table)
 
@@ -247,7 +211,13 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
-    """Return an axis of parallel ones: numbers by their size, anything else by name."""
+    """Return an axis of parallel ones: numbers by their size, anything else by name; below them points without the input."""
+    there = np.array([not (isinstance(v, float) and np.isnan(v)) for v in values])  # NaN: its condition does not hold
+    if there.any() and not there.all():
+        inner = _axis(name, [value for value, here in zip(values, there, strict=True) if here], log=log)
+        at = np.zeros(len(values))
+        at[there] = 0.15 + 0.85 * inner.at
+        return ParallelAxis(name, at, [(0.0, "–"), *((0.15 + 0.85 * tick, label) for tick, label in inner.labels)])
     if _numeric(values):
         v = np.array(values, np.float64)
         scaled = np.log10(v) if log else v / max(float(np.abs(v).max()), 1.0)  # differences of the largest numbers are finite
@@ -260,7 +230,7 @@ def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
 
 
 def _slice(one: Slice, view: RunView) -> Plot:
-    text = f"At the best point: {_cell(one.here)}."
+    text = f"At the best point: {cell(one.here)}."
     beyond = "above" if view.minimize else "below"
     if np.isinf([one.lower, one.upper]).any() and one.floor is not None:
         text += f" {beyond.capitalize()} {number(one.floor)} the model does not tell values apart."
@@ -269,7 +239,7 @@ def _slice(one: Slice, view: RunView) -> Plot:
         return f"{beyond} {number(one.floor)}" if np.isinf(v) else number(v)
 
     ends = zip(one.values, one.lower, one.median, one.upper, strict=True)
-    cells = [[_cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]
+    cells = [[cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]
     table = Table([one.name, "2.5 %", "median", "97.5 %"], cells, "posterior of the objective")
     if not _numeric(one.values):
         return Plot(one.name, text, Markup(""), "", table)
@@ -283,8 +253,7 @@ def _slice(one: Slice, view: RunView) -> Plot:
     at = np.array([view.columns[one.name][k] for k in seen], np.float64)
     observed = Curve("observed, at any other inputs", at, view.values[seen], "s1", dots=True)
     curves = [observed, Curve("median", x, median, "s0"), here]
-    plot = lines(one.name, text, curves, bands=[band], x_name=one.name, log_x=one.log)
-    return Plot(plot.title, plot.text, plot.svg, plot.box, table, plot.legend)
+    return replace(lines(Panel(one.name, text, curves, [band], x_name=one.name, log_x=one.log)), table=table)
 
 
 def _failures(view: RunView) -> Table | None:
@@ -292,7 +261,7 @@ def _failures(view: RunView) -> Table | None:
     if not view.columns or not len(bad):
         return None
     names = list(view.names)[:8]
-    points = Counter(tuple(_cell(view.columns[name][k]) for name in names) for k in bad.tolist())
+    points = Counter(tuple(cell(view.columns[name][k]) for name in names) for k in bad.tolist())
     rows = [[*point, str(times)] for point, times in points.most_common(12)]
     return Table([*names, "times"], rows, "inputs of failed evaluations, the most frequent first")
 
@@ -320,11 +289,3 @@ def _settings(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 400 else text[:400] + "…"
-
-
-def _cell(value: Any, digits: int = 5) -> str:
-    return number(value, digits) if isinstance(value, float) else str(value)
-
-
-def _last(values: Numbers) -> float:
-    return float(values[np.isfinite(values)][-1])

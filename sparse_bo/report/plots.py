@@ -1,7 +1,6 @@
 """Plots of a page: inline SVG by matplotlib, in the colours of the page's style sheet.
 
-A plot is 440 points wide, readable on a phone. A curve has at most :data:`MOST` points, the least and the largest value of as
-many bins, so that a page does not grow with its run.
+A plot is 440 points wide, readable on a phone.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -20,21 +18,18 @@ from markupsafe import Markup, escape
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from sparse_bo.report.figures import drawable
-from sparse_bo.report.view import Numbers, visible
+from sparse_bo.report.figures import Panel, spread
+from sparse_bo.report.view import Numbers, number, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 440, 250
 """Points of a plot."""
-MOST = 400
 TABLE_ROWS = 20
 
-COLOURS = {
-    name: f"#0100{k:02x}"
-    for k, name in enumerate(("ink", "soft", "rule", "s0", "s1", "s2", "s3", "s4", "s5", "v0", "v1", "v2", "v3", "v4", "v5"))
-}
+NAMES = ("ink", "soft", "rule", "s0", "s1", "s2", "s3", "s4", "s5", "s6", "v0", "v1", "v2", "v3", "v4", "v5")
+COLOURS = {name: f"#0100{k:02x}" for k, name in enumerate(NAMES)}
 """Colour codes of a drawing, each replaced by the style sheet's variable of that name: a page follows light and dark."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -84,44 +79,12 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A named curve in a colour of :data:`COLOURS`."""
-
-    name: str
-    x: Numbers
-    y: Numbers
-    colour: str
-    dots: bool = False
-
-
-@dataclass(frozen=True)
-class Band:
-    """The area between two curves in a colour of :data:`COLOURS`; an infinite edge ends at the frame."""
-
-    x: Numbers
-    low: Numbers
-    high: Numbers
-    colour: str
-
-
-@dataclass(frozen=True)
 class ParallelAxis:
     """One of parallel axes: positions in [0, 1] of every line, and labels at some."""
 
     name: str
     at: Numbers
     labels: Sequence[tuple[float, str]]
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """Return a number in few digits, thousands parted; a dash for none."""
-    if value is None or value != value:
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:.{digits}g}"
 
 
 class _Canvas:
@@ -155,66 +118,18 @@ class _Canvas:
         return Plot(title, text, Markup(inside), box, table, legend if len(legend) > 1 else ())
 
 
-def thinned(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
-    """Return about :data:`MOST` points of a curve: in each of half as many bins, where it is least and where it is largest."""
-    finite = np.isfinite(y)
-    x, y = x[finite], y[finite]
-    if len(x) <= MOST:
-        return x, y
-    edges = np.linspace(0, len(x), MOST // 2 + 1).astype(int)
-    rows = {0, len(x) - 1}
-    for a, b in pairwise(edges.tolist()):
-        if b > a:
-            rows |= {a + int(y[a:b].argmin()), a + int(y[a:b].argmax())}
-    order = sorted(rows)
-    return x[order], y[order]
-
-
-def lines(
-    title: str,
-    text: str,
-    curves: Sequence[Curve],
-    *,
-    bands: Sequence[Band] = (),
-    x_name: str = "evaluations",
-    y_name: str = "",
-    log_x: bool = False,
-    zero: bool = False,
-) -> Plot:
-    """Return a plot of curves over one axis, drawn in order above bands; ``zero``: its vertical axis reaches down to zero."""
-    small = [c if c.dots else Curve(c.name, *thinned(c.x, c.y), c.colour) for c in curves]
+def lines(panel: Panel) -> Plot:
+    """Return the plot of a panel, with a table of its numbers."""
     with matplotlib.rc_context(STYLE):
         canvas = _Canvas()
         axes = canvas.axes
-        for c in small:
-            y = np.where(np.isfinite(c.y), c.y, np.nan)
-            style: dict[str, Any] = {"marker": "o", "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
-            axes.plot(drawable(c.x), drawable(y), color=COLOURS[c.colour], **style)
-        for b in bands:
-            known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf) & (b.low < np.inf))
-            rows = known[_spread(len(known), MOST // 2)]
-            low, high = b.low[rows], b.high[rows]
-            if np.isinf([low, high]).any():  # the frame ends beyond all that is drawn
-                ends = np.concatenate([low, high, *(c.y for c in small)])
-                ends = ends[np.isfinite(ends)]
-                margin = 0.05 * (np.ptp(drawable(ends)) or 1.0)
-                frame = float(ends.min() - margin), float(ends.max() + margin)
-                axes.set_ylim(bottom=frame[0] if np.isinf(low).any() else None, top=frame[1] if np.isinf(high).any() else None)
-                low, high = np.maximum(low, frame[0]), np.minimum(high, frame[1])
-            axes.fill_between(drawable(b.x[rows]), drawable(low), drawable(high), color=COLOURS[b.colour], alpha=0.22, lw=0)
-        if log_x:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.xaxis.set_minor_formatter("")
-        if zero:
-            negative = min((c.y.min(initial=0.0) for c in small), default=0.0) < 0
-            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if negative else 0.0)
-        axes.set_xlabel(canvas.text(x_name), loc="right")
-        if y_name:
-            axes.set_title(canvas.text(y_name), loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
-        rows_ = [[c.name, number(c.x[k]), number(c.y[k])] for c in small for k in _spread(len(c.x), TABLE_ROWS)]
-        table = Table(["curve", x_name, "value"], rows_, "numbers behind the figure")
-        return canvas.plot(title, text, table, [(c.name, c.colour) for c in curves])
+        drawn = panel.draw(axes, COLOURS)
+        axes.set_xlabel(canvas.text(panel.x_name), loc="right")
+        if panel.y_name:
+            axes.set_title(canvas.text(panel.y_name), loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
+        rows = [[c.name, number(c.x[k]), number(c.y[k])] for c in drawn for k in spread(len(c.x), TABLE_ROWS)]
+        table = Table(["curve", panel.x_name, "value"], rows, "numbers behind the figure")
+        return canvas.plot(panel.title, panel.text, table, [(c.name, c.colour) for c in panel.curves])
 
 
 def bars(title: str, text: str, values: Mapping[str, float], *, unit: str) -> Plot:
@@ -272,8 +187,3 @@ def parallel(title: str, text: str, axes: Sequence[ParallelAxis], shade: Numbers
                 offset = (0, -14 if height == 0.0 else 5) if edge else (3, -4)
                 plot.annotate(canvas.text(label[:9]), (j, height), offset, ha="center" if edge else "left", **style)
         return canvas.plot(title, text, table, [("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5")])
-
-
-def _spread(n: int, most: int) -> Any:
-    """Return at most ``most`` of n rows, spread, the last among them."""
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)) if n else np.zeros(0, int)

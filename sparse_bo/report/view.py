@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sparse_bo.widths import Calibration
 
 Numbers = NDArray[np.float64]
 
@@ -70,6 +74,8 @@ class Observation:
 
     mean: float
     count: int
+    at: Mapping[str, Any] = field(default_factory=dict)
+    """The point, by name; ``"arm"`` is its number."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,10 +103,24 @@ class RunView:
     """95 % interval of the objective at the best point (y), perhaps without an end; ``None`` without a model."""
     best_observed: Observation | None
     slices: Sequence[Slice]
+    widened: float = 1.0
+    """Factor between the intervals of the slices and the model's, which were too narrow in cross-validation."""
     variance_factor: float | None
     """Certified factor between sparse and exact variance now; ``None`` without a certificate."""
     residuals: Numbers = field(default_factory=lambda: np.zeros(0))
     """Standardised errors of predictions made before the results; none in memory."""
+    calibration: Calibration | None = None
+    """Calibration of all predictions made before the results; ``None`` without any."""
+    before: int = 0
+    """Observations from before the run, among the evaluations."""
+    unseen: int = 0
+    """Finished evaluations since the last update, in none of the columns."""
+    distinct: int | None = None
+    """Number of distinct arms evaluated; ``None`` on a box."""
+    best_index: int | None = None
+    """The best arm; ``None`` on a box."""
+    guarantees: Mapping[str, str] = field(default_factory=dict)
+    """Findings of a policy's bounds, by name."""
     differing: Sequence[str] = ()
     """Warnings of picks that differ from those in the journal."""
     missing: str | None = None
@@ -124,3 +144,19 @@ class RunView:
 def visible(text: object) -> str:
     r"""Return a text with control characters written out, ``\x1b`` for an escape."""
     return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number in few digits, thousands parted; a dash for none."""
+    if value is None or value != value:
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.{digits}g}"
+
+
+def cell(value: Any, digits: int = 5) -> str:
+    """Return the value of an input: a number in few digits, anything else as it is."""
+    return number(value, digits) if isinstance(value, float) else str(value)

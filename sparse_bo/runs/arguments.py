@@ -133,7 +133,7 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
     """Return the picks and the results of observations made before a run, each ``n``."""
     if not isinstance(initial, (tuple, list)) or len(initial) != 2:
         got = f"{len(initial)} parts" if isinstance(initial, (tuple, list)) else type(initial).__name__
-        raise TypeError(f"expected initial as (inputs, results), got {got}")
+        raise TypeError(f"expected initial=(inputs, results), got {got}; pass a tuple of two")
     where, y = initial
     for part, given in (("inputs", where), ("values", y)):
         if isinstance(given, Iterator | MappingView | Set):
@@ -151,7 +151,7 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
         raise TypeError(f"expected initial values to be numbers, got {type(y).__name__} ({error}); {fix}") from error
     if len(values) != len(picks) or not len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
-        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
+        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}; pass one value for each")
     check_finite("initial values", values)
     return picks, values
 

@@ -32,6 +32,7 @@ from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
+from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.states import Phase
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
@@ -223,7 +224,7 @@ class Engine:
     def thaw(self, frozen: Mapping[str, Any], rows: list[HistoryRow]) -> None:
         """Restore a snapshot of :meth:`freeze`, with the history up to it."""
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
-        self.state = self.mechanism.thaw(parts)
+        self.state = self.mechanism.thaw(on_device(parts, self.domain.device))
         self.generator.set_state(frozen["generator"])
         self.ledger.add(frozen["tickets"], self.domain.recorded(frozen["open"]))
         self.rows = rows[: frozen["rows"]]

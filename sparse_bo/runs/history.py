@@ -191,7 +191,8 @@ class History:
         """
         from sparse_bo.report.figures import plot_run  # matplotlib is slow to import
 
-        return plot_run(self.batches(), self.info, regret=regret, best_possible=best_possible)
+        values = np.array([value for row in self.rows for value in row.values], np.float64)
+        return plot_run(self.batches(), values, self.info, regret=regret, best_possible=best_possible)
 
     def save(self, path: str | Path) -> None:
         """Write JSON lines: one header, then one row per batch. An existing file is replaced once all is written.

@@ -106,7 +106,7 @@ def maximize(
 
     An exception releases the journal: the same call with ``resume=True`` continues, and so does the exception's ``loop``.
     """
-    return _whole(False, **locals())
+    return _whole(locals(), minimize=False)
 
 
 def minimize(
@@ -147,61 +147,37 @@ def minimize(
         >>> result.best.x, result.best.mean  # doctest: +SKIP
         (array([1.0, 1.0]), 0.0)
     """
-    return _whole(True, **locals())
+    return _whole(locals(), minimize=True)
 
 
-def _whole(
-    minimize: bool,
-    objective: Objective,
-    *,
-    arms: ArmsLike | None,
-    budget: int,
-    goal: Goal,
-    initial: tuple[Any, Any] | None,
-    executor: str | Submits | Workers | None,
-    workers: int | None,
-    storage: str | Path | Storage | None,
-    resume: bool,
-    callback: Callback | None,
-    call_with: CallWith | None,
-    vectorized: bool | None,
-    arrays: Arrays | None,
-    on_result: Callable[[Evaluation], Any] | None,
-    progress: bool,
-    seconds: float | None,
-    target: float | None,
-    patience: int | None,
-    stop: Callable[[AskTell], Any] | None,
-    **run: Any,
-) -> Result:
-    """Make a whole run; ``run`` are further settings of a new :class:`AskTell`."""
-    check_budget(budget)
-    spread = workers_of(executor, workers)  # checked before a journal is created
-    check_choice("goal", goal, get_args(Goal))
-    check_callable("objective", objective)
-    if callback is not None:
-        check_callable("callback", callback)
-    if on_result is not None:
-        check_callable("on_result", on_result)
-    check_flag("progress", progress)
-    check_flag("resume", resume)
-    ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
+def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
+    """Make a whole run with the arguments of :func:`maximize`."""
+    run = {name: given[name] for name in ("policy", "bounds", "space", "feasible", "seed", "initial")} | {"minimize": minimize}
+    ends = {name: given[name] for name in ("seconds", "target", "patience", "stop")}
+    how = ends | {name: given[name] for name in ("call_with", "vectorized", "arrays", "executor", "workers", "progress")}
+    budget, storage, resume = check_budget(given["budget"]), given["storage"], given["resume"]
+    spread = workers_of(given["executor"], given["workers"])  # checked before a journal is created
+    check_choice("goal", given["goal"], get_args(Goal))
+    check_callable("objective", given["objective"])
+    for name in ("callback", "on_result"):
+        how[name] = given[name]
+        if given[name] is not None:
+            check_callable(name, given[name])
+    for name in ("progress", "resume"):
+        check_flag(name, given[name])
+    Ends(**ends)
     if resume and storage is None:
         raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
-    candidates = tensor_of("arms", arms)
+    arms = tensor_of("arms", given["arms"])
     there = storage is not None and resume and storage_of(storage).resolved().exists()
-    run["minimize"] = minimize
-    if resume and group_of(candidates).from_first("looking for the journal", there):
-        assert storage is not None
-        loop = _resumed(storage, candidates, initial=initial, **run)
+    if resume and group_of(arms).from_first("looking for the journal", there):
+        loop = _resumed(storage, arms, **run)
     else:
         at_a_time = None if spread is None else spread.count
-        loop = AskTell(arms, **run, initial=initial, storage=storage, goal=goal, budget=budget, workers=at_a_time)
-    how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays, "callback": callback}
-    how |= {"on_result": on_result, "progress": progress, **vars(ends)}
+        loop = AskTell(given["arms"], **run, storage=storage, goal=given["goal"], budget=budget, workers=at_a_time)
     result: Result | None = None
     try:
-        result = loop.run(objective, max(budget - loop.asked, 0), executor=executor, workers=workers, **how)
+        result = loop.run(given["objective"], max(budget - loop.asked, 0), **how)
         loop.close()
     except BaseException as error:
         loop.release()

@@ -131,7 +131,7 @@ class Result(Report):
     def report(self, path: str | Path | None = None, *, regret: Sequence[float] | None = None) -> str:
         """Return the run as one page of HTML: best point, warnings, progress, inputs, slices of the posterior, time, settings.
 
-        It needs no network and runs no script. Its calibration needs predictions from before the results, which a journal has:
+        It needs no network and runs no script. A journal has the residuals of single results, too:
         ``python -m sparse_bo report run.journal --html out.html``.
 
         Args:
@@ -174,7 +174,7 @@ class Result(Report):
         """Return the best point and a table of the run, for notebooks."""
         from sparse_bo.report.page import result_card
 
-        return result_card(view_of(self.history, self.state, self.domain))
+        return result_card(view_of(self.history, self.state, self.domain, most_slices=0))
 
 
 def result_of(state: State, history: History, domain: Domain) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,18 +17,18 @@ from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Space, SpaceArm
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
 from sparse_bo.journal import Journal
-from sparse_bo.policies import BanditState, Report, State
+from sparse_bo.policies import BanditState, EliminationState, Report, State
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
+from sparse_bo.policies.states import Summary
+from sparse_bo.policies.trust_region.observations import replicates_of
 from sparse_bo.policies.trust_region.state import RegionState
-from sparse_bo.policies.trust_region.surrogate import FittedRegion
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice
 from sparse_bo.runs.history import History, report_of
-from sparse_bo.runs.records import recorded_in, replayed
+from sparse_bo.runs.records import Recorded, recorded_in, replayed
 
 SLICE_POINTS = 41
-MOST_SLICES = 12
-"""Inputs with a slice, at most."""
 REPLAYED_SECONDS = 60.0
 """Limit of the model's seconds up to which a whole run is computed again, for its residuals."""
 
@@ -49,22 +50,23 @@ class Predictions(NamedTuple):
 Predict = Callable[[Tensor], Predictions | None]
 
 
-def predictions_of(state: State, picks: Tensor, *, minimize: bool = False) -> Predictions | None:
+def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widened: float = 1.0) -> Predictions | None:
     """Return the marginal posterior of a state's model at picks (``n`` arms, or ``n x d`` points); ``None`` without one.
 
-    It is of y also where the state has −y: in a run that minimises.
+    It is of y also where the state has −y: in a run that minimises. Intervals of a local model are ``widened`` times as wide
+    as the model's (:func:`widening`).
     """
-    found = _predictions(state, picks)
+    found = _predictions(state, picks, widened)
     if found is None or not minimize:
         return found
     return Predictions(-found.upper, -found.median, -found.lower, None if found.floor is None else -found.floor)
 
 
-def _predictions(state: State, picks: Tensor) -> Predictions | None:
+def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | None:
     if isinstance(state, RegionState) and state.fitted is not None:
-        return _warped(state.fitted, state.box.to_unit(picks), state.y)
+        return _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
     if isinstance(state, ImprovementState) and state.surrogate is not None:
-        return _warped(state.surrogate, state.unit[picks], state.y)
+        return _warped(state.surrogate, state.unit[picks], state.y, widened)
     if isinstance(state, BanditState) and state.posterior is not None:
         posterior = state.posterior
         mean, variance = posterior.means_at(picks).double(), posterior.leverages_at(picks) * posterior.prior.regularization
@@ -76,14 +78,42 @@ def _predictions(state: State, picks: Tensor) -> Predictions | None:
     return Predictions(mean - spread, mean, mean + spread)
 
 
-def _warped(fitted: FittedRegion, U: Tensor, y: Tensor) -> Predictions:
+def widening(state: State, *, folds: int = 4, most: int = 150) -> float:
+    """Return the factor by which 95 % intervals of a local model are too narrow, 1 to 10; 1 for other models.
+
+    Kernel, warping and hyper-parameters are chosen for the highest evidence, and predictions take them for certain. In
+    cross-validation all of them are learned without the points that they predict. At most ``most`` points take part.
+    """
+    fitted = (
+        state.fitted if isinstance(state, RegionState) else state.surrogate if isinstance(state, ImprovementState) else None
+    )
+    if fitted is None or len(fitted.rows) < 2 * folds:
+        return 1.0
+    assert isinstance(state, RegionState | ImprovementState)
+    seen = state.replicates
+    rows = fitted.rows[np.linspace(0, len(fitted.rows) - 1, min(len(fitted.rows), most)).round().astype(int)]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu").to(rows.device)
+    scores = []
+    for fold in range(folds):
+        held, known = rows[order[fold::folds]], torch.cat([rows[order[k::folds]] for k in range(folds) if k != fold])
+        told = torch.isin(seen.first, known)
+        U, y = state.U[told], state.y[told]
+        again = fitted_region(U, replicates_of(U, y), centre=U[y.argmax()], before=None, since=0, most=most)
+        score, clipped = again.errors(state.U[held], seen.values[held]), again.warp(seen.values[held]) <= again.warp(y.min())
+        scores.append(torch.where(clipped, score.clamp(max=0.0), score).abs())  # "at most the floor" is right below it
+    sizes = torch.cat(scores).sort().values
+    largest = float(sizes[min(math.ceil(0.95 * (len(sizes) + 1)), len(sizes)) - 1])
+    return min(max(largest / 1.96, 1.0), 10.0)
+
+
+def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predictions:
     """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y.
 
     The model takes observations below the floor of its warping for observations of the floor. Where a quantile reaches the
     floor and some of ``y`` are below it, nothing bounds the objective from below.
     """
     at, warp = fitted.gp.moments(U), fitted.warp
-    spread = 1.96 * at.variance.sqrt()
+    spread = 1.96 * widened * at.variance.sqrt()
     floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
 
     def unwarped(t: Tensor) -> Tensor:
@@ -102,14 +132,8 @@ def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Seq
     """
     journal = Journal.read(path)
     recorded = recorded_in(journal)
-    others: dict[str, Any] = {
-        "about": recorded.about,
-        "asked": recorded.asked + recorded.before,
-        "succeeded": recorded.told,
-        "failed": recorded.failed,
-        "source": Path(path).name,
-    }
     again: tuple[Any, ...] = (None, None, None)
+    others: dict[str, Any] = {}
     try:
         engine, course, others["differing"] = replayed(journal, arms, most_seconds=REPLAYED_SECONDS)
         others["residuals"] = np.array(course.residuals, np.float64)
@@ -118,7 +142,20 @@ def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Seq
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         others["missing"] = str(error)
-    return view_of(recorded.history, *again, regret=regret, **others)
+    return view_of_recorded(recorded, *again, regret=regret, source=Path(path).name, **others)
+
+
+def view_of_recorded(
+    recorded: Recorded,
+    state: State | None = None,
+    domain: Domain | None = None,
+    certificate: Certificate | None = None,
+    **others: Any,
+) -> RunView:
+    """Return the view of a run that was read from a journal, by default without its model; see :func:`view_of`."""
+    counts = {"asked": recorded.asked + recorded.before, "succeeded": recorded.told, "failed": recorded.failed}
+    others = {"about": recorded.about, "before": recorded.before, **counts, **others}
+    return view_of(recorded.history, state, domain, certificate, **others)
 
 
 def view_of(
@@ -128,9 +165,10 @@ def view_of(
     certificate: Certificate | None = None,
     *,
     regret: Sequence[float] | None = None,
+    most_slices: int = 12,
     **others: Any,
 ) -> RunView:
-    """Return the view of a run.
+    """Return the view of a run, with slices along at most ``most_slices`` inputs.
 
     Without a state and its domain (they could not be computed) it has no model. ``others`` are fields of the view; default:
     those of a run in memory.
@@ -139,19 +177,33 @@ def view_of(
     report = Report() if state is None else report_of(state, minimize=minimize)
     names, columns, logs = columns_of(history, domain)
     batches = history.batches()
-    mean = report.best_mean
-    if state is None and history.rows and not np.isnan(batches.best_mean[-1]):
-        mean = float(batches.best_mean[-1])
-    best: dict[str, Any] = {}
-    slices: list[Slice | None] = []
-    interval = None
+    last: Summary = history.rows[-1] if state is None and history.rows else report
+    over_arms = "space" not in history.info  # combinations of named parameters have no number that a user knows
+    bounds: dict[str, str] = {}
+    if isinstance(state, EliminationState):
+        found = {"not eliminated": None if state.survivors is None else state.describe(), "bounds": state.held()}
+        bounds = {name: text for name, text in found.items() if text is not None}
+
+    def named(x: Tensor | None) -> dict[str, Any]:
+        if x is None or domain is None:
+            return {}
+        if isinstance(domain, SpaceArms | SpaceBox):
+            return domain.space.decode(x.unsqueeze(0))[0]
+        return dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
+
+    best, slices, widened, interval = named(report.best_x), list[Slice | None](), 1.0, None
     if report.best_x is not None and state is not None and domain is not None:
         x = report.best_x.to(device="cpu", dtype=torch.float64)
-        at = x.tolist() if not isinstance(domain, SpaceArms | SpaceBox) else domain.space.decode(x.unsqueeze(0))[0].values()
-        best = dict(zip(names or [f"x{j + 1}" for j in range(len(x))], at, strict=True))
+        widened = widening(state) if most_slices else 1.0
         predict = partial(predictions_of, state, minimize=minimize)
-        slices = [_slice(predict, domain, x, j, name, best) for j, name in enumerate(names[:MOST_SLICES])]
+        wider = partial(predict, widened=widened)
+        slices = [_slice(wider, domain, x, j, name, best) for j, name in enumerate(names[:most_slices])]
         interval = _interval(predict, domain, report)
+    highest = None
+    if last.best_observed_mean is not None:
+        arm = {} if last.best_observed_index is None or not over_arms else {"arm": last.best_observed_index}
+        point = arm | named(report.best_observed_x)
+        highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     values = np.array([value for row in history.rows for value in row.values], np.float64)
     failed = int(np.isnan(values).sum())
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
@@ -162,12 +214,15 @@ def view_of(
         columns=columns,
         logs=logs,
         best=best,
-        best_mean=mean,
+        best_mean=last.best_mean,
+        best_index=last.best_index if over_arms else None,
+        distinct=len(set(history.indices)) or None,
+        guarantees=bounds,
+        calibration=history.calibration,
         best_interval=interval,
-        best_observed=None
-        if report.best_observed_mean is None
-        else Observation(report.best_observed_mean, report.best_observed_count or 1),
+        best_observed=highest,
         slices=[one for one in slices if one is not None],
+        widened=widened,
         variance_factor=None if certificate is None else certificate.factor,
         regret=None if regret is None else np.asarray(regret, np.float64),
         **{**in_memory, **others},
@@ -196,7 +251,7 @@ def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict
         points = named(history.indices or history.points)
         parameters = Space.of(described).parameters
         logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
-        return names, {name: [point[name] for point in points] for name in names}, logs
+        return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
     if history.points:
         X = np.array(history.points, np.float64)
     elif isinstance(domain, Arms) and history.indices:

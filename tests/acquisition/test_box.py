@@ -6,11 +6,12 @@ import pytest
 import torch
 from botorch.generation import gen
 from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_bo import SparseGP, optimize_batch
-from tests.acquisition.dense import BOUNDS, OPTIONS, Ordinary, build, dense, grid
+from tests.acquisition.dense import BOUNDS, OPTIONS, Ordinary, build, data, dense, grid
 
 SIDE = 31
 SUM = (torch.tensor([0, 1]), torch.tensor([1.0, 1.0], dtype=torch.float64))
@@ -224,3 +225,26 @@ def test_gradients_of_the_closed_form():
             return points.mean + posterior.variance(points)
 
         assert torch.autograd.gradcheck(score, (grid(3)[4:] * 0.93).requires_grad_(), atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e140, 1e300])
+def test_constraints_hold_in_any_units(scale):
+    """The chain that samples a polytope starts from a linear program with absolute tolerances."""
+    (X, Y), bounds = data(), scale * torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+    model = SparseGP(scale * (2.0 * X - 1.0), Y, input_transform=Normalize(2, bounds=bounds))
+    below = (torch.tensor([0, 1]), torch.tensor([-1.0, -1.0], dtype=torch.float64), -0.5 * scale)
+    picks, _ = optimize_batch(model, bounds, inequality_constraints=[below], max_q=2, raw_samples=64)
+    assert float((picks / scale).sum(dim=-1).max()) <= 0.5 + 1e-6
+    assert float((picks / scale).abs().max()) <= 1.0
+    on = (torch.tensor([0, 1]), torch.tensor([1.0, 1.0], dtype=torch.float64), 0.6 * scale)
+    picks, _ = optimize_batch(model, bounds, equality_constraints=[on], max_q=2, raw_samples=64)
+    torch.testing.assert_close(
+        (picks / scale).sum(dim=-1), torch.full((len(picks),), 0.6, dtype=torch.float64), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")
+def test_outcomes_whose_square_overflows_are_said_to_be_too_large():
+    X, Y = data()
+    with pytest.raises(ValueError, match="square of the outcomes' scale overflows; divide"):
+        optimize_batch(SparseGP(X, 1e160 * Y), BOUNDS)

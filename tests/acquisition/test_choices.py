@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_bo import SparseGP, optimize_batch
+from sparse_bo.acquisition.picking import UpperConfidence, best_choice, pick_until
+from sparse_bo.acquisition.posteriors import batch_posterior
+from sparse_bo.arms import StopRule
 from tests.acquisition.dense import OPTIONS, Ordinary, build, dense, grid
 
 CHOICES = grid(17)
@@ -133,14 +136,13 @@ def test_repeated_choices_tie_to_the_first():
     assert torch.equal(X, once)
 
 
-def test_many_choices_are_not_kept_in_memory_but_give_the_same_batch(monkeypatch):
-    from sparse_bo.acquisition import picking
-
+def test_many_choices_are_not_kept_in_memory_but_give_the_same_batch():
     kept, _ = optimize_batch(build(SparseGP), choices=CHOICES, ratio_threshold=math.inf, max_q=12)
-    monkeypatch.setattr(picking, "DEFAULT_MEMORY_BYTES", 1)
-    monkeypatch.setattr(picking, "SWEEP", 50)
-    monkeypatch.setattr(picking, "BLOCK", 7)
-    streamed, _ = optimize_batch(build(SparseGP), choices=CHOICES, ratio_threshold=math.inf, max_q=12)
+    posterior = batch_posterior(build(SparseGP), in_batch="process", like=CHOICES)
+    with torch.no_grad():
+        scores = UpperConfidence(posterior, CHOICES, width=2.0, sweep=50, block=7, memory_bytes=1)
+    rule = StopRule("global", math.inf)
+    streamed, _ = pick_until(posterior, best_choice(scores), stop_rule=rule, spent=0.0, max_q=12, condition=True)
     assert torch.equal(kept, streamed)
 
 

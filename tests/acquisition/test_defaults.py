@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from botorch.acquisition import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from torch import Tensor
 
 from sparse_bo import optimize_batch
@@ -28,13 +29,17 @@ from sparse_bo.kernels import differentiable_cross
 from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.models import SparseGP
 from sparse_bo.widths import BBKBTheory, Confidence, SBPETheory, estimate_rkhs_norm
-from tests.acquisition.dense import BOUNDS, Ordinary, build
+from tests.acquisition.dense import BOUNDS, Ordinary, build, data
 from tests.arms.builders import random_problem
 from tests.builders import rbf_kernel
 
 MODEL, OTHER, KERNEL = build(SparseGP), build(Ordinary), rbf_kernel(0.3)
 PROBLEM = random_problem(3, a=60, pulls=20)
 LOW = PROBLEM.with_prior(sweep_dtype=torch.float32)
+IMPROVEMENT = qLogExpectedImprovement(MODEL, best_f=5.0)
+OTHER_IMPROVEMENT = qLogExpectedImprovement(OTHER, best_f=5.0)
+NOISY = qLogNoisyExpectedImprovement(MODEL, X_baseline=data()[0])
+PENDING = torch.tensor([[0.2, 0.3], [0.9, 0.6]], dtype=torch.float64)
 QUICK = {"ratio_threshold": 3.0, "max_q": 4, "raw_samples": 32, "num_restarts": 2}
 SUM = (torch.tensor([0, 1]), torch.tensor([-1.0, -1.0], dtype=torch.float64), -1.2)
 
@@ -45,6 +50,10 @@ def generator() -> torch.Generator:
 
 def batch(model: object = MODEL, **more: object) -> list[Tensor]:
     return list(optimize_batch(model, BOUNDS, **QUICK, **more))
+
+
+def choice(**more: object) -> list[Tensor]:
+    return list(optimize_batch(MODEL, choices=PROBLEM.prior.arms, ratio_threshold=9.0, max_q=4, **more))
 
 
 def picks(problem=PROBLEM, **more: object) -> list[Tensor]:
@@ -105,12 +114,22 @@ def widths() -> list[Tensor]:
     return [gains, noise, torch.tensor([width(confidence), *estimate], dtype=torch.float64, device="cpu")]
 
 
+FUNCTIONS: dict[str, Callable[[], list[Tensor]]] = {
+    "improvement": lambda: batch(acq_function=IMPROVEMENT),
+    "improvement of another model": lambda: batch(OTHER, acq_function=OTHER_IMPROVEMENT),
+    "noisy improvement": lambda: batch(acq_function=NOISY),
+    "noisy improvement, pending": lambda: batch(acq_function=NOISY, X_pending=PENDING),
+    "improvement of choices": lambda: choice(acq_function=IMPROVEMENT),
+    "noisy improvement of choices": lambda: choice(acq_function=NOISY, X_pending=PENDING),
+}
+"""With base samples, starts and baselines of BoTorch. The functions are made once: what a caller makes is the caller's."""
 WORK: dict[str, Callable[[], list[Tensor]]] = {
     "upper confidence": batch,
     "fixed dictionary": lambda: batch(in_batch="fixed"),
     "constraints": lambda: batch(inequality_constraints=[SUM], fixed_features={0: 0.25}),
     "another model": lambda: batch(OTHER),
-    "choices": lambda: list(optimize_batch(MODEL, choices=PROBLEM.prior.arms, ratio_threshold=3.0, max_q=4)),
+    "choices": choice,
+    **FUNCTIONS,
     "arms": picks,
     "arms in low precision": lambda: picks(LOW),
     "arms by process": lambda: picks(in_batch="process"),
@@ -135,7 +154,7 @@ WORK: dict[str, Callable[[], list[Tensor]]] = {
 }
 
 
-BOTORCHS = ("upper confidence", "fixed dictionary", "constraints", "another model")
+BOTORCHS = ("upper confidence", "fixed dictionary", "constraints", "another model", *FUNCTIONS)
 """BoTorch's searches and models make tensors of their own on the default device, and bring them back."""
 
 
@@ -170,3 +189,14 @@ def test_no_tensor_is_made_on_the_default_device(name: str) -> None:
     with default(device="meta"):
         got = WORK[name]()
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_global_generator_neither_matters_nor_moves(name: str) -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        found.append(FUNCTIONS[name]())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))

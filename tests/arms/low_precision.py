@@ -8,16 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import moments
-
 SETTINGS = ["ieee", "tf32", "bf16"]
 _CUT = {"tf32": 13, "bf16": 16}
 """Bits of a float32 factor that get lost."""
 
 
-def set_products(monkeypatch: pytest.MonkeyPatch, device: torch.device, setting: str) -> None:
-    """Multiply float32 matrices with factors cut as the setting cuts them, and let the setting be what is read."""
-    monkeypatch.setattr(moments, "float32_products", lambda where: moments.ROUNDINGS[setting])
+def set_products(monkeypatch: pytest.MonkeyPatch, setting: str, *, said: str | None = None) -> None:
+    """Multiply float32 matrices with factors cut as the setting cuts them; torch says so, unless it says something else."""
+    for backend in (torch.backends.mkldnn, torch.backends.cuda):
+        monkeypatch.setattr(type(backend.matmul), "fp32_precision", said or setting, raising=False)
     monkeypatch.setattr(Tensor, "__matmul__", _cutting(_PLAIN, _CUT.get(setting, 0)))
 
 

@@ -143,7 +143,7 @@ def test_a_long_batch_over_many_blocks(in_batch):
 @pytest.mark.parametrize("kind", RULES)
 def test_low_precision_sweeps_pick_like_float64_sweeps(kind, in_batch, device, monkeypatch):
     for seed in range(6):
-        set_products(monkeypatch, device, SETTINGS[seed % 3])
+        set_products(monkeypatch, SETTINGS[seed % 3])
         p = random_problem(seed, a=120, m=15, pulls=30, noise=[0.1, 1.0][seed % 2], device=device)
         low = p.with_prior(sweep_dtype=torch.float32)
         assert _picks(low, kind, in_batch) == _picks(p, kind, in_batch), seed

@@ -8,7 +8,6 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BBKB, AskTell, ProductGrid
-from sparse_bo.arms import posterior
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import MemoryWarning
 from tests.builders import unit_box
@@ -100,29 +99,29 @@ def test_memory_of_other_allocators_counts_as_well(message, error):
         assert picks(GRID[:], most, memory, error(message))[0] == expected
 
 
-def test_the_columns_that_fill_the_memory_are_gone_when_it_is_tried_again(monkeypatch):
+def test_the_columns_that_fill_the_memory_are_gone_when_it_is_tried_again():
     """The state before holds them too; it evaluates them anew if it is needed after all."""
+    held = None
+
+    class Filling(RBFKernel):
+        def forward(self, x1: torch.Tensor, x2: torch.Tensor, diag: bool = False, **params: Any) -> torch.Tensor:
+            if held is not None and held() is not None and not diag and len(x2) > 1000:
+                raise torch.OutOfMemoryError("CUDA out of memory")  # a new one: a traceback holds tensors
+            return super().forward(x1, x2, diag=diag, **params)
+
     memory = 2**25
-    policy = BBKB(covar_module=kernel(10**9), regularization=0.01, memory_bytes=memory)
-    expected, loop = picks(GRID[:], 10**9, memory)
-    loop = AskTell(GRID[:], policy, seed=0)
+    expected, _ = picks(GRID[:], 10**9, memory)
+    filling = Filling().double()
+    filling.lengthscale = 0.3
+    loop = AskTell(GRID[:], BBKB(covar_module=filling, regularization=0.01, memory_bytes=memory), seed=0)
     for _ in range(3):
         batch = loop.ask(20)
         loop.tell(batch.tickets, -(batch.X - 0.4).square().sum(-1))
     columns = loop.state.fitted.columns
-    held, plain, seen = weakref.ref(columns.storage.rows), posterior.sweep, []
-
-    def failing_once(*args, **kwargs):
-        seen.append(held() is None)
-        if len(seen) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(*args, **kwargs)
-
     batch = loop.ask(20)
-    monkeypatch.setattr(posterior, "sweep", failing_once)
+    held = weakref.ref(columns.storage.rows)
     with pytest.warns(MemoryWarning):
         loop.tell(batch.tickets, -(batch.X - 0.4).square().sum(-1))
-    assert seen == [False, True]
     assert loop.history.indices == expected
     grown = columns.grown(loop.state.posterior.prior.fixed, torch.tensor([3, 5]), GRID[torch.tensor([3, 5])])
     every = torch.arange(len(GRID[:]))

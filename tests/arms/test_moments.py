@@ -52,8 +52,7 @@ def test_any_way_to_set_the_precision_is_read_and_left_alone(setting, expected):
 def test_a_coarser_setting_needs_its_own_bound(setting, monkeypatch):
     """With the bound of float32 proper, errors would pass it."""
     p = random_problem(0, a=60, m=30, pulls=60)
-    set_products(monkeypatch, torch.device("cpu"), setting)
-    monkeypatch.setattr(moments, "float32_products", lambda where: moments.ROUNDINGS["ieee"])
+    set_products(monkeypatch, setting, said="ieee")
     low, high = p.with_prior(sweep_dtype=torch.float32).posterior(), p.posterior()
     assert bool(((low.leverages - high.leverages).abs() > low.leverage_errors).any())
 

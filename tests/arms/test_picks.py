@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from scipy.linalg import blas
 
-from sparse_bo.arms import picks
 from sparse_bo.arms.picks import GreedyPicks, greedy_picks, resolution
 
 
@@ -102,13 +102,13 @@ def test_round_off_does_not_break_a_tie() -> None:
 
 def test_an_update_that_rounds_some_arms_otherwise_breaks_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     """As BLAS does where its vectors end, on some processors."""
-    update = picks.dger
+    update = blas.dger
 
     def rounding_otherwise(alpha, x, y, incx, incy, a, *rest):
         update(alpha, x, y, incx, incy, a, *rest)
         a[3:] = np.nextafter(a[3:], np.inf)
 
-    monkeypatch.setattr(picks, "dger", rounding_otherwise)
+    monkeypatch.setattr(blas, "dger", rounding_otherwise)
     got = _pick((np.zeros(5), np.full((5, 5), 0.5), np.zeros(5)), max_picks=6)
     assert got.positions == [0] * 6
 

@@ -230,7 +230,7 @@ def test_more_pulls_at_a_fixed_dictionary_never_raise_a_leverage():
 @pytest.mark.parametrize("precision", SETTINGS)
 @pytest.mark.parametrize("noise", [1.0, 1e-3])
 def test_sweep_errors_of_a_low_precision_are_within_their_bounds(noise, precision, device, monkeypatch):
-    set_products(monkeypatch, device, precision)
+    set_products(monkeypatch, precision)
     for seed in range(5):
         p = random_problem(seed, a=60, m=30, pulls=60, noise=noise, prior_mean=0.3, device=device)
         low, high = p.with_prior(sweep_dtype=torch.float32).posterior(), p.posterior()

@@ -8,7 +8,7 @@ import torch
 from gpytorch.kernels import LinearKernel
 
 from sparse_bo import BBKB, BKB, AskTell, MemmapArms, ProductGrid
-from sparse_bo.arms import ArmPosterior, ContenderPosterior, KernelColumns, StopRule, arm_posterior, batch, fit_arms, pick_batch
+from sparse_bo.arms import ArmPosterior, ContenderPosterior, KernelColumns, StopRule, arm_posterior, fit_arms, pick_batch
 from sparse_bo.arms.conditioning import Conditioner, contenders_after
 from sparse_bo.arms.prior import Sizes
 from sparse_bo.domains.lazy import LazyArms
@@ -105,7 +105,7 @@ def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device)
 @pytest.mark.parametrize("precision", SETTINGS)
 @pytest.mark.parametrize("capacity", [5, 1000])
 def test_low_precision_streams_pick_alike(precision, capacity, monkeypatch):
-    set_products(monkeypatch, torch.device("cpu"), precision)
+    set_products(monkeypatch, precision)
     for seed in range(6):
         p = _problem(seed)
         expected = _pick(p.posterior(), "global", 3.0, "fixed")
@@ -123,20 +123,12 @@ def test_a_bar_of_the_wrong_ratio_would_lose_picks():
     assert lost >= 3
 
 
-def test_a_refill_is_needed_and_used(monkeypatch):
-    calls = []
-    refill = batch.contenders_after
-
-    def counted(*args: object, **kwargs: object) -> object:
-        calls.append(1)
-        return refill(*args, **kwargs)
-
-    monkeypatch.setattr(batch, "contenders_after", counted)
+def test_arms_that_were_no_contenders_at_the_start_are_picked():
     p = _problem(1)
-    assert _pick(_swept(streamed(p, sizes=Sizes(contenders=2)), "global", 6.0), "global", 6.0, "fixed") == _pick(
-        p.posterior(), "global", 6.0, "fixed"
-    )
-    assert calls
+    few = _swept(streamed(p, sizes=Sizes(contenders=2)), "global", 6.0)
+    picks = _pick(few, "global", 6.0, "fixed")
+    assert picks == _pick(p.posterior(), "global", 6.0, "fixed")
+    assert not set(picks) <= set(few.contenders.indices.tolist())
 
 
 def test_of_equal_arms_the_first_is_picked():
@@ -161,10 +153,9 @@ def test_means_and_leverages_are_those_of_the_arms_in_memory(device):
 
 
 @pytest.mark.parametrize("kernel", [rbf_kernel(scale=2.0), LinearKernel().double()], ids=["stationary", "linear"])
-def test_the_largest_prior_variance_is_that_of_the_arms_in_memory(kernel, monkeypatch):
-    monkeypatch.setattr("sparse_bo.arms.prior.CHECK_ROWS", 17)
+def test_the_largest_prior_variance_is_that_of_the_arms_in_memory(kernel):
     p = random_problem(1, a=150, kernel=kernel)
-    assert streamed(p).prior.kappa_squared == p.prior.kappa_squared
+    assert streamed(p, sizes=Sizes(tile_rows=17)).prior.kappa_squared == p.prior.kappa_squared
 
 
 def test_the_local_rule_is_refused():
@@ -209,7 +200,7 @@ def test_a_tile_that_cannot_fit_is_refused():
         _swept(streamed(_problem(2), memory_bytes=64), "global", 2.0)
 
 
-def test_conditioned_scores_of_a_refill_are_the_oracles(monkeypatch):
+def test_conditioned_scores_of_a_refill_are_the_oracles():
     p = _problem(1)
     lazy = _swept(streamed(p), "global", 6.0)
     conditioner = Conditioner.at_start(lazy, "fixed")

@@ -54,6 +54,7 @@ from tests.cli.builders import QUICK, invoke
         (["--policy", "gssbo", "--set", "buffer=big"], "a whole number or 'model' or 'clock', got 'big'"),
         (["--standardize", "--scaling", "unit"], "contradicts"),
         (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
+        (["--kernel", "tanimoto", "--lengthscale", "1"], "compares fingerprints and has no lengthscale; drop"),
         (["--precision", "float16"], "'float64', 'float32'"),
         (["--device", "abacus"], "--device cpu, cuda or cuda:N"),
         (["--dictionary", "uniform"], "needs --dictionary-size"),
@@ -236,7 +237,7 @@ def test_budgets_are_written_alike_everywhere(number, tmp_path):
     assert done.exit_code == 0, done.output
     assert "100 in about" in done.stdout
     run = invoke("run", "--problem", "gp-draw", "--arms", "50", "--policy", "random", "--budget", number, "--out", tmp_path)
-    assert "100 on" in run.stdout
+    assert "100 told" in run.stdout
 
 
 @pytest.mark.parametrize("storage", ["sqlite:///run.db", "postgresql://user@host/db"])

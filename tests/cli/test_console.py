@@ -52,7 +52,7 @@ def test_names_of_folders_and_journals_are_shown_as_they_are(folder):
     assert f"figure   {out}/b[italic] :bug:.png\n" in done.stdout
     done = invoke("resume", journal, "--budget", "6", "--yes")
     assert done.exit_code == 0, done.output
-    assert "6 on 6 distinct arms" in done.stdout
+    assert "6 of them evaluated" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_folder_that_became_a_file_costs_no_results(tmp_path, temporary, monke
     replaced_meanwhile(monkeypatch, out)
     done = invoke(*RUN, "--out", out)
     assert done.exit_code == 1
-    assert "30 on 30 distinct arms" in done.stdout
+    assert "30 of them evaluated" in done.stdout
     assert out.read_text() == "mine"
     (saved,) = temporary.rglob("*.jsonl")
     assert done.stderr == (
@@ -78,7 +78,7 @@ def test_a_full_disk_is_said_after_the_summary(tmp_path, temporary, monkeypatch)
     monkeypatch.setattr(NotebookFigure, "savefig", full)
     done = invoke(*RUN, "--out", tmp_path / "out")
     assert done.exit_code == 1
-    assert "30 on 30 distinct arms" in done.stdout
+    assert "30 of them evaluated" in done.stdout
     assert done.stderr == (
         f"error: could not write the history and the figure into {tmp_path / 'out'} (No space left on device); nor the history "
         "into a temporary folder (No space left on device); run again with another --out, or with --storage RUN.journal, whose "
@@ -206,6 +206,6 @@ def test_a_figure_that_cannot_be_drawn_costs_no_history(error, tmp_path, monkeyp
     monkeypatch.setattr(History, "plot", fails)
     done = invoke(*RUN, "--out", tmp_path)
     assert done.exit_code == 1
-    assert "30 on 30 distinct arms" in done.stdout
+    assert "30 of them evaluated" in done.stdout
     assert done.stderr.startswith(f"error: could not write the figure into {tmp_path} ({type(error).__name__}: {error}); ")
     assert len(History.load(tmp_path / FILES[0]).indices) == 30

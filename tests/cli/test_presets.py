@@ -7,6 +7,7 @@ from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli import options
 from sparse_bo.cli.presets import POLICIES, SAMPLERS, make_kernel, make_policy, make_sampler
 from sparse_bo.dictionary import UniformSampler
+from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import Policy, RandomSearch
 
 
@@ -42,6 +43,13 @@ def test_kernels_by_name(name, nu):
     assert kernel.base_kernel.nu == nu
     assert kernel.base_kernel.lengthscale.item() == pytest.approx(0.7)
     assert kernel.outputscale.item() == pytest.approx(2.0)
+
+
+def test_fingerprints_have_a_kernel_by_name():
+    kernel = make_kernel("tanimoto", lengthscale=None, outputscale=2.0)
+    assert type(kernel.base_kernel) is TanimotoKernel
+    assert kernel.outputscale.item() == pytest.approx(2.0)
+    assert type(make_kernel("tanimoto", lengthscale=None, outputscale=None)) is TanimotoKernel
 
 
 def test_what_can_be_chosen_by_name_is_what_there_is():

@@ -39,7 +39,7 @@ def test_a_run_killed_in_the_middle_and_resumed_ends_as_if_nothing_had_happened(
     assert (tmp_path / "c" / "cut.png").exists()
     done = invoke("resume", str(cut), "--executor", "threads", "--workers", "3")
     assert done.exit_code == 0, done.output
-    assert "30 on" in done.output
+    assert "30 told" in done.output
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["gp-draw-bbkb-seed1.jsonl", "gp-draw-bbkb-seed1.png"]
     assert read_run(cut).history.indices == read_run(whole).history.indices
     assert read_run(cut).history.column("values") == read_run(whole).history.column("values")
@@ -69,7 +69,7 @@ def test_a_budget_below_what_there_is_is_named(tmp_path):
     again = invoke("resume", path, "--budget", "25")
     assert again.exit_code == 0
     assert "since the resume" in again.stdout
-    assert "25 in 6 dimensions" in again.stdout
+    assert "25 told" in again.stdout
 
 
 def test_arms_that_the_journal_lacks_are_asked_for_by_their_option(tmp_path):
@@ -133,7 +133,7 @@ def test_a_schedule_that_has_ended_is_said_on_resume(tmp_path):
     done = invoke("resume", path, "--budget", "40")
     assert done.exit_code == 1
     assert done.stderr.startswith("stopped: all ")
-    assert "30 on" in done.stdout
+    assert "30 told" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["resume", "report"])

@@ -4,11 +4,15 @@ import dataclasses
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 import typer
 
+from sparse_bo import AskTell, Storage
 from sparse_bo.cli.app import app
 from sparse_bo.cli.presets import FLAGS, OPTIONS_OF, POLICIES, flag, given_settings, read_settings, settings_of
+from sparse_bo.policies import RandomSearch
 from tests.cli.builders import invoke
 
 WITHOUT_TEXT = {"acquisition", "first", "fitter", "inner", "surrogate", "then"}
@@ -96,3 +100,27 @@ def test_help_and_mistyped_options_load_no_torch(arguments):
 def test_help_names_every_policy(command):
     text = invoke(*command, columns=80).output
     assert all(f" {policy}" in text for policy in POLICIES)
+
+
+def test_compare_takes_every_option_that_its_help_lists(tmp_path):
+    """Its help listed options that it refused."""
+    drawn = ["--problem", "gp-draw", "--arms", "60", "--dims", "2", "--noise-sd", "0.1", "--seed", "1", "--quiet"]
+    table = ["--problem", "abalone", "--scaling", "standardize", "--standardize", "--device", "cpu"]
+    assert {f"--{name.replace('_', '-')}" for name in parameters("compare")} == {
+        *(text for text in drawn + table if text.startswith("--")), "--budget", "--out"
+    }  # fmt: skip
+    for options in (drawn, table):
+        done = invoke("compare", *options, "--budget", "4", "--out", tmp_path)
+        assert done.exit_code == 0, done.stderr
+
+
+def test_an_audit_without_arms_names_the_option(tmp_path):
+    path, X = tmp_path / "run.journal", torch.rand(30, 2, dtype=torch.float64)
+    with AskTell(X, RandomSearch(batch_size=5), storage=Storage(path, arms_bytes=10)) as loop:
+        loop.run(lambda X: X.sum(dim=-1), 10)
+    done = invoke("audit", path)
+    assert done.exit_code == 2
+    assert "pass --arms-file FILE.npy" in done.stderr
+    assert "arms=" not in done.stderr
+    np.save(tmp_path / "arms.npy", X.numpy())
+    assert "made again from the last snapshot on" in invoke("audit", path, "--arms-file", tmp_path / "arms.npy").stdout

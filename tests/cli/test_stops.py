@@ -129,8 +129,24 @@ def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
         "stopped: the objective failed on a batch of 1 (ZeroDivisionError: division by zero)\n"
         "Go on with: python -m sparse_bo resume 'my run.journal'\n"
     )
-    assert "3 on 3 distinct arms" in done.stdout
+    assert "3 of them evaluated" in done.stdout
     assert len(History.load("out/f-random-seed0.jsonl").indices) == 3
+
+
+def test_an_interrupt_counts_the_evaluations_that_are_in_the_table(tmp_path, monkeypatch):
+    """ "interrupted after 26 evaluations" stood above a table of 25."""
+    stops = "    if len(calls) == 8:\n        raise KeyboardInterrupt\n"
+    text = f"calls = []\ndef f(x):\n    calls.append(1)\n{stops}    return float(x[0])\n"
+    (tmp_path / "impatient.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["--objective", "impatient:f", "--one-by-one", "--grid", "9x9", "--policy", "random", "--set", "batch_size=5"]
+    done = invoke("run", *own, "--budget", "20", "--storage", "run.journal")
+    sys.modules.pop("impatient")
+    assert done.exit_code == 130
+    assert done.stderr.startswith("stopped: interrupted after 7 evaluations\n")
+    assert "10 asked, 5 told, 0 failed, 2 since the last update, 3 out" in done.stdout
+    assert "10 asked, 7 told, 0 failed, 3 out" in invoke("report", "run.journal").stdout
 
 
 @pytest.mark.sampled(2)
@@ -147,7 +163,7 @@ def test_a_policy_or_a_journal_that_fails_keeps_what_was_told(error, tmp_path, m
     done = invoke(*QUICK, "--out", str(tmp_path))
     assert done.exit_code == 1
     assert done.stderr == f"stopped: {str(error) or 'MemoryError'}\n"
-    assert "distinct arms" in done.stdout
+    assert "of them evaluated" in done.stdout
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) >= 12
 
 

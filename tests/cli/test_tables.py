@@ -3,21 +3,22 @@
 import io
 import math
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 from sparse_bo import AskTell
-from sparse_bo.cli.console import plain
-from sparse_bo.cli.tables import audit_table, recorded_summary, summary
+from sparse_bo.cli.commands import audit_table
+from sparse_bo.cli.console import plain, table
 from sparse_bo.policies import RandomSearch
-from sparse_bo.problems.base import Problem
-from sparse_bo.problems.builtin import gp_draw
+from sparse_bo.report.facts import facts
 from sparse_bo.report.page import run_page
 from sparse_bo.runs import audit_run
 from sparse_bo.runs.records import read_run
-from sparse_bo.runs.view import view_of_journal
+from sparse_bo.runs.view import view_of_journal, view_of_recorded
 from tests.builders import arms
+from tests.report.builders import view
 
 HOSTILE = "a [/x] [red]b[/red] :bug:"
 
@@ -29,28 +30,18 @@ def text_of(renderable) -> str:
     return file.getvalue()
 
 
-def run_of(problem, budget: int, **settings):
-    loop = AskTell(problem.arms, RandomSearch(batch_size=budget), seed=0, **settings)
-    return loop, loop.run(problem.objective(seed=1), budget, call_with="indices")
+@pytest.mark.parametrize(("evaluations", "newest"), [(20, False), (1_000, False), (1_001, True)])
+def test_regret_of_the_last_thousand_is_shown_in_longer_runs_alone(evaluations, newest):
+    regret = np.full(evaluations, 0.5)
+    regret[0] = 100.0
+    shown = facts(view(values=np.zeros(evaluations), regret=regret))["regret"]
+    assert shown.startswith(f"{0.5 + 99.5 / evaluations:.4g} per evaluation")
+    assert shown.endswith(", 0.5 over the last 1,000") is newest
 
 
-@pytest.mark.parametrize(("budget", "newest"), [(20, False), (1_000, False), (1_001, True)])
-def test_regret_of_the_last_thousand_is_shown_in_longer_runs_alone(budget, newest):
-    problem = gp_draw(arms=2_000, dims=1, seed=0)
-    loop, result = run_of(problem, budget)
-    shown = text_of(summary(result, loop, problem, 1.0))
-    assert "per evaluation" in shown
-    assert ("over the last 1,000" in shown) is newest
-
-
-def test_names_are_no_markup_whatever_prints_the_table(tmp_path):
-    X = torch.rand(30, 2, dtype=torch.float64)
-    problem = Problem(HOSTILE, X, X[:, 0], 0.1, HOSTILE)
-    path = tmp_path / "[red]:bug:.journal"
-    loop, result = run_of(problem, 5, storage=path)
-    loop.close()
-    assert f"random on {HOSTILE}: {HOSTILE}" in text_of(summary(result, loop, problem, 1.0))
-    assert "[red]:bug:.journal" in text_of(recorded_summary(path, read_run(path), None))
+def test_names_are_no_markup_whatever_prints_the_table():
+    shown = text_of(table(HOSTILE, {HOSTILE: HOSTILE}))
+    assert shown.count(HOSTILE) == 3
 
 
 def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_path):
@@ -61,13 +52,16 @@ def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_
         loop.tell(batch.tickets, [1.0, math.nan])
         loop.ask()
         loop.tell(loop.pending[:1], [2.0])
-        recorded, audited = read_run(path), audit_run(path)
+        recorded, audit = read_run(path), audit_run(path)
     assert (recorded.asked, recorded.told, recorded.failed, recorded.before, recorded.out) == (4, 12, 1, 10, 1)
-    shown = text_of(recorded_summary(path, recorded, None))
-    assert "4 asked (10 observed before), 2 told, 1 failed" in shown
-    assert shown.partition("since the last update │ ")[2].startswith("2 ")
-    assert "4 asked (10 observed before), 2 told, 1 failed, 1 out; all checksums fit" in text_of(audit_table(path, audited))
-    assert "1 evaluations are out" in run_page(view_of_journal(path))
+    expected = "4 asked (10 observed before), 2 told, 1 failed, 1 out"
+    assert expected == facts(view_of_recorded(recorded))["evaluations"]
+    found, advice = audit_table(path, audit)
+    assert f"{expected}; all checksums fit" in text_of(found)
+    assert "1 evaluations are out" in advice[0].warning
+    page = run_page(view_of_journal(path))
+    assert expected in page
+    assert "1 evaluations are out" in page
 
 
 @pytest.mark.parametrize(

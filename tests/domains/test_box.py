@@ -1,9 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, Int, TrustRegion, maximize
+from sparse_bo import AskTell, Float, Int, MemmapArms, ProductGrid, Space, TrustRegion, maximize
 from sparse_bo.domains import check_domain
 from sparse_bo.domains.box import Box
 from sparse_bo.policies import BoxState, EpsilonGreedy, RandomSearch
@@ -49,6 +50,49 @@ def test_initial_observations_may_require_gradients(policy):
     loop.tell(batch.tickets, [1.0] * len(batch))
     assert not loop.state.X.requires_grad
     assert loop.state.X[:3].tolist() == X.tolist()
+
+
+HUGE = torch.tensor([[-1.7e308, 0.0], [1.7e308, 1.0]], dtype=torch.float64)
+
+
+def test_ranges_beyond_the_largest_number_are_refused_before_any_evaluation(tmp_path):
+    """Their differences are infinite: points between them are, too."""
+    (tmp_path / "space.toml").write_text('x = {type = "float", low = -1.7e308, high = 1.7e308}\n')
+    np.save(tmp_path / "arms.npy", HUGE.numpy())
+    calls: list[int] = []
+    for domain in (
+        lambda: {"bounds": HUGE},
+        lambda: {"arms": HUGE},
+        lambda: {"arms": torch.full((50, 1), 1e307, dtype=torch.float64)},  # centring them takes their sum
+        lambda: {"arms": ProductGrid([HUGE[:, 0], HUGE[:, 1]])},
+        lambda: {"arms": ProductGrid.linspace(HUGE, [3, 3])},
+        lambda: {"arms": MemmapArms(tmp_path / "arms.npy")},
+        lambda: {"space": {"x": Float(-1.7e308, 1.7e308)}},
+        lambda: {"space": Space.load(tmp_path / "space.toml")},
+    ):
+        with pytest.raises(
+            ValueError, match=r"below 1.8e308, got .*1[.e].*; (divide this input|search it divided) by its larg"
+        ):
+            maximize(calls.append, **domain(), budget=3)
+    assert not calls
+
+
+@pytest.mark.parametrize("scale", [8e307, 1e-308, 1e-320])
+def test_boxes_of_any_other_size_are_searched(scale):
+    box = torch.tensor([[-scale, 0.0], [scale, 1.0]], dtype=torch.float64)
+    result = maximize(lambda X: -(X / box[1]).square().sum(dim=-1), bounds=box, budget=14, seed=0)
+    assert abs(float(result.best_x[0])) < 0.6 * scale
+
+
+def test_bounds_and_points_in_float32_may_be_far_apart():
+    box = Box(torch.tensor([[-3e38], [3e38]]))
+    assert box.check("points", torch.tensor([[3e38], [-1e38]])).tolist() == [
+        [float(np.float32(3e38))],
+        [float(np.float32(-1e38))],
+    ]
+    small = Box(torch.tensor([[-3e38, 0.0], [3e38, 1.0]]))
+    with pytest.raises(ValueError, match="inside the bounds"):
+        small.check("points", torch.tensor([[0.0, 1.1]]))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from sparse_bo import AskTell, MemmapArms, ProductGrid
-from sparse_bo.arms import tiles as tiles_module
-from sparse_bo.arms.tiles import tiles
 from sparse_bo.domains import Arms, LazyArms
 from sparse_bo.domains.lazy import digest
+from sparse_bo.domains.memmap import tiles
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.protocol import arms_of
@@ -62,17 +61,19 @@ def test_tiles_cover_all_rows_in_order(kind, rows, tmp_path, device):
     assert torch.equal(torch.cat(blocks), expected)
 
 
-def test_a_failing_read_ahead_reaches_the_caller(tmp_path, monkeypatch):
-    arms, _ = make("file", tmp_path, "cpu")
+class Vanishing(MemmapArms):
+    """A file of which only the first rows can be read."""
 
-    def failing(self, start, stop):
+    def host_rows(self, start, stop):
         if start >= 10:
             raise OSError("the disk is gone")
-        return torch.zeros(stop - start, 3, dtype=torch.float64)
+        return super().host_rows(start, stop)
 
-    monkeypatch.setattr(tiles_module.MemmapArms, "host_rows", failing)
+
+def test_a_failing_read_ahead_reaches_the_caller(tmp_path):
+    make("file", tmp_path, "cpu")
     with pytest.raises(OSError, match="the disk is gone"):
-        list(tiles(arms, rows=5))
+        list(tiles(Vanishing(next(tmp_path.glob("*.npy"))), rows=5))
 
 
 @pytest.mark.parametrize("kind", ["grid", "file"])
@@ -187,11 +188,10 @@ def test_files_of_the_wrong_shape_or_dtype_are_refused(array, error, message, tm
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_the_first_bad_row_of_a_file_is_named(value, tmp_path, monkeypatch):
-    monkeypatch.setattr("sparse_bo.domains.lazy.CHECK_ROWS", 7)
-    X = np.zeros((40, 2))
-    X[17, 1] = X[30, 0] = value
-    with pytest.raises(ValueError, match="in 2 row.s., the first at row 17"):
+def test_the_first_bad_row_of_a_file_is_named(value, tmp_path):
+    X = np.zeros((2**18 + 40, 2), np.float32)  # read in two blocks
+    X[2**18 + 17, 1] = X[2**18 + 30, 0] = value
+    with pytest.raises(ValueError, match=f"in 2 row.s., the first at row {2**18 + 17}"):
         MemmapArms(saved(tmp_path, X))
 
 

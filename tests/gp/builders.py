@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
-from sparse_bo.gp.learn import learn_prior
 from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
-from sparse_bo.gp.objective_prior import KnownPrior, Prior
+from sparse_bo.gp.objective_prior import KnownPrior, Prior, learn_prior
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from tests import oracles
 from tests.oracles import rbf
@@ -74,10 +73,6 @@ class Regression:
     def variance(self, A: Tensor | None = None) -> Tensor:
         A = self.T if A is None else A
         return dtc.variance(self.fit(), self.features(A), self.prior_variance(A))
-
-    def covariance(self) -> Tensor:
-        Z = self.features(self.T)
-        return dtc.covariance(self.fit(), Z, Z, self.k(self.T, self.T))
 
     def exact(self) -> oracles.Gaussian:
         P, T = self.pulls, self.T

@@ -5,10 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from botorch.models.utils.gpytorch_modules import (
-    get_covar_module_with_dim_scaled_prior,
-    get_gaussian_likelihood_with_lognormal_prior,
-)
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
 from sparse_bo.gp.objective_prior import family_of, scaled_kernel
@@ -82,16 +78,3 @@ def test_the_prior_of_the_noise_is_a_normal_density_of_its_logarithm():
     value = normal.log_prob(at) - normal.log_prob(torch.tensor(math.log(1e-3)))
     value.backward()
     assert priors.of_noise(-3.0) == pytest.approx((float(value.detach()), float(at.grad)), rel=1e-5)
-
-
-def test_botorchs_priors_are_those_of_its_models():
-    """Differences of the log density of (log ℓ, g) with and without BoTorch's modules, at two places."""
-    d, table = 3, Priors.botorch()
-    kernel, likelihood = get_covar_module_with_dim_scaled_prior(ard_num_dims=d), get_gaussian_likelihood_with_lognormal_prior()
-    ours, theirs = [], []
-    for ell, g in (((0.3, 1.0, 2.0), 0.01), ((0.5, 0.4, 4.0), 0.3)):
-        logs = torch.tensor(ell, dtype=torch.float64).log()
-        ours.append(table.of_correlation(logs.numpy(), dims=d, family="rbf").value + table.of_noise(math.log(g))[0])
-        of_ell, of_noise = kernel.lengthscale_prior, likelihood.noise_covar.noise_prior
-        theirs.append(float(of_ell.log_prob(logs.exp()).sum() + of_noise.log_prob(torch.tensor(g))))
-    assert ours[1] - ours[0] == pytest.approx(theirs[1] - theirs[0], rel=1e-5)

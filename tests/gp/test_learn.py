@@ -1,25 +1,18 @@
 """Learning hyper-parameters: the optimum against a dense posterior, families by evidence, units, repeats, failures."""
 
-import logging
 import math
 from dataclasses import replace
 
-import gpytorch
 import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
-from sparse_bo.gp.learn import FAMILIES, PRIORS, Given, LogPosterior, learn, learn_prior, learning_is_due
+from sparse_bo.gp.learn import FAMILIES, PRIORS, Given, LogPosterior, learn
 from sparse_bo.gp.likelihood import Scatter, correlation_of
-from sparse_bo.gp.objective_prior import Prior, family_of, scaled_kernel
-from sparse_bo.gp.observations import Observations, merge_observations
 from sparse_bo.gp.priors import Priors
-from sparse_bo.kernels import covariance_function
 from sparse_bo.kernels.stationary import pairs
 from tests.builders import arms, waves
-from tests.gp.builders import OPEN, hull, learned_from, numbers, observe, problem
 
 EVERY = [*FAMILIES, ADDITIVE]
 
@@ -215,174 +208,3 @@ def test_outputs_that_are_not_finite_are_refused():
     X, y = data()
     with pytest.raises(ValueError, match="finite inputs and outputs"):
         learn(X, y * math.inf)
-
-
-def test_learned_kernel_predicts():
-    arms, index, y = problem()
-    learned = learned_from(arms, index, y)
-    k = covariance_function(learned.covar_module, like=arms)
-    X = arms[index]
-    A = k.cross(X, X) + learned.regularization * torch.eye(len(X), dtype=torch.float64)
-    mean = learned.prior_mean + k.cross(arms, X) @ torch.linalg.solve(A, y - learned.prior_mean)
-    truth = 100.0 + 5.0 * torch.sin(2.0 * arms[:, 0])
-    assert float((mean - truth).abs().max()) < 0.5
-
-
-def test_what_is_given_stays():
-    arms, index, y = problem()
-    kernel = gpytorch.kernels.RBFKernel().double()
-    kernel.lengthscale = 0.8
-    noise_only = learned_from(arms, index, y, Prior(kernel, 100.0, None))
-    assert noise_only.covar_module is kernel
-    assert noise_only.prior_mean == 100.0
-    assert learned_from(arms, index, y, Prior(None, None, 0.25)).regularization == 0.25
-    assert learned_from(arms, index, y, Prior(None, 90.0, None)).prior_mean == 90.0
-    assert kernel.lengthscale.item() == pytest.approx(0.8)
-
-
-def test_noise_and_mean_are_learned_beside_a_given_kernel():
-    arms, index, y = problem(n=200, noise=0.5)
-    kernel = scaled_kernel("rbf", torch.tensor([0.8, 5.0], dtype=torch.float64), 25.0)
-    learned = learned_from(arms, index, y, Prior(kernel, None, None))
-    assert learned.regularization == pytest.approx(0.25, rel=0.3)
-    assert learned.prior_mean == pytest.approx(100.0, abs=4.0)
-
-
-@pytest.mark.parametrize("scale", [1e-40, 1e-22, 1e-3, 1e3, 1e25, 1e60])
-def test_the_prior_follows_the_units(scale: float):
-    """``y → a y`` gives a² in variances, a in the mean and the same lengthscales: nothing goes through float32."""
-    arms, index, y = problem()
-    one, other = numbers(learned_from(arms, index, y)), numbers(learned_from(arms, index, scale * y))
-    assert other[:2] == pytest.approx(one[:2], rel=1e-6)
-    assert other[2] == pytest.approx(scale**2 * one[2], rel=1e-6, abs=0.0)
-    assert other[3] == pytest.approx(scale * one[3], rel=1e-6, abs=0.0)
-    assert other[4] == pytest.approx(scale**2 * one[4], rel=1e-6, abs=0.0)
-
-
-@pytest.mark.parametrize("shift", [-1e4, 1e6, 1e8])
-def test_the_prior_follows_a_shift(shift: float):
-    arms, index, y = problem()
-    one, other = numbers(learned_from(arms, index, y)), numbers(learned_from(arms, index, y + shift))
-    assert [*other[:3], other[4]] == pytest.approx([*one[:3], one[4]], rel=1e-3)
-    assert other[3] - shift == pytest.approx(one[3], abs=1e-2)
-
-
-def test_pulls_of_one_input_do_not_shrink_the_prior():
-    """A policy that has settled says nothing of the spread of the objective."""
-    arms, index, y = problem(n=40)
-    best = index[y.argmax()]
-    again = float(y.max()) + 0.1 * torch.randn(10_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    early = learned_from(arms, index, y)
-    late = learned_from(arms, torch.cat([index, best.repeat(10_000)]), torch.cat([y, again]))
-    assert numbers(late)[2] == pytest.approx(numbers(early)[2], rel=0.5)
-    assert late.regularization == pytest.approx(0.01, rel=0.1)
-
-
-def test_ten_repeats_of_one_point_can_be_learned_from():
-    arms, _, _ = problem()
-    y = torch.linspace(0.9, 1.1, 10, dtype=torch.float64)
-    learned = learned_from(arms, torch.zeros(10, dtype=torch.long), y)
-    assert all(math.isfinite(x) for x in numbers(learned))
-    assert learned.regularization > 0.0
-
-
-@pytest.mark.parametrize("value", [0.0, 4.0, -1e30, 1e-30])
-def test_constant_observations_and_constant_columns_can_be_learned_from(value: float):
-    arms, index, y = problem(n=12)
-    arms[:, 1] = 3.0
-    learned = learned_from(arms, index, torch.full_like(y, value))
-    assert learned.regularization > 0.0
-    assert learned.prior_mean == pytest.approx(value, rel=1e-6, abs=1e-6)
-
-
-def test_discrete_labels_can_be_learned_from():
-    arms, index, _ = problem(n=80)
-    learned = learned_from(arms, index, (arms[index, 0] > 1.0).double())
-    assert all(math.isfinite(x) for x in numbers(learned))
-    assert numbers(learned)[0] < 4.0  # the side of the hull
-
-
-def test_one_outlier_leaves_the_prior_of_the_others():
-    arms, index, y = problem()
-    clean = learned_from(arms, index, y)
-    for value in (-1e30, 1e30):
-        wild = learned_from(arms, index, torch.cat([y[:-1], y.new_tensor([value])]))
-        assert numbers(wild)[2] < 1e3 * numbers(clean)[2]
-
-
-def test_more_inputs_than_are_learned_from_are_sampled():
-    """The most repeated ones are among them: without their repeats the noise would be another."""
-    arms, index, y = problem(n=150)
-    again = y[0] + 2.0 * torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    index, y = torch.cat([index, index[:1].repeat(50)]), torch.cat([y, again])
-    one, two = (learned_from(arms, index, y, most=30) for _ in range(2))
-    assert numbers(one) == numbers(two)
-    assert one.regularization > 1.0
-
-
-def test_inputs_without_replicates_are_learned_from_too():
-    """Those with replicates are constant, the others have no correlations."""
-    arms, _, _ = problem()
-    index, y = torch.cat([torch.arange(200), torch.arange(60)]), torch.zeros(260, dtype=torch.float64)
-    y[60:200] = torch.randn(140, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    first, second = numbers(learned_from(arms, index, y, most=40))[:2]
-    assert min(first / 4.0, second / 0.5) < 0.1  # of the domain's widths
-
-
-def test_the_search_starts_from_the_previous_prior():
-    """With next to no steps, the result is about the previous one; without one it is far from it."""
-    arms, index, y = problem(n=300)
-    best = learned_from(arms, index, y)
-    again = learned_from(arms, index, y, previous=best, max_steps=0, families=[family_of(best.covar_module)])
-    assert numbers(again) == pytest.approx(numbers(best), rel=1e-2)
-    assert numbers(learned_from(arms, index, y, max_steps=0)) != pytest.approx(numbers(best), rel=5e-2)
-
-
-def test_a_failure_keeps_the_previous_prior_with_a_warning():
-    arms, index, y = problem()
-    good = learned_from(arms, index, y)
-    broken = observe(arms, index, y)
-    broken = replace(broken, squares=broken.squares + math.inf)
-    for previous, message in ((good, "those of before"), (None, "typical ones in the units of the data")):
-        with pytest.warns(NumericalWarning, match=f"could not be learned .*beyond what float64 holds.* {message}"):
-            found = learn_prior(OPEN, broken, hull(arms), generator=torch.Generator(), previous=previous)
-        assert (found is good) == (previous is good)
-    assert found.prior_mean == pytest.approx(float(observe(arms, index, y).means.mean()))
-    assert all(math.isfinite(x) for x in numbers(found))
-
-
-def test_learning_is_due_when_inputs_grow_or_pulls_double():
-    arms, _, _ = problem()
-
-    def seen(inputs: int, pulls: int) -> Observations:
-        index = torch.cat([torch.arange(inputs), torch.zeros(pulls - inputs, dtype=torch.long)])
-        return observe(arms, index, torch.zeros(pulls, dtype=torch.float64))
-
-    assert learning_is_due(seen(1, 1), 0)
-    assert not learning_is_due(seen(20, 39), 20)
-    assert learning_is_due(seen(20, 40), 20)
-    assert learning_is_due(seen(30, 30), 20)
-    assert not learning_is_due(seen(29, 29), 20)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_gradient_modes_do_not_matter(mode):
-    arms, index, y = problem()
-    expected = numbers(learned_from(arms, index, y))
-    with mode():
-        assert numbers(learned_from(arms, index, y)) == expected
-
-
-def test_free_inputs_are_learned_from_like_arms():
-    """Boxes and models pass observations without indices."""
-    arms, index, y = problem()
-    merged = merge_observations(arms[index], y)
-    free = learn_prior(OPEN, merged, hull(arms), generator=torch.Generator())
-    assert numbers(free) == pytest.approx(numbers(learned_from(arms, index, y)), rel=1e-4)
-
-
-def test_learning_logs_what_it_did(caplog):
-    arms, index, y = problem()
-    with caplog.at_level(logging.INFO, logger="sparse_bo.gp.learn"):
-        learned_from(arms, index, y)
-    assert "learned hyper-parameters from" in caplog.text

@@ -25,8 +25,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "arms": {"arms": arms(), "policy": policy()},
     "box": {"bounds": BOUNDS, "policy": BBKB(initial_design=4, ratio_threshold=3.0)},
     "trust region": {"bounds": BOUNDS},
-    "space": {"space": {"a": Float(0.1, 1, log=True), "b": Int(1, 9), "c": Choice("x", "y")}},
-    "small space": {"space": {"a": Int(1, 9), "c": Choice("x", "y")}},
+    "space": {"space": {"a": Float(0.1, 1, log=True), "b": Int(1, 9, when={"c": "x"}), "c": Choice("x", "y")}},
+    "small space": {"space": {"a": Int(1, 9, when={"c": ["y"]}), "c": Choice("x", "y")}},
 }
 VALUES = [None, True, -1, 0, 3, 2**70, 0.5, 1e308, float("nan"), "", "x", "cuda:0", "torch.int64", [], {}, [[]], [1], {"a": 1}]
 

@@ -11,8 +11,8 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo.kernels import CovarianceFunction, covariance_function
-from sparse_bo.kernels.structure import Stationary, Structure
+from sparse_bo.kernels import CovarianceFunction, TanimotoKernel, covariance_function
+from sparse_bo.kernels.structure import Stationary, Structure, Tanimoto
 
 
 def set_to(kernel: Kernel, *, lengthscale: float) -> Kernel:
@@ -39,6 +39,8 @@ def kernels(d: int) -> dict[str, Kernel]:
         "scaled matern52 ard": ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=d)),
         "sum": ScaleKernel(RBFKernel(active_dims=(0,))) + MaternKernel(nu=1.5),
         "nested": ScaleKernel((RBFKernel() + ScaleKernel(MaternKernel(nu=2.5))) * (MaternKernel(nu=1.5) + RBFKernel())),
+        "tanimoto": TanimotoKernel(),
+        "fingerprints and others": ScaleKernel(TanimotoKernel()) + RBFKernel() * TanimotoKernel(active_dims=(0,)),
         "chosen inputs": ScaleKernel(RBFKernel(active_dims=(d - 1,)) * MaternKernel(nu=0.5), active_dims=tuple(range(d))),
     }
 
@@ -60,6 +62,11 @@ def by_gpytorch(covariance: CovarianceFunction) -> CovarianceFunction:
 
 def exact(structure: Structure, X: Tensor, Y: Tensor) -> Tensor:
     """Return ``k(X, Y)`` from differences in float64, part by part."""
+    if isinstance(structure, Tanimoto):
+        X, Y = structure.of(X).double(), structure.of(Y).double()
+        common = (X.unsqueeze(-2) * Y.unsqueeze(-3)).sum(dim=-1)
+        union = X.square().sum(dim=-1).unsqueeze(-1) + Y.square().sum(dim=-1) - common
+        return structure.variance * torch.where(union == 0.0, 1.0, common / union)
     if not isinstance(structure, Stationary):
         values = torch.stack([exact(part, X, Y) for part in structure.parts])
         return values.sum(dim=0) if structure.adds else values.prod(dim=0)

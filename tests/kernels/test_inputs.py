@@ -60,11 +60,8 @@ def test_what_is_prepared_is_prepared_once_and_counts_against_the_budget(monkeyp
 
 def test_on_a_gpu_the_transpose_is_kept_and_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     interpreted_module("triton_kernel", monkeypatch)
-    for module in ("covariance", "tiles"):
-        monkeypatch.setattr(f"sparse_bo.kernels.{module}.on_triton", lambda _: True)
     X, Y = points(90), points(4, seed=1)
     covariance = covariance_of("chosen inputs", like=X, lengthscale=0.4)
-    monkeypatch.setattr(FixedInputs, "prepared", None)
     fixed, out = FixedInputs(covariance, X, 2**20), torch.empty(4, 70, dtype=torch.float64)
     assert fixed.turned is not None
     assert fixed.turned.is_contiguous()

@@ -61,12 +61,11 @@ def test_float32(interpreted, name):
     torch.testing.assert_close(out.double(), exact(structure, X, Y), rtol=0, atol=2e-5)
 
 
-def test_rows_beyond_one_grid(interpreted, monkeypatch):
-    monkeypatch.setattr(interpreted, "_MOST_ROWS", 16)
+def test_rows_beyond_one_grid(interpreted):
     X, Y = inputs(40, 2), inputs(10, 2, 1)
     structure = covariance_of("sum", like=X, lengthscale=0.4).structure
     out = torch.empty(40, 10, dtype=torch.float64)
-    interpreted.fill(structure, X, Y, out)
+    interpreted.fill(structure, X, Y, out, most_rows=16)
     torch.testing.assert_close(out, exact(structure, X, Y), rtol=0, atol=1e-13)
 
 

@@ -15,6 +15,7 @@ from botorch.models.transforms.input import Warp
 from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from sparse_bo.models import SparseGP, SparseModel, SparseSettings
 
@@ -101,6 +102,25 @@ def pair(configuration: str, **options: Any) -> tuple[SingleTaskGP, SparseGP]:
             parameter.mul_(0.9)
     ours.load_state_dict(exact.state_dict())
     return exact, ours
+
+
+class TorchCalls(TorchFunctionMode):
+    """While entered, records the name of every torch function that is called and the shapes of the tensors it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, tuple[int, ...]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, Tensor):
+                self.made.append((getattr(func, "__name__", str(func)), tuple(part.shape)))
+        return result
+
+    def of(self, name: str) -> list[tuple[int, ...]]:
+        """Return the shapes that functions with ``name`` in theirs have returned."""
+        return [shape for function, shape in self.made if name in function]
 
 
 def points(*shape: int, seed: int = 1) -> Tensor:

@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.fit import fit_gpytorch_mll
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.dictionary import LeverageSampler, UniformSampler
-from sparse_bo.models import SparseGP, VecchiaGP
+from sparse_bo.models import SparseGP, VecchiaGP, prune_baseline
 from tests.models.sparse_problems import data, make_sparse, points
 
 T = points(12, seed=5)
@@ -66,6 +67,20 @@ def vecchia():
     return moments(model.eval())
 
 
+def pruned():
+    torch.manual_seed(0)
+    X, model = TRAIN["train_X"], make(max_dictionary=15)
+    several = make(
+        train_Y=torch.cat([TRAIN["train_Y"], X[:, :1]], dim=-1), covar_module=None, likelihood=None, mean_module=None
+    )
+    transform = ScalarizedPosteriorTransform(torch.ones(2, dtype=torch.float64))
+    return [
+        prune_baseline(model, X),
+        prune_baseline(several, X, posterior_transform=transform, num_samples=64),
+        prune_baseline(several, X, ref_point=several.posterior(X).mean.mean(dim=0), num_samples=64),
+    ]
+
+
 USES = {
     "exact": lambda: moments(make()),
     "leverages": lambda: moments(make(max_dictionary=15)),
@@ -77,10 +92,11 @@ USES = {
     "many": many,
     "statistics": statistics,
     "Vecchia": vecchia,
+    "pruned": pruned,
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("use", USES)
 def test_the_default_dtype_changes_no_value(use, dtype, small):

@@ -21,8 +21,8 @@ class TestSparseGP(BaseModelTestCase, unittest.TestCase):
     def create_likelihood_and_labels(self):
         return None, self.create_test_data().sum(dim=-1).sin()
 
-    def create_batch_test_data(self, batch_shape=torch.Size([3])):
+    def create_batch_test_data(self, batch_shape=(3,)):
         return torch.rand(*batch_shape, 20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def create_batch_likelihood_and_labels(self, batch_shape=torch.Size([3])):
+    def create_batch_likelihood_and_labels(self, batch_shape=(3,)):
         return None, self.create_batch_test_data(batch_shape).sum(dim=-1).sin()

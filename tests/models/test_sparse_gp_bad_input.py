@@ -15,7 +15,15 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
 from sparse_bo.errors import DictionaryWarning
 from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.models import DictionarySettings, SparseGP, SparseModelListGP, SparseSettings
+from sparse_bo.models import (
+    DictionarySettings,
+    SparseGP,
+    SparseMixedGP,
+    SparseModelListGP,
+    SparseMultiFidelityGP,
+    SparseMultiTaskGP,
+    SparseSettings,
+)
 from sparse_bo.models.sparse_gp.dictionary_rule import warn_if_far
 from tests.models.sparse_problems import D, N, data, make_sparse, pair, points
 
@@ -335,3 +343,32 @@ def test_a_list_is_of_models():
         SparseModelListGP(3)
     with pytest.raises(TypeError, match=r"got list; .*SparseModelListGP\(\*models\)"):
         SparseModelListGP([make_sparse(**data())])
+
+
+EMPTY = {
+    "SparseGP": SparseGP,
+    "SparseMixedGP": lambda X, Y: SparseMixedGP(X, Y, cat_dims=[0]),
+    "SparseMultiFidelityGP": lambda X, Y: SparseMultiFidelityGP(X, Y, data_fidelities=[0]),
+    "SparseMultiTaskGP": lambda X, Y: SparseMultiTaskGP(X, Y, task_feature=0),
+}
+
+
+@pytest.mark.parametrize("make", EMPTY.values(), ids=EMPTY)
+def test_data_without_rows_or_columns_or_squares_are_refused_with_advice(make):
+    X, Y = torch.rand(5, 2, dtype=torch.float64), torch.rand(5, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"at least one row of train_X, got shape \(0, 2\).*outcome_transform=None"):
+        make(X[:0], Y[:0])
+    with pytest.raises(ValueError, match=r"at least one column of train_Y, got shape \(5, 0\)"):
+        make(X, Y[:, :0])
+    with pytest.raises(ValueError, match=r"at least one column of train_X, got shape \(5, 0\)"):
+        make(X[:, :0], Y)
+    with pytest.raises(ValueError, match=r"expected train_Y within ±1e\+150.*got 1e\+160; divide it"):
+        make(X, 1e160 * torch.ones_like(Y))
+    with pytest.raises(ValueError, match=r"expected train_Y within ±1e\+15, whose squares are float32 numbers"):
+        make(X.float(), 1e30 * torch.ones_like(Y.float()))
+
+
+def test_without_data_and_outcome_transform_the_posterior_is_the_prior():
+    X = torch.rand(3, 2, dtype=torch.float64)
+    model = SparseGP(X[:0], X[:0, :1], outcome_transform=None)
+    torch.testing.assert_close(model.posterior(X).variance, torch.ones(3, 1, dtype=torch.float64))

@@ -13,7 +13,7 @@ from gpytorch.kernels import RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import ShardedSparseGP, SparseGP, SparseMultiTaskGP
-from sparse_bo.models.sparse_gp.residuals import autocorrelation, residuals_given
+from sparse_bo.models.sparse_gp.refinement import autocorrelation, residuals_given
 from sparse_bo.sharding import Alone
 from tests.models.sparse_problems import make_sparse
 
@@ -203,3 +203,40 @@ def test_calibration_is_by_the_other_rows():
     X, Y, _ = data(bad=3, noise=0.0)
     model = fitted(SparseGP(X, Y, robust=True, max_dictionary=8))
     assert 0.1 < float(model.calibrated().covar_module.outputscale.detach()) < 10.0  # with these rows: thousands
+
+
+@pytest.mark.slow
+def test_one_bad_row_in_a_hundred_of_many_is_named_or_left_out():
+    X, Y, bad = data(8000, bad=80)
+    with pytest.warns(InputDataWarning, match="robust=True"):
+        plain = fitted(SparseGP(X, Y))
+    robust = fitted(SparseGP(X, Y, robust=True))
+    assert torch.equal(robust.outlying_rows, bad)
+    assert error(robust) < 0.005 < 0.05 < error(plain)  # of clean rows 0.003
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1040, 1041])
+def test_a_function_of_a_few_of_many_inputs_is_learned(n):
+    g = torch.Generator().manual_seed(0)
+    X, T = torch.rand(n, 500, generator=g, dtype=torch.float64), torch.rand(500, 500, generator=g, dtype=torch.float64)
+    frequencies = 2.0 + 0.6 * torch.arange(8, dtype=torch.float64)
+
+    def function(X):
+        return (frequencies * X[:, :8]).sin().sum(dim=-1, keepdim=True)
+
+    model = fitted(SparseGP(X, function(X)))
+    with torch.no_grad():
+        assert float((model.posterior(T).mean - function(T)).square().mean().sqrt() / function(T).std()) < 0.12
+
+
+def test_new_rows_far_off_the_predictions_of_a_previous_robust_model_are_left_out_too():
+    X, Y, rows = data(bad=6, seed=1)
+    model = fitted(SparseGP(X[:200], Y[:200], robust=True))
+    grown = SparseGP(X, Y, previous=model, robust=True)
+    assert torch.equal(grown.outlying_rows, rows)
+    at = torch.rand(200, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    with torch.no_grad():
+        error = (grown.posterior(at).mean - wave(at)).square().mean().sqrt() / wave(at).std()
+    assert error < 0.05
+    assert torch.equal(SparseGP(X, Y, previous=model).outlying_rows, model.outlying_rows)  # not robust: as the previous model

@@ -19,7 +19,7 @@ from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.diagnostics import scaled_copy
 from sparse_bo.models.sparse_gp.pathwise import exact_spread, matheron_weights, sparse_spread
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
-from tests.models.sparse_problems import CONFIGURATIONS, data, joint_sizes, make_sparse, pair, points
+from tests.models.sparse_problems import CONFIGURATIONS, TorchCalls, data, joint_sizes, make_sparse, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
 SAMPLES = 20_000
@@ -74,15 +74,18 @@ def testobjective_weights_paths_give_exactly_the_posterior(configuration, option
 
 
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "batch, known noise"])
-def test_paths_of_an_exact_posterior_are_those_of_the_cholesky_factor_without_making_it(configuration, monkeypatch):
+def test_paths_of_an_exact_posterior_are_those_of_the_cholesky_factor_without_making_it(configuration):
     model = pair(configuration)[1]
     form, kernel = model.representation(), model.covar_module
     noise = model.data_noise(model.train_inputs[0], model.train_targets.shape)
     normal = torch.randn(4, *form.alpha.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = sparse_spread(form, lambda: kernel_matrix(kernel, form.points, form.points))(normal)
     torch.testing.assert_close(exact_spread(form, noise)(normal), expected, rtol=1e-7, atol=1e-7)
-    monkeypatch.setattr(pathwise, "_factor", lambda *_: pytest.fail("no factor is needed"))
-    draw_matheron_paths(copy.deepcopy(model), torch.Size([2]))
+    model.eval().cache()
+    with TorchCalls() as calls:
+        draw_matheron_paths(model, torch.Size([2]))
+    assert calls.made
+    assert not calls.of("cholesky")
 
 
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
@@ -122,27 +125,29 @@ def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(config
     spread = first @ first.mT + second @ second.mT
     torch.testing.assert_close(spread, eye - R.mT @ K @ R, **tolerance)
     monkeypatch.undo()
-    monkeypatch.setattr(pathwise, "_factor", lambda *_: pytest.fail("no factor is needed"))
     paths = []
     for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.manual_seed(0)
-        paths.append(draw_matheron_paths(one, torch.Size([2]))(points(3).to(R)))
+        one.eval().cache()
+        with TorchCalls() as calls:
+            paths.append(draw_matheron_paths(one, torch.Size([2]))(points(3).to(R)))
+        assert not calls.of("cholesky")
     assert torch.equal(paths[0], paths[1])
     assert torch.equal(paths[0], paths[2])
 
 
-def test_further_paths_of_a_grown_posterior_use_what_the_first_computed(monkeypatch):
+def test_further_paths_of_a_grown_posterior_use_what_the_first_computed():
     """It has a root and no factors of a fit."""
     train = data()
     first = make_sparse(train["train_X"][:-1], train["train_Y"][:-1], dictionary=ROWS)
     model = make_sparse(**train, previous=first)
-    drawn, made = [], []
-    whole = pathwise.safe_cholesky
-    monkeypatch.setattr(pathwise, "safe_cholesky", lambda A: made.append(A.requires_grad) or whole(A))
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        drawn.append(draw_matheron_paths(model, torch.Size([2]))(points(3)))
-    assert made == [False]
+    model.eval().cache()
+    drawn = []
+    with TorchCalls() as calls:
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
+            drawn.append(draw_matheron_paths(model, torch.Size([2]))(points(3)))
+    assert len(calls.of("cholesky_ex")) == 2  # one call: factor and status
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[1], drawn[2])
 

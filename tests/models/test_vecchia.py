@@ -128,3 +128,19 @@ def test_the_posterior_of_no_points_is_empty(noisy, device):
         expected, got = exact.posterior(X, observation_noise=noisy), vecchia.posterior(X, observation_noise=noisy)
         assert got.mean.shape == expected.mean.shape == (*shape[:-1], 1)
         assert got.variance.shape == expected.variance.shape
+
+
+@pytest.mark.parametrize("scale", [1e-130, 1e-12, 1e-6, 1e6, 1e140])
+def test_predictions_have_the_scale_of_the_observations(scale):
+    X, Y = _data(40)
+    ours, theirs = VecchiaGP(X, scale * Y, neighbors=8).posterior(X[:5]), VecchiaGP(X, Y, neighbors=8).posterior(X[:5])
+    torch.testing.assert_close(ours.mean / scale, theirs.mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours.variance / scale / scale, theirs.variance, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("largest", [1e160, 1e308, -1.7e308])
+def test_observations_that_cannot_be_squared_are_refused(largest):
+    X, Y = _data(10)
+    Y[3] = largest
+    with pytest.raises(ValueError, match=r"expected train_Y within ±1e\+150.*divide it"):
+        VecchiaGP(X, Y)

@@ -157,7 +157,7 @@ def test_a_users_arms_run_with_a_users_objective(arms, folder):
     assert values[history.rows[-1].best_index] > values.max() - 0.01
     told = [v for row in history.rows for v in row.values]
     assert told == pytest.approx(values[history.indices].tolist())
-    for text in (f"of {len(values)}", "best arm", "at", "best observed"):
+    for text in ("arm = ", "at", "best observed"):
         assert text in done.output
     assert "│ regret" not in done.output
 
@@ -182,7 +182,7 @@ def test_an_objective_of_single_arms_and_arms_that_are_streamed(folder):
 def test_workers_find_the_objective_too(folder):
     done = invoke(*RUN, "--grid", "15x15", "--executor", "processes", "--workers", "1")
     assert done.exit_code == 0, done.output
-    assert "24 on" in done.output
+    assert "24 told" in done.output
 
 
 @pytest.mark.parametrize("arms", [["--arms-file", "arms.npy"], ["--grid", "0:1:21,0:1:11"]], ids=lambda a: a[1])
@@ -211,7 +211,7 @@ def test_a_run_that_was_cut_goes_on_as_if_nothing_had_happened(arms, folder, mon
     assert read_run("cut.journal").history.column("values") == read_run("whole.journal").history.column("values")
 
 
-def test_a_resume_refuses_arms_that_have_changed(folder, monkeypatch):
+def test_a_resume_refuses_arms_that_have_changed(folder):
     assert invoke(*RUN, "--arms-file", "arms.npy", "--storage", "run.journal", "--quiet").exit_code == 0
     arms = np.load("arms.npy")
     arms[150, 1] += 1e-9
@@ -220,7 +220,6 @@ def test_a_resume_refuses_arms_that_have_changed(folder, monkeypatch):
     assert done.exit_code == 2
     assert "run.journal (200 x 2, torch.float64), got others" in done.stderr.replace("\n", " ")
     np.save("arms.npy", arms[:150])
-    monkeypatch.setattr("sparse_bo.runs.description.digest", lambda arms: pytest.fail("another shape needs no hash"))
     done = invoke("resume", "run.journal", "--budget", "50", "--yes")
     assert "got others (150 x 2, torch.float64)" in done.stderr.replace("\n", " ")
     Path("arms.npy").unlink()

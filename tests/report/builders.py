@@ -1,8 +1,10 @@
 """Views of runs made by hand."""
 
 import numpy as np
+import torch
 
 from sparse_bo.report import Batches, Observation, RunView, Slice
+from sparse_bo.widths.calibration import calibration
 
 
 def batches(sizes=(1,), **columns):
@@ -19,6 +21,8 @@ def view(**changes):
     values = changes.get("values", np.random.default_rng(0).standard_normal(200))
     drawn = {"values": values, "residuals": np.random.default_rng(1).standard_normal(100)}
     counts = {"batches": batches((len(values),)), "asked": len(values), "succeeded": len(values), "failed": 0}
+    residuals = torch.from_numpy(changes.get("residuals", drawn["residuals"]))
+    counts["calibration"] = calibration(residuals)
     return RunView(**{"about": {"policy": "p", "seed": 0}, **counts, **nothing, **dict.fromkeys(none), **drawn, **changes})
 
 
@@ -53,7 +57,8 @@ def hostile_view(word):
         best={word: 1.0, "kind": word},
         best_mean=2.0,
         best_interval=(1.0, 3.0),
-        best_observed=Observation(2.0, 1),
+        best_observed=Observation(2.0, 1, {word: 1.0}),
+        guarantees={word: word},
         slices=[numbers, choices],
         differing=[word],
         missing=word,

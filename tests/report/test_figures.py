@@ -1,7 +1,5 @@
 """The figure of a run."""
 
-import math
-
 import pytest
 import torch
 
@@ -65,20 +63,21 @@ def test_legends_are_above_the_lines():
 def test_a_run_without_a_success_says_so():
     nothing = {"best_index": None, "best_mean": None, "best_observed_mean": None, "dictionary_size": None}
     figure = History((row(**nothing, effective_dimension=None, values=[float("nan"), float("nan")]),), ARMS).plot()
-    assert figure.axes[0].get_title(loc="left") == "Best value: no evaluation succeeded"
+    assert figure.axes[0].get_title(loc="left") == "Best so far: no evaluation succeeded"
     assert not figure.axes[0].lines
 
 
 def test_a_dictionary_without_an_effective_dimension_is_drawn_alone():
     figure = History((row(effective_dimension=None), row(2, effective_dimension=None)), ARMS).plot()
-    assert [line.get_label() for line in figure.axes[2].lines] == ["size"]
+    assert [line.get_label() for line in figure.axes[2].lines] == ["dictionary"]
 
 
-def test_a_first_batch_that_failed_leaves_a_gap():
-    figure = History((row(best_mean=None, best_observed_mean=None), row(2)), ARMS).plot()
-    observed = figure.axes[0].lines[0].get_ydata()
-    assert math.isnan(observed[0])
-    assert observed[1] == 0.7
+def test_a_first_batch_that_failed_is_left_out():
+    nan = float("nan")
+    figure = History((row(best_mean=None, best_observed_mean=None, values=[nan, nan]), row(2, values=[0.7, 0.3])), ARMS).plot()
+    highest, mean = figure.axes[0].lines
+    assert (highest.get_xdata().tolist(), highest.get_ydata().tolist()) == ([3.0, 4.0], [0.7, 0.7])
+    assert (mean.get_xdata().tolist(), mean.get_ydata().tolist()) == ([4.0], [0.5])
 
 
 def test_a_box_is_named():

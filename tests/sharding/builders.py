@@ -16,7 +16,7 @@ from torch import Tensor
 from sparse_bo import BBKB, SBPE, AskTell
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ScheduleComplete
-from sparse_bo.sharding import Group, Processes
+from sparse_bo.sharding import Counted, Group, Processes
 
 
 def scattered(a: int = 400, *, seed: int = 0) -> Tensor:
@@ -104,6 +104,19 @@ def _act(rank: int, size: int, store: str, script: Any, more: dict[str, Any], qu
 def killed() -> None:
     """End this process as the kernel does where memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Described(Counted):
+    """A rank whose first message, of its arms, describes them and itself otherwise."""
+
+    def __init__(self, group: Group, **otherwise: Any) -> None:
+        super().__init__(group)
+        self.otherwise = otherwise
+
+    def objects(self, step: str, value: Any) -> list[Any]:
+        """See :class:`Group`."""
+        changes, self.otherwise = self.otherwise, {}
+        return super().objects(step, {**value, **changes} if changes else value)
 
 
 def split(arms: Any, group: Group) -> ShardedArms:

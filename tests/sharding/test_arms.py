@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from sparse_bo import MemmapArms, ProductGrid
-from sparse_bo.domains import ShardedArms, sharded
+from sparse_bo.domains import ShardedArms
 from sparse_bo.domains.sharded import in_memory, is_streamed
 from sparse_bo.errors import RankError
 from sparse_bo.sharding import Counted, rehearse
-from tests.sharding.builders import scattered, split
+from tests.sharding.builders import Described, scattered, split
 
 GRID = ProductGrid([torch.linspace(0, 1, 7, dtype=torch.float64), torch.linspace(2, 3, 5, dtype=torch.float64)])
 
@@ -100,15 +100,12 @@ def test_parts_that_make_no_set_are_an_error_on_every_rank(parts, error, message
     assert any(part in str(outcomes[0]) for part in message.split("|")) or "finite" in str(outcomes[0])
 
 
-def test_a_rank_without_cuda_is_named_where_others_have_their_arms_there(monkeypatch):
-    told = sharded._about
+def test_a_rank_without_cuda_is_named_where_others_have_their_arms_there():
+    def script(group):
+        there = group.rank != 1
+        return ShardedArms(scattered(9), group=Described(group, device="cuda" if there else "cpu", cuda=there))
 
-    def about(part, *, before):
-        device = "cuda" if before.rank != 1 else "cpu"
-        return {**told(part, before=before), "device": device, "cuda": before.rank != 1}
-
-    monkeypatch.setattr(sharded, "_about", about)
-    outcomes = rehearse(3, lambda group: ShardedArms(scattered(9), group=group))
+    outcomes = rehearse(3, script)
     assert all(isinstance(error, ValueError) and "rank(s) 1 have no CUDA" in str(error) for error in outcomes)
 
 

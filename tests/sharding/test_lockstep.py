@@ -1,16 +1,16 @@
 """One run on all ranks: evaluated once, recorded once, stopped everywhere, resumed on another number."""
 
+import resource
 import threading
 
 import pytest
+from gpytorch.kernels import RBFKernel
 
+import sparse_bo
 from sparse_bo import AskTell, maximize
-from sparse_bo.arms import posterior
-from sparse_bo.domains import sharded as sharded_arms
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RankError, StorageError, TicketError
-from sparse_bo.runs.recorder import Recorder
 from sparse_bo.sharding import rehearse
-from tests.sharding.builders import bbkb, objective, picks_in, scattered, split
+from tests.sharding.builders import Described, bbkb, objective, picks_in, scattered, split
 
 
 def run(group, **how):
@@ -126,15 +126,12 @@ def test_ranks_with_other_settings_find_out_at_the_start(settings, message):
     assert all(isinstance(error, ValueError) and message in str(error) for error in rehearse(3, script))
 
 
-def test_ranks_of_other_versions_find_out_at_the_start(monkeypatch):
-    about = sharded_arms._about
+def test_ranks_of_other_versions_find_out_at_the_start():
+    def script(group):
+        older = {"versions": {"sparse_bo": sparse_bo.__version__, "torch": "2.0"}}
+        return split(scattered(), group if group.rank else Described(group, **older))
 
-    def older(part, *, before):
-        found = about(part, before=before)
-        return found if before.rank else {**found, "versions": {**found["versions"], "torch": "2.0"}}
-
-    monkeypatch.setattr(sharded_arms, "_about", older)
-    outcomes = rehearse(2, lambda group: split(scattered(), group))
+    outcomes = rehearse(2, script)
     assert all(
         isinstance(error, ValueError) and "one version of torch on every rank, got 2.0" in str(error) for error in outcomes
     )
@@ -145,14 +142,19 @@ def here() -> int:
     return int(threading.current_thread().name.removeprefix("rank-"))
 
 
-def one_round(group):
-    loop = AskTell(split(scattered(), group), policy=bbkb(), seed=3)
-    batch = loop.ask()
-    loop.tell(batch.tickets, objective(batch.X))
+class Rounding(RBFKernel):
+    """A kernel that rounds on every rank otherwise."""
+
+    def forward(self, *inputs, **options):
+        return super().forward(*inputs, **options) * (1.0 + 1e-15 * here())
 
 
-def test_ranks_whose_posteriors_round_differently_find_out(monkeypatch):
-    monkeypatch.setattr(posterior, "_fingerprint", lambda fit: float(here()))
+def test_ranks_whose_posteriors_round_differently_find_out():
+    def one_round(group):
+        loop = AskTell(split(scattered(), group), policy=bbkb(covar_module=Rounding().double()), seed=3)
+        batch = loop.ask()
+        loop.tell(batch.tickets, objective(batch.X))
+
     assert all("do not round alike" in str(error) for error in rehearse(2, one_round))
 
 
@@ -164,16 +166,20 @@ def test_a_journal_that_is_there_already_stops_every_rank(tmp_path):
     assert isinstance(second, RankError)
 
 
-def test_a_journal_that_cannot_be_written_stops_every_rank(tmp_path, monkeypatch):
-    def full(self, answers):
-        if self._writer is not None:
-            raise StorageError("disk full")
+def test_a_journal_that_cannot_be_written_stops_every_rank(tmp_path):
+    path, before = tmp_path / "run.journal", resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    monkeypatch.setattr(Recorder, "told", full)
-    first, second = rehearse(2, lambda group: run(group, storage=tmp_path / "run.journal"))
+    def full(X):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
+        return objective(X)
+
+    try:
+        first, second = rehearse(2, lambda group: run(group, objective=full, storage=path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert isinstance(first, StorageError)
     assert isinstance(second, RankError)
-    assert "disk full" in str(second)
+    assert "no larger file" in str(second)
 
 
 def test_only_what_rank_0_tells_counts():
@@ -228,15 +234,21 @@ def test_ranks_that_do_different_things_find_out():
     assert isinstance(first, (RankError, PendingBatchError))
 
 
-def test_a_rank_that_runs_out_of_memory_is_named_by_the_others(monkeypatch):
-    sweep = posterior.sweep
+class Short(RBFKernel):
+    """A kernel for whose values over many arms the second rank has no memory."""
 
-    def short_of_memory(*arguments):
-        if here() == 1:
+    def forward(self, x1, x2, diag=False, **options):
+        if here() == 1 and not diag and len(x2) > 100:
             raise MemoryError("no room")
-        return sweep(*arguments)
+        return super().forward(x1, x2, diag=diag, **options)
 
-    monkeypatch.setattr(posterior, "sweep", short_of_memory)
+
+def test_a_rank_that_runs_out_of_memory_is_named_by_the_others():
+    def one_round(group):
+        loop = AskTell(split(scattered(), group), policy=bbkb(covar_module=Short().double()), seed=3)
+        batch = loop.ask()
+        loop.tell(batch.tickets, objective(batch.X))
+
     first, second, third = rehearse(3, one_round)
     assert isinstance(second, MemoryError)
     assert "rank 1 of 3 stopped: MemoryError: no room" in str(first)

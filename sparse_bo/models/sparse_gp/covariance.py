@@ -21,21 +21,20 @@ from linear_operator.operators import (
     DenseLinearOperator,
     DiagLinearOperator,
     LinearOperator,
-    RootLinearOperator,
     to_linear_operator,
 )
 from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
-from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, shared_product, total
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, View, check_lower, remainder_floor, solved_rows
+from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, explained, shared_product
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance, View, remainder_floor, solved_rows
 from sparse_bo.models.sparse_gp.pivots import Columns, joint_root, partition
 
 ALL = slice(None)
 
 
-class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+class JointCovariance(RootedCovariance):
     """``S (C(X, X) + N) S`` of a posterior covariance ``C``, diagonal noise ``N`` and diagonal scale ``S``, without the matrix.
 
     Its diagonal costs O(q m r) and O(chunk · m) memory.
@@ -47,7 +46,6 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         base: Leading rows that were computed before.
         noise: ``… x q`` variances added to the diagonal.
         scale: ``… x q`` factors of the values.
-        summed: Whether the values are summed over the last batch dimension, that of the outputs.
         view: A change of batch dimensions, applied last.
         graph: Whether gradients go through the root; BoTorch takes roots of tensors without gradients.
         keep: Called with the base that a root of all rows makes of them.
@@ -62,19 +60,18 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         base: Base | None = None,
         noise: Tensor | None = None,
         scale: Tensor | None = None,
-        summed: bool = False,
         view: View | None = None,
         graph: bool = True,
         keep: Callable[[Base], None] | None = None,
     ) -> None:
         options = {"process": process, "mean": mean, "base": base, "noise": noise, "scale": scale}
-        super().__init__(X, **options, summed=summed, view=view, graph=graph, keep=keep)
+        super().__init__(X, **options, view=view, graph=graph, keep=keep)
         self.X, self.process, self.mean, self.settings, self.base = X, process, mean, process.settings, base
-        self.noise, self.scale, self.summed, self.view, self.graph, self.keep = noise, scale, summed, view, graph, keep
+        self.noise, self.scale, self.view, self.graph, self.keep = noise, scale, view, graph, keep
         self._root: JointRoot | None = None
 
     @property
-    def is_lazy(self) -> bool:
+    def is_lazy(self) -> bool:  # type: ignore[override]  # of one number of rows
         """Whether there are too many rows for a dense matrix."""
         return bool(self.shape[-1] > self.settings.dense)
 
@@ -100,18 +97,9 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         """Return the covariance of the values times ``factors`` (``… x q``); before any change of batch dimensions."""
         return self._with(scale=factors if self.scale is None else self.scale * factors)
 
-    def added(self) -> JointCovariance:
-        """Return the covariance of the sum of the (independent) outputs, the last batch dimension."""
-        summed = self._with(summed=True)
-        base = self.base
-        if base is None or base.root is None:
-            return summed
-        known = base.weights is not None and summed.scale is not None and torch.equal(base.weights, summed._weights())
-        return summed if known else summed._with(base=None)
-
     def __add__(self, other: Any) -> LinearOperator:
         """Add observation noise; everything else as any operator."""
-        if not isinstance(other, DiagLinearOperator) or self.summed or self.view is not None:
+        if not isinstance(other, DiagLinearOperator) or self.view is not None:
             return super().__add__(other)
         variances = other.diagonal(dim1=-2, dim2=-1)
         if self.scale is not None:
@@ -123,7 +111,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return self + DiagLinearOperator(diag.expand(self.shape[:-1]))
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
-        if self.summed or self.view is not None or bool((other < 0).any()):
+        if self.view is not None or bool((other < 0).any()):
             return super()._mul_constant(other)
         return self.scaled(other.sqrt().unsqueeze(-1).expand(self.shape[:-1]))
 
@@ -142,22 +130,20 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
     # --- shapes ----------------------------------------------------------------------------------------------------------
 
     def _inner_batch(self) -> torch.Size:
-        """Return the batch shape before outputs are summed and views are taken."""
+        """Return the batch shape before views are taken."""
         shapes = [self.X.shape[:-2], self.process.batch_shape]
         shapes += [extra.shape[:-1] for extra in (self.noise, self.scale) if extra is not None]
         return broadcast_shapes(*shapes)
 
     def _size(self) -> torch.Size:
         batch, q = self._inner_batch(), self.X.shape[-2]
-        batch = batch[:-1] if self.summed else batch
         if self.view is not None:
             batch = self.view(torch.empty(*batch, 0, device="meta"), 1).shape[:-1]
         return batch + torch.Size([q, q])
 
     def _finished(self, tensor: Tensor, trailing: int) -> Tensor:
-        """Sum a quantity over outputs if the values are summed, and apply the view."""
+        """Expand a quantity to the batch shape, and apply the view."""
         tensor = tensor.expand(*self._inner_batch(), *tensor.shape[tensor.dim() - trailing :])
-        tensor = tensor.sum(dim=-1 - trailing) if self.summed else tensor
         return tensor if self.view is None else self.view(tensor, trailing)
 
     # --- entries ---------------------------------------------------------------------------------------------------------
@@ -202,25 +188,27 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
             chosen = self._viewed(lambda tensor, _: tensor[batch_indices])
         if all(isinstance(index, slice) and index == ALL for index in (row_index, col_index)):
             return chosen
-        base, slices = self.base, isinstance(row_index, slice) and isinstance(col_index, slice)
-        if base is not None and slices and col_index == ALL and (base.root is None or self._base_has_root()):
+        base, slices = self._own_base, isinstance(row_index, slice) and isinstance(col_index, slice)
+        if base is not None and slices and col_index == ALL:
             start, stop, step = row_index.indices(self.X.shape[-2])
             if start >= base.rows and step == 1:
                 return to_linear_operator(chosen._after(base, slice(start, stop)))
         return to_linear_operator(chosen._block(row_index, col_index))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        entries: Tensor = self._dense()._get_indices(row_index, col_index, *batch_indices)
+        entries: Tensor = self.dense()._get_indices(row_index, col_index, *batch_indices)
         return entries
 
     # --- rows after the base -----------------------------------------------------------------------------------------------
 
     def _after(self, base: Base, rows: slice) -> Tensor:
         """Return all entries of rows after the base, finished."""
-        entries = self._tail(base, rows)
-        if base.weights is not None:  # summed already
-            return entries if self.view is None else self.view(entries, 2)
-        return self._finished(self._dressed(entries, rows, ALL), 2)
+        return self._finished(self._dressed(self._tail(base, rows), rows, ALL), 2)
+
+    @property
+    def _own_base(self) -> Base | None:
+        """The base, unless its columns and root are those of a sum."""
+        return None if self.base is None or self.base.factor is not None else self.base
 
     def _tail(self, base: Base, rows: slice) -> Tensor:
         """Return all entries of rows after the base, ``… x t x q``, in the base's units. O(t m r + t p (r + q))."""
@@ -231,9 +219,6 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
             own = between(self.process, X, self.X[..., after, :], left, self._columns(after))
             cross = between(self.process, X, base.X[base.pivots], left, base.columns)
         cross = cross.expand(*own.shape[:-2], *cross.shape[-2:])
-        if base.weights is not None:
-            squares = base.weights.square()[..., None, None]
-            own, cross = (own * squares).sum(dim=-3), (cross * squares).sum(dim=-3)
         if base.root is None:
             return torch.cat([cross, own], dim=-1)
         coefficients = solved_rows(base.root.pivots, cross)
@@ -242,35 +227,21 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
 
     # --- roots and samples ----------------------------------------------------------------------------------------------------
 
-    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a root: the Cholesky factor of few rows, a :class:`JointRoot` of many; cached. Errors as :func:`root_of`."""
-        if not self.is_lazy:
-            return self._dense().root_decomposition(*args, **kwargs)
+    def lower(self) -> JointRoot:
+        """Return the root of many rows; cached."""
         if self._root is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.graph):
                 self._root = self._made_root()
-        return RootLinearOperator(self._root)
-
-    def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the root of :meth:`root_decomposition`, which of many rows is lower, and only multiplies and solves."""
-        if not self.is_lazy:
-            return self._dense().cholesky(upper=upper)
-        check_lower(upper=upper)
-        root: LinearOperator = self.root_decomposition().root
-        return root
+        return self._root
 
     def _made_root(self) -> JointRoot:
-        base, noise = self.base, self.noise
-        if base is not None and base.root is not None and self._base_has_root() and noise is None:
+        base, noise = self._own_base, self.noise
+        if base is not None and base.root is not None and noise is None:
             root = self._appended(base, base.root)
         else:
-            unscaled = self._with(view=None, scale=self.scale if self.summed else None)  # of outputs, scale comes after
-            root, columns = unscaled._root_of_rows()
+            root, columns = self._with(view=None, scale=None)._root_of_rows()  # scale comes after
             if self.keep is not None and noise is None and self.X[..., 0, 0].numel() == 1 and not root.pivots.requires_grad:
-                X = self.X.detach().reshape(self.X.shape[-2:])
-                self.keep(Base(X, self.mean.detach(), columns, root, self._weights() if self.summed else None))
-        if self.summed:
-            return root if self.view is None else root.map(self.view)
+                self.keep(Base(self.X.detach().reshape(self.X.shape[-2:]), self.mean.detach(), columns, root))
         scale = None if self.scale is None else self._finished(self._full(self.scale), 1)
         if root.batch_shape != self._inner_batch() or self.view is not None:
             root = root.map(self._finished)
@@ -281,20 +252,13 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         with torch.no_grad():
             mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
             chosen = partition(self.X, mean, prior=self.process.prior, settings=self.settings)
+        return joint_root(chosen, self._columns, self._between, floor=self._floor, chunk=self.settings.chunk)
 
-        def entries(rows: Tensor, others: Tensor, left: Columns, right: Columns) -> Tensor:
-            block = self._between(rows, others, left, right)
-            return block.sum(dim=-3) if self.summed else block
-
-        return joint_root(chosen, self._columns, entries, floor=self._floor, chunk=self.settings.chunk)
-
-    def _floor(self, rows: Tensor, root: Tensor, columns: Columns) -> float:
-        """Return the floor of variances that ``rows``, with this root and these columns, leave of others."""
+    def _floor(self, root: Tensor, columns: Columns) -> float:
+        """Return the floor of variances that pivots, with this root and these columns, leave of others."""
         with torch.no_grad():
             variances = root.square().sum(dim=-1)
-            explained = total(column.square().sum(dim=-1) for column in columns)
-            explained = explained if self.scale is None else explained * self._full(self.scale)[..., rows].square()
-            return remainder_floor(variances, variances + (explained.sum(dim=-2) if self.summed else explained))
+            return remainder_floor(variances, variances + explained(self.process, columns))
 
     def _appended(self, base: Base, root: JointRoot) -> JointRoot:
         """Return the base's root with the rows after it."""
@@ -304,42 +268,6 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         entries = self._tail(base, slice(s, self.X.shape[-2]))
         coefficients = solved_rows(root.pivots, entries[..., base.pivots])
         return root.appended(coefficients, root.root_of_rest(entries[..., s:] - coefficients @ coefficients.mT))
-
-    def _weights(self) -> Tensor:
-        """Return the weights of the outputs in their sum, ``… m`` (the same for all rows)."""
-        assert self.scale is not None
-        return self.scale[..., 0].reshape(-1, self.scale.shape[-2])[0]
-
-    def _base_has_root(self) -> bool:
-        """Return whether the base has a root of these values (of outputs, or of their sum)."""
-        base = self.base
-        return base is not None and base.root is not None and (base.weights is not None) == self.summed
-
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``; of many rows by the root, as samples follow. O(q (p + b) c)."""
-        if not self.is_lazy:
-            return self._dense().solve(right_tensor, left_tensor)
-        single = right_tensor.dim() == 1
-        solution = self.cholesky()._cholesky_solve(right_tensor.unsqueeze(-1) if single else right_tensor)
-        solution = solution if left_tensor is None else left_tensor @ solution
-        return solution.squeeze(-1) if single else solution
-
-    def inv_quad_logdet(
-        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``Σ yᵀ C⁻¹ y`` over columns (or of each) and ``log |C|``; of many rows by the root. O(q (p + b) c)."""
-        if not self.is_lazy:
-            return self._dense().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
-        root, quadratic = self.cholesky(), self.X.new_zeros(self.batch_shape)
-        if inv_quad_rhs is not None:
-            columns = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-            quadratic = root.solve_triangular(columns, upper=False).square().sum(dim=-2)
-            quadratic = quadratic.sum(dim=-1) if reduce_inv_quad else quadratic
-        return quadratic, 2.0 * root._diagonal().log().sum(dim=-1) if logdet else self.X.new_zeros(self.batch_shape)
-
-    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
-        """Return the first part of :meth:`inv_quad_logdet`."""
-        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
         """Return joint samples less their mean, ``num_samples x batch_shape x q``, from torch's CPU generator."""
@@ -361,7 +289,8 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         product = torch.cat([self._block(rows, ALL) @ columns for rows in slices], dim=-2)
         return product.squeeze(-1) if rhs.dim() == 1 else product
 
-    def _dense(self) -> LinearOperator:
+    def dense(self) -> LinearOperator:
+        """Return the operator of :meth:`to_dense`."""
         return to_linear_operator(self.to_dense())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -369,23 +298,23 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return super().__reduce__() if self.view is None else (DenseLinearOperator, (self.to_dense().detach(),))
 
     def _mul_matrix(self, other: Any) -> LinearOperator:
-        return self._dense()._mul_matrix(other)
+        return self.dense()._mul_matrix(other)
 
     def _prod_batch(self, dim: int) -> LinearOperator:
-        return self._dense()._prod_batch(dim)
+        return self.dense()._prod_batch(dim)
 
     def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
         """Append rows to the dense matrix."""
-        return self._dense().cat_rows(*args, **kwargs)
+        return self.dense().cat_rows(*args, **kwargs)
 
     def type(self, dtype: torch.dtype) -> LinearOperator:
         """Return the dense matrix in another precision; itself in its own."""
-        return self if dtype == self.dtype else self._dense().type(dtype)
+        return self if dtype == self.dtype else self.dense().type(dtype)
 
     def to(self, *args: Any, **kwargs: Any) -> LinearOperator:
         """Return the dense matrix on another device or in another precision; itself on its own."""
         like = self.X.to(*args, **kwargs)
-        return self if (like.dtype, like.device) == (self.dtype, self.device) else self._dense().to(*args, **kwargs)
+        return self if (like.dtype, like.device) == (self.dtype, self.device) else self.dense().to(*args, **kwargs)
 
     def to_dense(self) -> Tensor:
         """Return the covariance as a tensor, ``batch_shape x q x q``. O(q² r).

@@ -10,12 +10,13 @@ import functools
 import logging
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from botorch.cross_validation import CVResults
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
+from botorch.models.model import Model
 from botorch.models.utils.assorted import add_output_dim
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -27,11 +28,15 @@ from torch import Tensor
 from sparse_bo.dictionary import Candidates, Certificate, Dictionary, residual_bound
 from sparse_bo.gp.diagnostics import RANGE, variance_factor
 from sparse_bo.linalg.spectrum import certified_factor
-from sparse_bo.models.sparse_gp.dictionary_rule import AverageCovariance
+from sparse_bo.models.sparse_gp.dictionary_rule import AverageCovariance, dictionary_points
+from sparse_bo.models.sparse_gp.leverage_sampling import data_points
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import exact_representation
 from sparse_bo.models.sparse_gp.row_sums import left_out_of_dtc, left_out_of_exact
 from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, check_training_data, check_width, row_count
+
+Sparse = TypeVar("Sparse", bound=Model)
+"""A sparse model."""
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,8 +46,12 @@ def _log_once(message: str) -> None:
     _LOGGER.info(message)
 
 
-def log_defaults(kind: str, n: int, *, learned_from: int | None, cap: int | None) -> None:
-    """Log which defaults a model of n points has crossed, each once per process; ``None`` for a limit that the user chose."""
+def log_defaults(model: Any) -> None:
+    """Log which defaults a new model has crossed, each once per process."""
+    kind, n, rule, learner = type(model).__name__, model.train_targets.shape[-1], model.rule, model.learner
+    learned_from = learner.settings.subset if learner.fit_name is None else None
+    given = rule.is_given or rule.sampler is not None or rule.most is not None
+    cap = None if given else rule.cap(n, model.train_targets.shape[:-1].numel())
     if learned_from is not None and n > learned_from:
         _log_once(
             f"{kind} has more than {learned_from:,} training points: hyper-parameters are learned from {learned_from:,} of "
@@ -83,11 +92,40 @@ def summary(model: Any) -> str:
     return f"n={n}, m={m}{rest}, {fit}, {accuracy}"
 
 
+def dictionary(model: Any) -> Dictionary:
+    """The dictionary that the posterior stands on: ``points`` (``m x d``, the user's units), ``indices`` and size ``m``.
+
+    ``indices`` are rows of ``train_X``, or ``None`` if some points are external. A batch of different data sets has
+    ``batch_shape x m x d`` points. The posterior is computed if it has not been.
+    """
+    model.eval()
+    cache = model.cache()
+    points = data_points(model.original_inputs())[..., cache.rows, :].detach()
+    indices: Tensor | None = cache.rows
+    if cache.points is not None:
+        external = cache.points.expand(*points.shape[:-2], *cache.points.shape[-2:])
+        points, indices = torch.cat([external, points], dim=-2), None
+    return Dictionary(points, torch.ones(points.shape[-2], dtype=points.dtype, device=points.device), indices)
+
+
 # --- certificate -----------------------------------------------------------------------------------------------------------
 
 
-def certify(model: Any, *, steps: int, failure_probability: float) -> Certificate:
-    """Bound the ratio of sparse and exact variance of a model in evaluation mode; see :meth:`sparse_bo.SparseGP.certify`."""
+def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -> Certificate:
+    """Bound the ratio of sparse and exact variance, at every point: a factor of 1 means that nothing is lost.
+
+    O(n m²), then O(n² d + n m) per step: minutes beyond some ten thousand points. ``repr`` shows the result afterwards,
+    until data or parameters change.
+
+    Args:
+        model: The model.
+        steps: Lanczos steps; more make the upper bound tighter.
+        failure_probability: Of the bound, over a random start.
+
+    Raises:
+        UnsupportedError: For a batch, several outputs, or a model with fantasies: these are many posteriors.
+    """
+    model.eval()
     cache, (X,) = model.cache(), model.train_inputs
     representation = cache.representation
     if representation.batch_shape or representation.extension is not None:
@@ -95,25 +133,25 @@ def certify(model: Any, *, steps: int, failure_probability: float) -> Certificat
             f"a certificate is of one posterior, got batch shape {tuple(representation.batch_shape)} (outputs "
             "included) or a model with fantasies; certify a model of one output and data set"
         )
-    if cache.holds_all(X.shape[-2]):
-        return Certificate(1.0, 0.0, 0.0, 0.0)
-    positions, generator = torch.arange(len(X), device=X.device), torch.Generator().manual_seed(model.rule.seed)
-    noise = model.data_noise(X, X.shape[:-1])
-    candidates = Candidates(
-        X,
-        X.new_ones(len(X)),
-        None,
-        positions,
-        None,
-        covariance=AverageCovariance(model.prior_kernel, X.new_ones(()).double()),
-        regularization=noise.detach().double(),
-    )
-    points = representation.points
-    dictionary = Dictionary(points, torch.ones(len(points), device=points.device))
-    options: dict[str, Any] = {"steps": steps, "failure_probability": failure_probability, "generator": generator}
-    with torch.no_grad():
-        bound = residual_bound(candidates, dictionary, **options)
-    return Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)
+    certificate = Certificate(1.0, 0.0, 0.0, 0.0)
+    if not cache.holds_all(X.shape[-2]):
+        positions, generator = torch.arange(len(X), device=X.device), torch.Generator().manual_seed(model.rule.seed)
+        candidates = Candidates(
+            X,
+            X.new_ones(len(X)),
+            None,
+            positions,
+            None,
+            covariance=AverageCovariance(model.prior_kernel, X.new_ones(()).double()),
+            regularization=model.data_noise(X, X.shape[:-1]).detach().double(),
+        )
+        known = Dictionary(representation.points, torch.ones(len(representation.points), device=X.device))
+        options: dict[str, Any] = {"steps": steps, "failure_probability": failure_probability, "generator": generator}
+        with torch.no_grad():
+            bound = residual_bound(candidates, known, **options)
+        certificate = Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)
+    model._certified = (cache, certificate)
+    return certificate
 
 
 # --- leave-one-out ---------------------------------------------------------------------------------------------------------
@@ -132,14 +170,28 @@ def left_out(model: Any, *, observation_noise: bool) -> tuple[Tensor, Tensor, Te
             exact = cache.representation if whole else exact_representation(kernel, X, **data)
             means, variances = left_out_of_exact(exact, **data)
         else:
-            D = model.dictionary_points(X, cache.rows, cache.points)
+            D = dictionary_points(model, X, cache.rows, cache.points)
             means, variances = left_out_of_dtc(kernel, D, X, **data, how=model.settings.sums)
         variances = variances + noise if observation_noise else variances
         return (prior_mean + means).to(targets).unsqueeze(-1), variances.to(targets).unsqueeze(-1), targets
 
 
-def leave_one_out(model: Any, *, observation_noise: bool, untransform: bool) -> CVResults:
-    """Predict every observation from all others; see :meth:`sparse_bo.SparseGP.leave_one_out`."""
+def leave_one_out(model: Any, *, observation_noise: bool = True, untransform: bool = True) -> CVResults:
+    """Predict every observation from all others, with hyper-parameters and dictionary fixed. O(n m² + m³).
+
+    Row i is predicted by the posterior over the *same dictionary points* fitted to the other n − 1 observations; exactly
+    if all inputs are in the dictionary. Of a fantasy model, the rows are its data and its fantasies. Without gradients.
+    BoTorch's ``loo_cv`` (and Ax's cross-validation by it) inverts the ``n x n`` covariance of an exact GP; it raises
+    ``UnsupportedError`` for a sparse model.
+
+    Args:
+        model: The model.
+        observation_noise: Whether the variances include the noise of an observation.
+        untransform: Whether to return the units of ``train_Y``; ``False``: those of the outcome transform.
+
+    Returns:
+        The result type of BoTorch's ``efficient_loo_cv``: ``posterior`` and ``observed_Y`` of shape ``… x n x 1 x m``.
+    """
     means, variances, targets = left_out(model, observation_noise=observation_noise)
     known = model.likelihood.noise if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
     several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model._num_outputs > 1  # of tasks, each row has its own
@@ -160,8 +212,36 @@ def leave_one_out(model: Any, *, observation_noise: bool, untransform: bool) -> 
 # --- calibration -----------------------------------------------------------------------------------------------------------
 
 
-def calibrated(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | None, *, largest_error: float = 0.25) -> Any:
-    """Return a calibrated copy of a sparse model; see :meth:`sparse_bo.SparseGP.calibrated`."""
+def calibrated(
+    model: Sparse,
+    X: Tensor | None = None,
+    Y: Tensor | None = None,
+    Yvar: Tensor | None = None,
+) -> Sparse:
+    """Return a copy whose latent variances are scaled to the errors at held-out rows; means are the same.
+
+    The factor, one per output (and batch element), maximises the predictive density of the held-out observations
+    (:mod:`sparse_bo.gp.diagnostics`). It is ``covar_module.outputscale`` of the copy, and in its state dict. The copy
+    shares the data and the dictionary; after a change of data or hyper-parameters, fit this model and calibrate again.
+
+    It helps where the noise of held-out rows is known, or zero. Where noise is learned, held-out rows determine only the
+    sum of both variances. No model is calibrated by default; see docs/decisions/045-calibration.md.
+
+    Args:
+        model: The model.
+        X: ``batch_shape x h x d`` inputs that the model has not seen. Default: every training row outside the dictionary,
+            predicted from all others (:meth:`leave_one_out`); of an exact posterior all rows.
+        Y: ``batch_shape x h x m`` observations there.
+        Yvar: ``batch_shape x h x m`` noise variances of ``Y``, zeros where it is exact. Default: the likelihood's.
+
+    Raises:
+        TypeError: If an argument is no tensor.
+        ValueError: If numbers of rows differ.
+        RuntimeError: If ``X`` has another number of columns than the data.
+        InputDataError: If ``X`` and ``Y`` are not given together, have other shapes or are not finite; if the standard
+            error of the factor is above 25 % (too few rows, or too noisy ones), or the factor is beyond ``e^±9``.
+        UnsupportedError: If the model has fantasies, several tasks, or its own ``forward``.
+    """
     model.eval()
     cache = model.cache()
     if cache.representation.extension is not None:
@@ -180,11 +260,11 @@ def calibrated(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | No
         errors = _training_errors(model, cache, Yvar) if X is None and Y is None else _errors_at(model, X, Y, Yvar)
         found = variance_factor(*errors)
         worst = float(found.log_error.max())
-        if not worst <= largest_error:
+        if not worst <= 0.25:
             within = f"{worst:.0%} only" if worst < 1.0 else "no better than 100%"
             raise InputDataError(
-                f"{errors[0].shape[-1]} held-out rows tell the factor to within {within} (wanted: "
-                f"{largest_error:.0%}), the rest is noise; give more rows, or Yvar= if their noise is known to be smaller"
+                f"{errors[0].shape[-1]} held-out rows tell the factor to within {within} (wanted: 25%), "
+                "the rest is noise; give more rows, or Yvar= if their noise is known to be smaller"
             )
         if not bool((found.factor.log().abs() < RANGE).all()):
             raise InputDataError(

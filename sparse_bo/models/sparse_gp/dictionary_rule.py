@@ -6,7 +6,7 @@ import numbers
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -128,6 +128,22 @@ class DictionaryRule:
         if n <= size:
             return ChosenPoints(torch.arange(n, device=X.device))
         return default_rows(kernel, X, data.noise, size=size, generator=generator, settings=self.settings)
+
+
+def chosen_dictionary(model: Any, X: Tensor, *, cap: int | None = None) -> ChosenPoints:
+    """Return the rule's dictionary of at most ``cap`` points for the training inputs ``X``, transformed."""
+    mean, targets = model.prior_mean(X), model.train_targets
+    raw = X if model._stored_originals is None else model.original_inputs()
+    noise = model.data_noise(X, targets.shape) if cap is None else model.noise_at(X, targets.shape)
+    return model.rule.choose(model.prior_kernel, DataView(X, raw, targets - mean, mean, noise), cap=cap)
+
+
+def dictionary_points(model: Any, X: Tensor, rows: Tensor | None, points: Tensor | None) -> Tensor:
+    """Return the dictionary, transformed: rows of ``X`` (transformed), after external points in the user's units."""
+    if points is None:
+        return X[..., rows, :]
+    external = model.transform_inputs(points)
+    return torch.cat([external.expand(*X.shape[:-2], *external.shape[-2:]), X[..., rows, :]], dim=-2)
 
 
 def _as_tensor(dictionary: object, train_X: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Process:
     prior_mean: Callable[[Tensor], Tensor]
     posterior: Representation
     settings: JointSettings
+    squares: ClassVar[None] = None
+    """Of factors of columns: see :class:`SumOfProcesses`."""
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -75,13 +77,37 @@ class Process:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One of several independent processes that are added."""
+    """One of several independent processes that are added, or several outputs of one."""
 
     process: Process
     inputs: slice
     """Its columns of the joined inputs."""
     factor: Tensor
-    """``… x 1``: weight of its values."""
+    """``… x 1``: weight of its values; of outputs ``… x m x 1``."""
+    outputs: bool = False
+    """Whether the process has outputs, its last batch dimension, that are added."""
+
+    def at(self, X: Tensor) -> Tensor:
+        """Return its own inputs."""
+        own = X[..., self.inputs]
+        return own.unsqueeze(-3) if self.outputs else own
+
+    def weighted(self, values: Tensor, trailing: int) -> Tensor:
+        """Return ``factor² values`` (variances or covariances), added over outputs."""
+        values = self.factor.square().reshape(*self.factor.shape[:-1], *[1] * trailing) * values
+        return values.sum(dim=-1 - trailing) if self.outputs else values
+
+    def separated(self, columns: Columns) -> Columns:
+        """Return the columns of each output, without copies."""
+        if not self.outputs:
+            return columns
+        return tuple(one for column in columns for one in column.unbind(-3))
+
+    @property
+    def squares(self) -> Columns:
+        """``factor²`` (``… x 1``) of each of its :meth:`separated` columns."""
+        squares = self.factor.square()
+        return (squares.unbind(-2) if self.outputs else (squares,)) * (1 if self.process.posterior.extension is None else 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,34 +127,37 @@ class SumOfProcesses:
     @property
     def batch_shape(self) -> torch.Size:
         """Batch shape of the sum."""
-        shapes = [term.process.batch_shape for term in self.terms] + [term.factor.shape[:-1] for term in self.terms]
-        return broadcast_shapes(*shapes)
+        shapes = [broadcast_shapes(term.process.batch_shape, term.factor.shape[:-1]) for term in self.terms]
+        return broadcast_shapes(
+            *(shape[:-1] if term.outputs else shape for term, shape in zip(self.terms, shapes, strict=True))
+        )
 
     def detached(self) -> SumOfProcesses:
         """Return the sum outside the graph of its parameters."""
-        terms = [Term(term.process.detached(), term.inputs, term.factor.detach()) for term in self.terms]
+        terms = [replace(term, process=term.process.detached(), factor=term.factor.detach()) for term in self.terms]
         return SumOfProcesses(tuple(terms))
 
     def prior(self, X: Tensor, Y: Tensor) -> Tensor:
         """Return the prior covariance of the sum."""
-        return total(
-            term.factor.square().unsqueeze(-1) * term.process.prior(X[..., term.inputs], Y[..., term.inputs])
-            for term in self.terms
-        )
+        return total(term.weighted(term.process.prior(term.at(X), term.at(Y)), 2) for term in self.terms)
 
     def columns(self, X: Tensor) -> Columns:
-        """Return the columns of all terms."""
-        parts = [(term.factor.unsqueeze(-1), term.process.columns(X[..., term.inputs])) for term in self.terms]
-        return tuple(factor * column for factor, columns in parts for column in columns)
+        """Return the columns of all terms, without factors."""
+        return tuple(column for term in self.terms for column in term.separated(term.process.columns(term.at(X))))
 
     def variance(self, X: Tensor) -> Tensor:
         """Return the variances of the sum."""
-        return total(term.factor.square() * term.process.variance(X[..., term.inputs]) for term in self.terms)
+        return total(term.weighted(term.process.variance(term.at(X)), 1) for term in self.terms)
 
     def after(self, X: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """Return the covariances of ``X`` among themselves and with the base's pivots."""
         columns = self.columns(X)
         return between(self, X, X, columns, columns), between(self, X, base.X[base.pivots], columns, base.columns)
+
+    @property
+    def squares(self) -> Columns:
+        """``factor²`` of each column."""
+        return tuple(square for term in self.terms for square in term.squares)
 
 
 AnyProcess: TypeAlias = Process | SumOfProcesses
@@ -136,13 +165,21 @@ AnyProcess: TypeAlias = Process | SumOfProcesses
 
 def between(process: AnyProcess, X: Tensor, Y: Tensor, columns: Columns, others: Columns) -> Tensor:
     """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
-    return _less_explained(process.prior(X, Y), columns, others)
+    return _less_explained(process.prior(X, Y), columns, others, process.squares)
 
 
-def _less_explained(block: Tensor, columns: Columns, others: Columns) -> Tensor:
-    for a, b in zip(columns, others, strict=True):
-        block = block - shared_product(a, b.mT)
+def _less_explained(block: Tensor, columns: Columns, others: Columns, squares: Columns | None = None) -> Tensor:
+    """Subtract the products of columns, times the ``squares`` (``… x 1``) of factors if there are some."""
+    for index, (a, b) in enumerate(zip(columns, others, strict=True)):
+        product = shared_product(a, b.mT)
+        block = block - (product if squares is None else squares[index].unsqueeze(-1) * product)
     return block
+
+
+def explained(process: AnyProcess, columns: Columns) -> Tensor:
+    """Return the prior variance that columns explain, ``batch_shape x q``."""
+    sums = [column.square().sum(dim=-1) for column in columns]
+    return total(sums if process.squares is None else map(torch.mul, process.squares, sums))
 
 
 def shared_product(A: Tensor, B: Tensor) -> Tensor:
@@ -169,8 +206,8 @@ class Base:
     """Those of the pivots."""
     root: JointRoot | None = None
     """The root without scale, if there are more rows than pivots."""
-    weights: Tensor | None = None
-    """``… m``: the root is that of the weighted sum of outputs."""
+    factor: Tensor | None = None
+    """Columns and root are those of a sum with this :attr:`Term.factor`."""
 
     @property
     def rows(self) -> int:
@@ -183,6 +220,12 @@ class Base:
         if self.root is None:
             return torch.arange(self.rows, device=self.X.device)
         return self.root.order[: self.root.pivots.shape[-1]]
+
+    def of_sum(self, term: Term) -> Base | None:
+        """Return the base of the sum of one term, if columns and root are known."""
+        if self.factor is not None:
+            return replace(self, factor=None) if torch.equal(self.factor, term.factor) else None
+        return replace(self, columns=term.separated(self.columns)) if self.root is None else None
 
     def lifted(self, root: Tensor) -> Tensor:
         """Return ``R h`` at the pivots, ``batch_shape x p x m``, of a large triangular root; computed once."""

@@ -20,21 +20,27 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError
+from botorch.models.gpytorch import fantasize_flag
+from botorch.models.utils import multioutput_to_batch_mode_transform
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from sparse_bo.errors import SamplerError
 from sparse_bo.gp.nystrom import NystromFactor
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import broadcast_shapes
+from sparse_bo.models.sparse_gp import diagnostics
+from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points, warn_if_far
 from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix
-from sparse_bo.models.sparse_gp.representation import Representation
-from sparse_bo.models.sparse_gp.row_sums import sweep
+from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
+from sparse_bo.models.sparse_gp.row_sums import fit_dtc, sweep
 from sparse_bo.models.sparse_gp.state import (
     Appended,
     GrowthState,
     PosteriorCache,
     Stamp,
+    check_width,
     parameters_of,
     row_count,
     same_parameters,
@@ -168,6 +174,42 @@ class PreviousPosterior:
         return extended(kernel, old, growth, X[..., n:, :], **new)
 
 
+def computed(model: Any, stamp: Stamp) -> PosteriorCache:
+    """Return the posterior of a sparse model's data; from the previous model's where it can be. O(n m² + m³)."""
+    (X, targets), kernel, chosen, grown = model.training_data(), model.prior_kernel, None, None
+    data: dict[str, Any] = {"residuals": targets - model.prior_mean(X), "noise": model.data_noise(X, targets.shape)}
+    previous, factor, chosen_at, growth = model._previous, model.settings.growth, X.shape[-2], None
+    try:
+        if previous is not None and not torch.is_grad_enabled():
+            chosen = previous.dictionary(model, stamp, X, data["noise"], factor=factor)
+            if chosen is not None:
+                chosen_at = previous.cache.chosen_at
+                grown = previous.grown(kernel, X, **data, factor=factor)
+        rows, points, unexplained = chosen or chosen_dictionary(model, X)
+        if grown is not None:
+            representation, growth = grown
+        elif points is None and len(rows) == X.shape[-2]:
+            representation = exact_representation(kernel, X, **data, sizes=model.settings.products)
+        else:
+            D = dictionary_points(model, X, rows, points)
+            state = fit_dtc(kernel, D, X, **data, how=model.settings.sums)
+            representation = dtc_representation(state, D, model.settings.products)
+            if points is not None:
+                warn_if_far(kernel, representation.points, X)
+    except SamplerError:
+        raise
+    except ValueError as error:  # the type that SingleTaskGP raises
+        raise NotPSDError(str(error)) from error
+    if unexplained is not None:
+        diagnostics.log_dictionary(X.shape[-2], len(rows), unexplained)
+    cache = PosteriorCache(representation, stamp, rows, points, unexplained, chosen_at=chosen_at, growth=growth)
+    if chosen is not None:  # the dictionary stays until parameters change
+        model._previous = PreviousPosterior(cache, X, **data)
+    elif not model.training:  # when inputs are not transformed
+        model._previous = None
+    return cache
+
+
 def _same(old: Tensor, new: Tensor) -> bool:
     return bool((new - old).abs().amax() <= SAME * (1.0 + old.abs().amax()))
 
@@ -199,12 +241,13 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
     if previous.representation().extension is not None:
         raise ValueError("expected previous to be a model of data, got one with fantasies; build it from its data")
     set_parameters(model, parameters_of(previous))  # of a learned input transform, too
-    model.outlying_rows = previous.outlying_rows
     model.eval()  # where inputs are transformed
     ours, theirs = (each.original_inputs() for each in (model, previous))
     n = theirs.shape[-2]
-    fits = ours.dtype == theirs.dtype and ours.device == theirs.device and ours.shape[:-2] == theirs.shape[:-2]
-    if not fits or ours.shape[-2] < n or not torch.equal(ours[..., :n, :], theirs):
+    if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
+        got = f"{ours.dtype} on {ours.device}"
+        raise InputDataError(f"expected train_X of {theirs.dtype} on {theirs.device}, as previous has, got {got}; use .to(…)")
+    if ours.shape[:-2] != theirs.shape[:-2] or ours.shape[-2] < n or not torch.equal(ours[..., :n, :], theirs):
         raise InputDataError(
             f"expected train_X (shape {tuple(ours.shape)}) to begin with the {n} rows of previous; append new rows below"
         )
@@ -213,32 +256,95 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
         )
-    if affine(previous.train_targets, model.train_targets[..., :n]) is None:
+    moved = affine(previous.train_targets, model.train_targets[..., :n])
+    if moved is None:
         raise InputDataError(
             "expected train_Y to begin with that of previous, up to a shift and a scale by the outcome transform"
         )
+    model.outlying_rows = _outlying_rows(model, previous, *moved)
     model.train()
     return PreviousPosterior.of(previous)
 
 
-def conditioned(
-    model: Any, X: Tensor, targets: Tensor, **known: Tensor
-) -> tuple[tuple[Appended, Appended], PosteriorCache, Any]:
-    """Return data, posterior and likelihood of a model with fantasies; the stamp is still the model's. O(q m r).
+def _outlying_rows(model: Any, previous: Any, scale: Tensor, shift: Tensor) -> Tensor | None:
+    """Return the rows that a model leaves out: those of ``previous``, and of a robust model new ones far off its predictions.
+
+    ``scale`` and ``shift`` (``batch_shape``) take targets of ``previous`` to those of the model.
+    """
+    known, n = previous.outlying_rows, previous.train_targets.shape[-1]
+    if not model.learner.robust or model.train_targets.shape[-1] == n:
+        return known
+    X, targets = model.training_data()
+    with torch.no_grad():
+        at = previous(X[..., n:, :])
+        least = 0.01 * previous.train_targets.std(dim=-1)  # as of the rows of a fit
+        variance = scale.unsqueeze(-1).square() * (at.variance + least.square().unsqueeze(-1))
+        variance = variance + model.noise_at(X, targets.shape)[..., n:]
+        errors = (targets[..., n:] - scale.unsqueeze(-1) * at.mean - shift.unsqueeze(-1)) / variance.sqrt()
+        off = errors.abs().reshape(-1, errors.shape[-1]).amax(dim=0) > model.learner.settings.robust
+    new = n + off.nonzero().squeeze(-1)
+    if not len(new):
+        return known
+    return new if known is None else torch.cat([known, new])
+
+
+def condition_on_observations(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor | None = None, **kwargs: Any) -> Any:
+    """Condition the posterior process on new observations. O(q m r), independent of n.
 
     Args:
-        model: A sparse model that was evaluated.
-        X: ``batch_shape x q x d``, transformed.
-        targets: ``batch_shape' x q``.
-        **known: ``noise``, ``… x q``, where it was given.
+        model: The model.
+        X: ``batch_shape x q x d`` inputs of the new observations.
+        Y: ``batch_shape' x q x m``, as in :class:`~botorch.models.SingleTaskGP`.
+        noise: As ``Y``, in the outcome transform's units.
+        **kwargs: Further arguments of :func:`get_fantasy_model`.
+    """
+    if hasattr(model, "outcome_transform"):
+        Y, _ = model.outcome_transform(Y, X=X)
+    if fantasize_flag.off():
+        model._validate_tensor_args(X=X, Y=Y, Yvar=noise, strict=False)
+    if model._num_outputs > 1:
+        X, Y, noise = multioutput_to_batch_mode_transform(
+            train_X=X, train_Y=Y, num_outputs=model._num_outputs, train_Yvar=noise
+        )
+    else:
+        Y, noise = Y.squeeze(-1), None if noise is None else noise.squeeze(-1)
+    if noise is not None:
+        kwargs["noise"] = noise
+    fantasy = model.get_fantasy_model(inputs=model.transform_inputs(X), targets=Y, **kwargs)
+    if hasattr(fantasy, "input_transform"):
+        fantasy.__dict__["_stored_originals"] = Appended(model._stored_originals, X.detach(), dim=-2)
+    batch_shape = fantasy._stored_targets.batch_shape
+    fantasy._aug_batch_shape = batch_shape
+    fantasy._input_batch_shape = batch_shape if model._num_outputs == 1 else batch_shape[:-1]
+    return fantasy
+
+
+def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor, **kwargs: Tensor) -> Any:
+    """Return the model conditioned on ``targets`` at ``inputs`` (transformed). O(q m r), independent of n.
+
+    The new points join the representation; data are joined only when read. If its hyper-parameters change, the fantasy
+    model becomes the DTC posterior of all its data over the dictionary and the new points.
+
+    Args:
+        model: The model.
+        inputs: ``batch_shape x q x d`` inputs of the new observations.
+        targets: ``batch_shape' x q``; ``batch_shape'`` may have one more dimension than ``batch_shape``.
+        **kwargs: ``noise``: ``… x q`` noise variances of the new observations.
 
     Raises:
-        RuntimeError: If the batch shapes do not fit.
-        NotPSDError: If the covariance of the new observations is not finite or not positive semi-definite.
+        RuntimeError: If the model has not been evaluated yet, or the batch shapes do not fit.
     """
+    if model.prediction_strategy is None:
+        raise RuntimeError(
+            "Fantasy observations can only be added after making predictions with a model so that "
+            "all test independent caches exist. Call the model on some data first!"
+        )
+    (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
+    X = X.unsqueeze(-1) if X.dim() == 1 else X
     below, targets_below = model._stored_inputs, model._stored_targets
+    check_width(X, below)
     batch_shape = _fantasy_batch_shape(X, targets, below.batch_shape if isinstance(below, Appended) else below.shape[:-2])
-    known = {name: value for name, value in known.items() if name == "noise"}
+    known = {name: value for name, value in kwargs.items() if name == "noise"}
     likelihood = model.likelihood.get_fantasy_likelihood(**known)
     cache: PosteriorCache = model.cache()
     shape = broadcast_shapes(X.shape[:-2], cache.representation.alpha.shape[:-1]) + X.shape[-2:-1]
@@ -247,11 +353,20 @@ def conditioned(
         representation = cache.representation.condition(model.prior_kernel, X, residuals=residuals, noise=noise)
     except ValueError as error:
         raise NotPSDError(str(error)) from error
-    inputs = Appended(below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
+    new_inputs = Appended(below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
     values = Appended(targets_below, targets.expand(batch_shape + targets.shape[-1:]), dim=-1)
     rows = torch.cat([cache.rows, torch.arange(X.shape[-2], device=X.device) + row_count(below)])
-    posterior = PosteriorCache(representation, cache.stamp, rows, cache.points, cache.unexplained)
-    return (inputs, values), posterior, likelihood
+    fantasy = model.copy_sharing_data(
+        (below, new_inputs),
+        (targets_below, values),
+        (model.likelihood, likelihood),
+        (model.rule, model.rule),
+        (model._previous, None),
+    )
+    fantasy.rule = replace(model.rule, rows=rows, points=cache.points)
+    stamp = Stamp(*fantasy.made_from())
+    fantasy.prediction_strategy = PosteriorCache(representation, stamp, rows, cache.points, cache.unexplained)
+    return fantasy
 
 
 def _fantasy_batch_shape(inputs: Tensor, targets: Tensor, model_batch_shape: torch.Size) -> torch.Size:

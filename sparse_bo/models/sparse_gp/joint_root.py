@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import LinearOperator, RootLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
@@ -267,6 +267,58 @@ class JointRoot(LowerRoot):
         """Undo :meth:`_split`."""
         shape = broadcast_shapes(*(part.shape[:-2] for part in parts))
         return torch.cat([part.expand(*shape, *part.shape[-2:]) for part in parts], dim=-2)[..., self.order.argsort(), :]
+
+
+class RootedCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """A covariance that samples and solves by a lower root if ``is_lazy``, and densely otherwise."""
+
+    is_lazy = True
+
+    def lower(self) -> LinearOperator:
+        """Return the root of a lazy covariance, which multiplies and solves."""
+        raise NotImplementedError
+
+    def dense(self) -> LinearOperator:
+        """Return the operator of a covariance that is not lazy."""
+        raise NotImplementedError
+
+    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a root: the Cholesky factor of few rows, :meth:`lower` of many. Errors as :func:`root_of`."""
+        return RootLinearOperator(self.lower()) if self.is_lazy else self.dense().root_decomposition(*args, **kwargs)
+
+    def cholesky(self, upper: bool = False) -> LinearOperator:
+        """Return the root of :meth:`root_decomposition`; of many rows there is no upper one."""
+        if not self.is_lazy:
+            return self.dense().cholesky(upper=upper)
+        check_lower(upper=upper)
+        return self.lower()
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``; of many rows by the root, as samples follow. O(q (p + b) c)."""
+        if not self.is_lazy:
+            return self.dense().solve(right_tensor, left_tensor)
+        single = right_tensor.dim() == 1
+        solution = self.lower()._cholesky_solve(right_tensor.unsqueeze(-1) if single else right_tensor)
+        solution = solution if left_tensor is None else left_tensor @ solution
+        return solution.squeeze(-1) if single else solution
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``Σ yᵀ C⁻¹ y`` over columns (or of each) and ``log |C|``; of many rows by the root. O(q (p + b) c)."""
+        if not self.is_lazy:
+            return self.dense().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
+        root, zeros = self.lower(), torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
+        quadratic = zeros
+        if inv_quad_rhs is not None:
+            columns = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
+            quadratic = root.solve_triangular(columns, upper=False).square().sum(dim=-2)
+            quadratic = quadratic.sum(dim=-1) if reduce_inv_quad else quadratic
+        return quadratic, 2.0 * root._diagonal().log().sum(dim=-1) if logdet else zeros
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        """Return the first part of :meth:`inv_quad_logdet`."""
+        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]
 
 
 def check_lower(*, upper: bool, left: bool = True, unitriangular: bool = False) -> None:

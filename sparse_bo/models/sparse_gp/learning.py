@@ -5,9 +5,8 @@ A likelihood of m points costs O(m³), and a search takes tens of them. The firs
 that are learned from. Of many data, a few such steps follow on neighbourhoods as dense as the data, and a last one by a
 likelihood of all rows (:mod:`sparse_bo.models.sparse_gp.refinement`).
 
-A ripple that is finer than the lengthscales of the start looks like noise to a search. Residuals show it
-(:mod:`sparse_bo.models.sparse_gp.residuals`); then a second search starts at the lengthscale that they show. With
-``robust=True`` outlying rows are left out first.
+A ripple that is finer than the lengthscales of the start looks like noise to a search. Residuals show it; then a second search
+starts at the lengthscale that they show. With ``robust=True`` outlying rows are left out first.
 """
 
 from __future__ import annotations
@@ -35,14 +34,18 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.linalg.descent import curvature, descend, positive
+from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import stationary_parts
-from sparse_bo.models.sparse_gp.refinement import RefinementSettings, kernel_distances, last_groups, shorten
-from sparse_bo.models.sparse_gp.residuals import (
+from sparse_bo.models.sparse_gp.refinement import (
+    RefinementSettings,
     Residuals,
     autocorrelation,
+    kernel_distances,
+    last_groups,
     outlier_scores,
     residuals_given,
+    shorten,
     warn_of_outliers,
 )
 from sparse_bo.models.sparse_gp.state import parameters_of, set_parameters
@@ -85,8 +88,8 @@ class LearningSettings:
     """The same, where the second search is over all data (``fit="exact"``)."""
     max_steps: int = 100
     """Steps of the second search."""
-    max_parameters: int = 256
-    """With more, the second search is BoTorch's: no matrix of curvatures."""
+    max_parameters: int = 1024
+    """With more, and of several GPs half or a quarter as many, the second search is BoTorch's: no matrix of curvatures."""
     least_information: float = 0.3
     """Curvature of a direction below which its prior decides (nats per unit²)."""
     refinement: RefinementSettings = field(default_factory=RefinementSettings)
@@ -145,10 +148,10 @@ class Learner:
                 self._points = (self._random_rows(x, self.settings.subset), None)
             else:
                 with torch.no_grad():
-                    choice = model.chosen_dictionary(x, cap=self.settings.dictionary)
+                    choice = chosen_dictionary(model, x, cap=self.settings.dictionary)
                 self._points = (choice.rows, choice.points)
         rows, points = self._points
-        return rows, model.dictionary_points(x, rows, points)
+        return rows, dictionary_points(model, x, rows, points)
 
     def _random_rows(self, x: Tensor, size: int) -> Tensor:
         return uniform_rows(x.shape[-2], size, generator=self.generator(), device=x.device)
@@ -237,9 +240,7 @@ class Learner:
         parts = stationary_parts(kernel)
         if parts is None:
             return last_groups(rows, X, most, distances=kernel_distances(kernel), autograd=True, **options)
-        lengthscales = parts.lengthscales.detach()
-        Z = X / lengthscales.reshape(-1, lengthscales.shape[-1]).log().mean(dim=0).exp()
-        return last_groups(rows, Z, most, **options)
+        return last_groups(rows, parts.scaled(X), most, **options)
 
     @contextmanager
     def learning_from(self, rows: Tensor) -> Iterator[None]:
@@ -277,7 +278,8 @@ def coarse_to_fine(
         first = fit_gpytorch_mll_scipy(mll, options=coarse)
         first = _searched_again(mll, first, learner.looked_at(model, few, rows), coarse)
     _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
-    search = _ParameterVector.of(mll, at.max_parameters) if own else None
+    batch = model.train_targets.shape[:-1].numel()
+    search = _ParameterVector.of(mll, at.max_parameters // min(batch, 4)) if own else None  # each curvature costs all GPs
     if search is None:
         with learner.learning_from(rows):
             return fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
@@ -287,7 +289,7 @@ def coarse_to_fine(
     if groups is None:
         return found
     found = search.refined(rows, groups, gain=at.refinement.gain, steps=steps)
-    most = model.rule.most_points(n, model.train_targets.shape[:-1].numel())
+    most = model.rule.most_points(n, batch)
     if n <= at.refinement.density * most:
         shorten(model, size=most, generator=learner.generator(), settings=at.refinement)
     return found

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparse_bo.gp import dtc
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.row_sums import Rows, dictionary_factor, fit_dtc, sweep
+from sparse_bo.sharding import Alone
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,14 @@ class ChosenPoints(NamedTuple):
 
 
 def default_rows(
-    kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator, settings: DictionarySettings
+    kernel: PriorKernel,
+    X: Tensor,
+    noise: Tensor,
+    *,
+    size: int,
+    generator: torch.Generator,
+    settings: DictionarySettings,
+    shards: Rows | None = None,
 ) -> ChosenPoints:
     """Choose at most ``size`` rows by leverage-score sampling with the current kernel. O(n p² + n log n + m³).
 
@@ -152,32 +160,37 @@ def default_rows(
     permutation and one uniform number per distinct input.
 
     ``X`` is ``batch_shape x n x d``, transformed, ``noise`` ``batch_shape x n`` variances (y²). All distinct inputs are chosen
-    if there are at most ``size``.
+    if there are at most ``size``. With ``shards`` they are this rank's rows, and the result has the numbers of all ranks' rows,
+    as one process would choose them; repeats are then not merged before, but an input enters once.
     """
-    distinct = distinct_inputs(X)
-    a = len(distinct.rows)
-    if a <= size:
-        return ChosenPoints(distinct.rows)
-    pilot = distinct.rows[uniform_rows(a, min(settings.pilot, size), generator=generator, device=X.device)]
-    posterior = pilot_posterior(kernel, X[..., pilot, :], X, torch.zeros_like(noise), noise)
-    weights = race_weights(distinct.counts * posterior.leverages[distinct.rows])
-    draws = torch.rand(a, generator=generator, device="cpu", dtype=torch.float64).to(X.device)
-    races = draws.log() / weights
-    size = sample_size(float(weights.sum()), size, settings)
-    order = distinct.rows[race_winners(races, size)]
-    some = judged_rows(X.shape[-2], X.device, settings)
-    needed = needed_size(kernel, X[..., order, :], X[..., some, :], noise[..., some], n=X.shape[-2], settings=settings)
+    rows, distinct = shards or Rows(Alone(), X.shape[-2]), None if shards else distinct_inputs(X)
+    own = torch.arange(X.shape[-2], device=X.device) if distinct is None else distinct.rows
+    a = rows.total if distinct is None else len(own)
+    if distinct is not None and a <= size:
+        return ChosenPoints(own)
+    numbers = uniform_rows(a, min(settings.pilot, size), generator=generator, device=X.device)
+    pilot = X[..., own[numbers], :] if distinct is not None else rows.gathered(numbers, X)[0]
+    with rows.group.shielded("leverages"):
+        leverages = pilot_posterior(kernel, pilot, X, torch.zeros_like(noise), noise, rows=rows).leverages[own]
+        weights = leverages if distinct is None else distinct.counts * leverages
+        weights = weights.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
+    (dimension,) = rows.group.total("leverages", [weights.sum()])
+    size = min(size, max(settings.smallest, math.ceil(settings.oversampling * float(dimension))))
+    draws = torch.rand(a, generator=generator, device="cpu", dtype=torch.float64)
+    races = (draws if distinct is not None else draws[rows.here]).to(X.device).log() / weights
+    first = race_winners(races, size)
+    order = own[first]
+    points = X[..., order, :]
+    some = torch.linspace(0, rows.total - 1, min(settings.judged_by, rows.total), dtype=torch.float64, device=X.device).long()
+    if distinct is None:
+        ranks = rows.group.tensors("choosing a dictionary", [races[first], order + rows.here.start, points])
+        values, order, points = (torch.cat([part[k] for part in ranks]) for k in range(3))
+        winners = race_winners(values, size)
+        winners = winners[distinct_inputs(points[winners]).rows]
+        order, points = order[winners].to(X.device), points[winners].to(X)
+    judged = rows.gathered(some, X, noise) if distinct is None else [X[..., some, :], noise[..., some]]
+    needed = needed_size(kernel, points, judged[0], judged[1], n=rows.total, settings=settings)
     return ChosenPoints(order[: needed.size].sort().values, None, needed.unexplained)
-
-
-def race_weights(leverages: Tensor) -> Tensor:
-    """Return the weights of inputs in the draw of a default dictionary, in (0, 1], from the sums of their leverages."""
-    return leverages.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def sample_size(dimension: float, size: int, settings: DictionarySettings) -> int:
-    """Return how many of at most ``size`` inputs are drawn where :func:`race_weights` sum up to ``dimension``."""
-    return min(size, max(settings.smallest, math.ceil(settings.oversampling * dimension)))
 
 
 def race_winners(races: Tensor, count: int) -> Tensor:
@@ -194,11 +207,6 @@ class Needed(NamedTuple):
     size: int
     unexplained: float
     """Mean variance over rows that these points leave, in noise variances."""
-
-
-def judged_rows(n: int, device: torch.device, settings: DictionarySettings) -> Tensor:
-    """Return rows, ascending and spread over all ``n``, by which the size of a dictionary is judged."""
-    return torch.linspace(0, n - 1, min(settings.judged_by, n), dtype=torch.float64, device=device).long()
 
 
 def needed_size(

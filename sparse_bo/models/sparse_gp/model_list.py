@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from linear_operator.operators import (
     BlockDiagLinearOperator,
     CatLinearOperator,
     LinearOperator,
-    RootLinearOperator,
     TriangularLinearOperator,
 )
 from torch import Tensor
@@ -23,9 +21,8 @@ from torch import Tensor
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.gaussian_process import Process, SumOfProcesses, Term
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, LowerRoot, check_lower
-from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, lazy_operator
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance
+from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, RootsOfEach, lazy_operator, weighted_sum
 
 
 class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class ships no types
@@ -93,55 +90,16 @@ class _Stacked(CatLinearOperator):  # type: ignore[misc]  # the base class ships
         return super()._getitem(row_index, col_index, *batch_indices)
 
 
-class StackedCovariance(_Stacked):
+class StackedCovariance(RootedCovariance, _Stacked):
     """Covariances of several models' outputs; the root is the stack of theirs."""
 
-    is_lazy = True
-
-    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the members' lower roots, stacked; arguments are ignored."""
-        return RootLinearOperator(self.cholesky())
-
-    def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the members' lower roots, stacked; upper ones are refused."""
-        check_lower(upper=upper)
+    def lower(self) -> LinearOperator:
+        """Return the members' lower roots, stacked."""
         return StackedRoot(*(member.cholesky() for member in self.linear_ops), output_device=self.device)
 
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``, of each member."""
-        solution = self._of_each("solve", right_tensor)
-        return solution if left_tensor is None else left_tensor @ solution
 
-    def inv_quad_logdet(
-        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``Σ yᵀ C⁻¹ y`` over columns (or of each) and ``log |C|`` of each output."""
-        columns: Sequence[Tensor | None] = [None] * len(self.linear_ops)
-        if inv_quad_rhs is not None:
-            columns = torch.split(inv_quad_rhs, [member.shape[-3] for member in self.linear_ops], dim=-3)
-        parts = zip(self.linear_ops, columns, strict=True)
-        found = [member.inv_quad_logdet(part, logdet, reduce_inv_quad) for member, part in parts]
-        quadratic, determinant = zip(*found, strict=True)
-        return torch.cat(quadratic, dim=-1 if reduce_inv_quad else -2), torch.cat(determinant, dim=-1)
-
-
-class StackedRoot(LowerRoot, _Stacked):
-    """Lower roots: multiplies base samples, and solves with ``torch.linalg.solve_triangular``."""
-
-    def matmul(self, other: Tensor) -> Tensor:
-        """Multiply base samples, ``… x m x q x s``; gradients reach the members."""
-        product: Tensor = self._matmul(other)
-        return product
-
-    def _t_matmul(self, rhs: Tensor) -> Tensor:
-        return self._of_each("_t_matmul", rhs)
-
-    def _cholesky_solve(self, rhs: Tensor, upper: bool | None = False) -> Tensor:
-        return self._of_each("_cholesky_solve", rhs, upper=upper)
-
-    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
-        """Return ``L⁻¹ Y`` for ``… x m x q x c`` right-hand sides, member by member; only with a lower factor on the left."""
-        return self._of_each("solve_triangular", rhs, upper=upper, left=left, unitriangular=unitriangular)
+class StackedRoot(RootsOfEach, _Stacked):
+    """Lower roots of several models' outputs."""
 
     def flat_batch(self, inner: int = 0) -> StackedRoot:
         """Return the root with its batch dimensions, except the last ``inner``, as one."""
@@ -180,38 +138,10 @@ def _weighted_sum(models: Any, X: Tensor, observation_noise: bool, transform: Sc
         return None
     if not all(isinstance(model, SparseModel) and X.shape[-2] > model.settings.joint.dense for model in models):
         return None
-    posteriors, operators = [], []
-    for model in models:
-        posteriors.append(model.posterior(X, observation_noise=observation_noise))
-        operator = lazy_operator(posteriors[-1])
-        if operator is None or not _one_scale(operator):
-            return None
-        operators.append(operator)
+    posteriors = [model.posterior(X, observation_noise=observation_noise) for model in models]
+    covariance = weighted_sum([lazy_operator(posterior) for posterior in posteriors], weights.unbind())
+    if covariance is None:
+        return None
     parts = zip(weights, posteriors, strict=True)
     mean = transform.offset + sum(weight * posterior.mean.squeeze(-1) for weight, posterior in parts)
-    return GPyTorchPosterior(MultivariateNormal(mean, _summed_covariance(operators, weights)))
-
-
-def _one_scale(operator: JointCovariance) -> bool:
-    """Return whether a covariance is that of one process with the same scale in all rows."""
-    scale = operator.scale
-    uniform = scale is None or bool((scale == scale[..., :1]).all())
-    return uniform and not operator.summed and isinstance(operator.process, Process)
-
-
-def _summed_covariance(members: list[JointCovariance], weights: Tensor) -> JointCovariance:
-    """Return the covariance of ``Σ weight · value`` of independent processes at the same points."""
-    terms, means, noises, start = [], [], [], 0
-    for member, weight in zip(members, weights, strict=True):
-        assert isinstance(member.process, Process)
-        factor = weight.reshape(1) if member.scale is None else weight * member.scale[..., :1]
-        end = start + member.X.shape[-1]
-        terms.append(Term(member.process, slice(start, end), factor))
-        means.append(factor * member.mean)
-        noises += [] if member.noise is None else [factor.square() * member.noise]
-        start = end
-    batch = broadcast_shapes(*(member.X.shape[:-2] for member in members))
-    X = torch.cat([member.X.expand(*batch, *member.X.shape[-2:]) for member in members], dim=-1)
-    noise = sum(noises[1:], start=noises[0]) if noises else None
-    options = {"mean": sum(means[1:], start=means[0]), "noise": noise, "graph": any(member.graph for member in members)}
-    return JointCovariance(X, process=SumOfProcesses(tuple(terms)), **options)
+    return GPyTorchPosterior(MultivariateNormal(mean, covariance))

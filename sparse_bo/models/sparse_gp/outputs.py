@@ -7,39 +7,41 @@ nonlinear transforms, to samples.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, OutcomeTransform, Standardize
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, RootLinearOperator, to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
+from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.joint_root import LowerRoot
+from sparse_bo.models.sparse_gp.gaussian_process import Process, SumOfProcesses, Term, total
+from sparse_bo.models.sparse_gp.joint_root import LowerRoot, RootedCovariance
 from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
+from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, joined
 
 
-class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """The covariance of several independent outputs: a block-diagonal operator whose blocks may be lazy (``is_lazy``)."""
+class IndependentOutputs(RootedCovariance, BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """The covariance of several independent outputs: a block-diagonal operator of a :class:`RootedCovariance`."""
 
-    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def is_lazy(self) -> bool:  # type: ignore[override]  # as the blocks
+        """Whether the blocks are lazy."""
+        return bool(self.base_linear_op.is_lazy)
+
+    def lower(self) -> LinearOperator:
         """Return the outputs' roots side by side."""
-        return RootLinearOperator(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
+        return _OutputRoots(self.base_linear_op.lower())
 
-    def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the outputs' lower roots side by side (no upper ones); of few points, the Cholesky factor."""
-        base = self.base_linear_op
-        return _OutputRoots(base.cholesky(upper=upper)) if base.is_lazy else super().cholesky(upper=upper)
-
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """Return ``C⁻¹ Y``, or ``X C⁻¹ Y``, output by output."""
-        single = right_tensor.dim() == 1
-        columns = self._add_batch_dim(right_tensor.unsqueeze(-1) if single else right_tensor)
-        solution = self._remove_batch_dim(self.base_linear_op.solve(columns))
-        solution = solution if left_tensor is None else left_tensor @ solution
-        return solution.squeeze(-1) if single else solution
+    def dense(self) -> LinearOperator:
+        """Return the dense blocks."""
+        return BlockDiagLinearOperator(self.base_linear_op.dense())
 
     def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
         """Append rows to the dense matrix."""
@@ -68,22 +70,28 @@ class OutputsNormal(MultitaskMultivariateNormal):  # type: ignore[misc]  # the b
         return MultivariateNormal.log_prob(self, value.mT.reshape(*value.shape[:-2], -1))
 
 
-class _OutputRoots(LowerRoot, BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """Roots side by side; ``… x (m q) x c`` columns go to each output's."""
+class RootsOfEach(LowerRoot):
+    """Lower roots of several outputs: each multiplies and solves with its own columns."""
+
+    _of_each: Callable[..., Tensor]  # applies a method of each root to its columns
 
     def matmul(self, other: Tensor) -> Tensor:
-        """Multiply base samples."""
+        """Multiply base samples; gradients reach the roots."""
         return self._of_each("matmul", other)
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
         return self._of_each("_t_matmul", rhs)
 
-    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
-        """Return ``L⁻¹ Y``."""
-        return self._of_each("solve_triangular", rhs, upper=upper, left=left, unitriangular=unitriangular)
-
     def _cholesky_solve(self, rhs: Tensor, upper: bool | None = False) -> Tensor:
         return self._of_each("_cholesky_solve", rhs, upper=upper)
+
+    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
+        """Return ``L⁻¹ Y``; only with a lower factor on the left."""
+        return self._of_each("solve_triangular", rhs, upper=upper, left=left, unitriangular=unitriangular)
+
+
+class _OutputRoots(RootsOfEach, BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """Roots side by side; ``… x (m q) x c`` columns go to each output's."""
 
     def _of_each(self, method: str, columns: Tensor, **options: Any) -> Tensor:
         found: Tensor = getattr(self.base_linear_op, method)(self._add_batch_dim(columns), **options)
@@ -146,8 +154,76 @@ def transformed(posterior: Any, transform: PosteriorTransform, *, X: Tensor) -> 
     if operator is None or not posterior._is_mt or type(transform) is not ScalarizedPosteriorTransform:
         return transform(posterior=posterior, X=X)
     weights = transform.weights.to(posterior.mean)
-    if len(weights) != operator.shape[-3]:
-        return transform(posterior=posterior, X=X)  # raises
-    mean = transform.offset + posterior.mean @ weights
-    factors = weights.unsqueeze(-1).expand(*operator.shape[:-1])
-    return GPyTorchPosterior(MultivariateNormal(mean, operator.scaled(factors).added()))
+    covariance = weighted_sum([operator], [weights]) if len(weights) == operator.shape[-3] else None
+    if covariance is None:
+        return transform(posterior=posterior, X=X)
+    return GPyTorchPosterior(MultivariateNormal(transform.offset + posterior.mean @ weights, covariance))
+
+
+def weighted_sum(members: Sequence[JointCovariance | None], weights: Sequence[Tensor]) -> JointCovariance | None:
+    """Return the covariance of ``Σ weight · value`` of independent processes at the same points, if it has a lazy form.
+
+    A weight is a number, or ``m`` numbers of the outputs of a member.
+    """
+    terms, means, noises, start = [], [], [], 0
+    inputs: list[Tensor] = []
+    for member, weight in zip(members, weights, strict=True):
+        if member is None or not isinstance(member.process, Process) or not _one_scale(member):
+            return None
+        several, factor = weight.dim() > 0, weight.unsqueeze(-1)
+        factor = factor if member.scale is None else factor * member.scale[..., :1]
+        inputs.append(member.X.squeeze(-3) if several else member.X)
+        terms.append(Term(member.process, slice(start, start := start + member.X.shape[-1]), factor, several))
+        means.append(factor * member.mean)
+        noises += [] if member.noise is None else [terms[-1].weighted(member.noise, 1)]
+    only = members[0] if len(terms) == 1 else None
+    options: dict[str, Any] = {"mean": total(means)}
+    if only is not None:  # its rows may be known
+        options = {"mean": only.mean, "base": None if only.base is None else only.base.of_sum(terms[0])}
+        if only.keep is not None:
+            options["keep"] = lambda base: only.keep(replace(base, factor=terms[0].factor))
+    batch = broadcast_shapes(*(X.shape[:-2] for X in inputs))
+    X = torch.cat([X.expand(*batch, *X.shape[-2:]) for X in inputs], dim=-1)
+    noise, graph = total(noises) if noises else None, any(member.graph for member in members if member is not None)
+    return JointCovariance(X, process=SumOfProcesses(tuple(terms)), noise=noise, graph=graph, **options)
+
+
+def _one_scale(operator: JointCovariance) -> bool:
+    """Return whether all rows have the same scale."""
+    return operator.scale is None or bool((operator.scale == operator.scale[..., :1]).all())
+
+
+def subset_of_outputs(model: Any, idcs: list[int], plain: Callable[[list[int]], Any]) -> Any:
+    """Return the model of some outputs of a sparse model with the same posterior of these, over the same dictionary.
+
+    Args:
+        model: A sparse model of several outputs.
+        idcs: The outputs.
+        plain: BoTorch's ``subset_output`` of the model.
+    """
+    training, shape = model.training, getattr(model, "_aug_batch_shape", torch.Size())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):  # as of the kernel of a calibrated model
+        own = name.startswith(("covar_module.", "data_noise_factor")) and tensor.shape[: len(shape)] == shape
+        if own and name not in model._subset_batch_dict:
+            model._subset_batch_dict[name] = len(shape) - 1 - tensor.dim()
+    cache, index = model.eval().cache(), torch.tensor(idcs, device=model.train_targets.device)
+
+    def pick(tensor: Tensor, trailing: int) -> Tensor:
+        dim = tensor.dim() - trailing - 1
+        if dim < 0:  # the same of all outputs
+            return tensor
+        tensor = tensor if tensor.shape[dim] == 1 else tensor.index_select(dim, index)
+        return tensor.squeeze(dim) if len(idcs) == 1 else tensor
+
+    subset = plain(idcs)
+    subset.outlying_rows = model.outlying_rows
+    if model._stored_originals is not None:
+        subset.__dict__["_stored_originals"] = pick(joined(model._stored_originals), 2)
+    if not cache.holds_all(model.train_targets.shape[-1]):
+        subset.rule = replace(model.rule, rows=cache.rows, points=cache.points)
+    stamp, form = Stamp(*subset.made_from()), cache.representation.viewed(pick)
+    subset.prediction_strategy = PosteriorCache(form, stamp, cache.rows, cache.points, cache.unexplained)
+    if training:
+        model.train()
+        subset.train()
+    return subset

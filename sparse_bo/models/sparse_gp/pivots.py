@@ -115,7 +115,7 @@ def joint_root(
     columns: Callable[[Tensor], Columns],
     entries: Callable[[Tensor, Tensor, Columns, Columns], Tensor],
     *,
-    floor: Callable[[Tensor, Tensor, Columns], float],
+    floor: Callable[[Tensor, Columns], float],
     chunk: int,
 ) -> tuple[JointRoot, Columns]:
     """Return the root of a covariance and the pivots' columns. O(q m r + q p (r + p) + q b (r + b)).
@@ -124,14 +124,14 @@ def joint_root(
         chosen: Pivots and blocks.
         columns: From row numbers to their columns.
         entries: From two sets of row numbers and their columns to the covariance between them.
-        floor: From the pivots, their root and columns to the variance that is added to the others'.
+        floor: From the pivots' root and columns to the variance that is added to the others'.
         chunk: Rows whose columns are in memory at a time.
     """
     order, p, size = chosen
     top, rest = order[:p], order[p:]
     of_pivots = columns(top)
     pivots = root_of(entries(top, top, of_pivots, of_pivots))
-    root = JointRoot(pivots, order=order, floor=floor(top, pivots, of_pivots))
+    root = JointRoot(pivots, order=order, floor=floor(pivots, of_pivots))
     explained, blocks = [], []
     for group in row_slices(len(rest), chunk=max(chunk // size, 1) * size):
         here = columns(rest[group])

@@ -20,7 +20,7 @@ from torch import Tensor
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.gaussian_process import Base, Process
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal
+from sparse_bo.models.sparse_gp.prior import PriorKernel, frozen, kernel_diagonal
 from sparse_bo.models.sparse_gp.representation import Projection
 
 
@@ -172,8 +172,12 @@ def joint_of_few(process: Process, X: Tensor) -> MultivariateNormal:
     return MultivariateNormal(mean, DeferredCovariance(source) if small else to_linear_operator(source.dense))
 
 
-def joint_of_many(process: Process, X: Tensor, baseline: Baseline, base: Base | None) -> MultivariateNormal:
+def joint_of_many(process: Process, X: Tensor, baseline: Baseline, base: Base | None = None) -> MultivariateNormal:
     """Return the lazy joint distribution at ``… x q x d`` points, the first of which are those of ``base``."""
+    if baseline.kernel is None:
+        with torch.enable_grad():  # nodes of the graph, so that gradients reach the parameters
+            baseline.kernel = frozen(process.kernel, torch.clone)
+    process = replace(process, kernel=baseline.kernel)
     start = 0 if base is None else base.rows
     slices = row_slices(X.shape[-2] - start, chunk=process.settings.chunk)
     means = [process.mean(X[..., start + rows.start : start + rows.stop, :]) for rows in slices]

@@ -1,4 +1,6 @@
-"""The prior covariance of a sparse model: a GPyTorch kernel, or the covariance that a subclass's own ``forward`` defines.
+"""The prior of a sparse model, and the noise of its observations.
+
+The prior covariance is a GPyTorch kernel, or that of a subclass's own ``forward``.
 
 A subclass may override ``forward``, which maps points to a joint prior ``N(μ₀(X), k(X, X))``. :class:`ForwardKernel` reads the
 kernel between two sets from ``forward`` of both together; GPyTorch's lazy covariances evaluate the requested block alone.
@@ -18,6 +20,7 @@ from botorch.models.kernels.categorical import CategoricalKernel
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from sparse_bo.kernels import differentiable_cross
@@ -170,6 +173,12 @@ def copied(model: Any, replacements: list[tuple[Any, Any]]) -> Any:
     return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
 
 
+def copy_sharing_data(model: Any, *replaced: tuple[Any, Any]) -> Any:
+    """Return a deep copy of a sparse model without posterior that shares the data; ``(old, new)`` objects are replaced."""
+    data = ((part, part) for part in (model._stored_inputs, model._stored_targets, model._stored_originals))
+    return copied(model, [*data, (model.prediction_strategy, None), *replaced])
+
+
 class StationaryParts(NamedTuple):
     """``variance · correlation(‖(x − y)/lengthscales‖)``, in the graph of the kernel's parameters."""
 
@@ -179,6 +188,11 @@ class StationaryParts(NamedTuple):
     """``batch_shape x d``, or ``batch_shape x 1``."""
     variance: Tensor
     """``batch_shape``."""
+
+    def scaled(self, X: Tensor) -> Tensor:
+        """Return ``X`` over the lengthscales, of a batch of GPs over their geometric means; without gradients."""
+        lengthscales = self.lengthscales.detach()
+        return X / lengthscales.reshape(-1, lengthscales.shape[-1]).log().mean(dim=0).exp()
 
 
 def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
@@ -203,3 +217,30 @@ def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
 
 def _unmodified(kernel: RBFKernel | MaternKernel | ScaleKernel) -> bool:
     return kernel.active_dims is None and untouched(kernel)
+
+
+def noise_at(model: Any, X: Tensor, shape: torch.Size, **kwargs: Any) -> Tensor:
+    """Return the noise variances of observations at ``X`` (``… x q x d``), broadcast to ``shape`` (``… x q``)."""
+    zeros = X.new_zeros(shape)
+    noisy = model.likelihood(MultivariateNormal(zeros, DiagLinearOperator(zeros)), [X], **kwargs)
+    return noisy.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def data_noise(model: Any, X: Tensor, shape: torch.Size) -> Tensor:
+    """Return the noise variances of the training data in the posterior: times the factor of a calibration.
+
+    Those of outlying rows are so large that these rows do not count.
+    """
+    noise, factor, outlying = model.noise_at(X, shape), model._buffers.get("data_noise_factor"), model.outlying_noise()
+    noise = noise if outlying is None else noise + outlying
+    return noise if factor is None else noise * factor.unsqueeze(-1)
+
+
+def outlying_noise(model: Any) -> Tensor | None:
+    """Return the additional noise variances of the training rows, ``aug_batch_shape x n``, if some are left out."""
+    if model.outlying_rows is None:
+        return None
+    targets = model.train_targets
+    noise = torch.zeros_like(targets)
+    noise[..., model.outlying_rows] = 1e4 * targets.var(dim=-1, keepdim=True)
+    return noise

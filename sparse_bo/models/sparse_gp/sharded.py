@@ -33,25 +33,27 @@ from sparse_bo.gp.woodbury import (
     vfe_log_likelihood_from_sums,
 )
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
-from sparse_bo.models.sparse_gp.leverage_sampling import (
-    distinct_inputs,
-    judged_rows,
-    needed_size,
-    pilot_posterior,
-    race_weights,
-    race_winners,
-    sample_size,
-    uniform_rows,
-)
+from sparse_bo.models.sparse_gp.leverage_sampling import default_rows, uniform_rows
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
 from sparse_bo.models.sparse_gp.representation import dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import SUMS, Rows, dictionary_factor, fit_dtc, row_sums
 from sparse_bo.models.sparse_gp.sparse_gp import SparseGP, SparseOptions
-from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp
+from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, check_training_data
 from sparse_bo.models.sparse_gp.training import TrainingPrior
 from sparse_bo.sharding import Group, Processes
 
 MEETING = "meeting over data in shards"
+
+
+def _digest(points: Tensor) -> str:
+    return hashlib.blake2b(points.detach().double().cpu().numpy().tobytes(), digest_size=6).hexdigest()
+
+
+def _needs_all(reason: str) -> Any:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(reason)
+
+    return refused
 
 
 class ShardedSparseGP(SparseGP):
@@ -114,20 +116,18 @@ class ShardedSparseGP(SparseGP):
         with group.shielded(MEETING):
             _check_options(options, outcome_transform, input_transform)
             validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
-        dictionary = options.get("dictionary")
-        points = dictionary.detach().double().cpu().numpy().tobytes() if isinstance(dictionary, Tensor) else None
+            check_training_data(train_X=train_X, train_Y=train_Y)
+        points = options.get("dictionary")
         own = {
-            "max_dictionary": options.get("max_dictionary"),
-            "fit": options.get("fit"),
+            **{name: options.get(name) for name in ("max_dictionary", "fit")},
             "seed": options.get("seed", 0),
-            "dictionary": None if points is None else hashlib.blake2b(points, digest_size=6).hexdigest(),
+            "dictionary": _digest(points) if isinstance(points, Tensor) else None,
             "kind of noise": "learned" if train_Yvar is None else "known",
         }
         _check_ranks(group, train_X, train_Y, own)
         rows = Rows(group, len(train_X))
-        transform = None
-        if outcome_transform is not None:
-            transform = _standardize(rows, train_Y)
+        transform = None if outcome_transform is None else _standardize(rows, train_Y)
+        if transform is not None:
             train_Y, train_Yvar = transform(train_Y, train_Yvar)
         with validate_input_scaling_setting(False):  # of one rank's rows, which are not all
             super().__init__(
@@ -166,45 +166,15 @@ class ShardedSparseGP(SparseGP):
             return PosteriorCache(dtc_representation(state, D, products), stamp, nothing, points)
 
     def dictionary_of_all(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
-        """Choose at most ``size`` rows by leverages, as one process with all rows would. O(n_r p²).
+        """Return at most ``size`` points by :func:`default_rows`, ``m x d``, in the user's units, the same on every rank."""
+        options: dict[str, Any] = {"size": size, "generator": self.learner.generator(), "settings": self.settings.dictionary}
+        chosen = default_rows(self.prior_kernel, X, noise, **options, shards=self.rows)
+        (points,) = self.rows.gathered(chosen.rows, self.original_inputs())
+        return points
 
-        Every rank computes the leverages of its own rows (``X``, transformed) from a shared pilot, and runs the exponential
-        races with the numbers of its rows, drawn as one process draws them; the winners of all ranks meet. Rows that repeat are
-        not merged before, but a point enters once. Returns ``m x d`` points in the user's units, the same on every rank.
-        """
-        rows, kernel, generator, settings = self.rows, self.prior_kernel, self.learner.generator(), self.settings.dictionary
-        n, group, raw = rows.total, rows.group, self.original_inputs()
-        numbers = uniform_rows(n, min(settings.pilot, size), generator=generator, device=X.device)
-        (pilot,) = rows.gathered(numbers, X)
-        with group.shielded("leverages"):
-            weights = race_weights(pilot_posterior(kernel, pilot, X, torch.zeros_like(noise), noise, rows=rows).leverages)
-        (dimension,) = group.total("leverages", [weights.sum()])
-        wanted = sample_size(float(dimension), size, settings)
-        draws = torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)[rows.here].to(X.device)
-        races = draws.log() / weights
-        first = race_winners(races, wanted)
-        ranks = group.tensors("choosing a dictionary", [races[first], first + rows.here.start, raw[first], X[first]])
-        values, indices, points, inputs = (torch.cat([part[k] for part in ranks]) for k in range(4))
-        winners = race_winners(values, wanted)
-        winners = winners[distinct_inputs(points[winners]).rows]
-        judged_X, judged_noise = rows.gathered(judged_rows(n, X.device, settings), X, noise)
-        needed = needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise, n=n, settings=settings)
-        winners = winners[: needed.size]
-        return points[winners[indices[winners].argsort()]].to(raw)
-
-    def calibrated(self, X: Any = None, Y: Any = None, Yvar: Any = None) -> Any:
-        """Raise ``UnsupportedError``: a rank knows its own observations alone."""
-        raise UnsupportedError(
-            "calibration needs held-out rows and all observations in one place; use SparseGP on a part of them"
-        )
-
-    def leave_one_out(self, *, observation_noise: bool = True, untransform: bool = True) -> Any:
-        """Raise ``UnsupportedError``: a rank knows its own observations alone."""
-        raise UnsupportedError("leave-one-out predictions need all observations in one place; use SparseGP on a part of them")
-
-    def certify(self, *, steps: int = 30, failure_probability: float = 1e-6) -> Any:
-        """Raise ``UnsupportedError``: the bound is over all inputs, and a rank has its own alone."""
-        raise UnsupportedError("a certificate needs all inputs in one place; certify a SparseGP on a part of them")
+    calibrated = _needs_all("calibration needs held-out rows and all observations in one place; use SparseGP on a part of them")
+    leave_one_out = _needs_all("leave-one-out predictions need all observations in one place; use SparseGP on a part of them")
+    certify = _needs_all("a certificate needs all inputs in one place; certify a SparseGP on a part of them")
 
 
 class ShardedLearner(Learner):
@@ -234,11 +204,7 @@ class ShardedLearner(Learner):
         return TrainingPrior(mean, _CovarianceOfAll(x.new_zeros(1), model=model))
 
     def log_likelihood(self, model: ShardedSparseGP) -> Tensor:
-        """Return the log-likelihood of all rows, or its bound, scalar, with gradients. A collective call.
-
-        Raises:
-            NotPSDError: If a covariance is not finite or not positive semi-definite.
-        """
+        """Return the log-likelihood of all rows, or its bound, scalar, or raise ``NotPSDError``. A collective call."""
         likelihood = self.likelihood(0)
         try:
             return self._of_subset(model, likelihood) if likelihood in ("exact", "subset") else self._of_sums(model, likelihood)
@@ -256,8 +222,7 @@ class ShardedLearner(Learner):
                 self._gathered = tuple(rows.gathered(numbers, X, targets, noise))
         raw, targets, known = self._gathered
         X = model.transform_inputs(raw)
-        fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
-        noise = known if fixed else model.noise_at(X, targets.shape)
+        noise = known if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else model.noise_at(X, targets.shape)
         covariance = kernel_matrix(model.prior_kernel, X, X) + torch.diag_embed(noise)
         return gaussian_log_likelihood(covariance, targets - model.prior_mean(X)) * (rows.total / len(targets))
 
@@ -281,10 +246,9 @@ class ShardedLearner(Learner):
             return [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        total: tuple[Tensor, ...] = _Total.apply(self.sharded_rows.group, local, *parameters)  # type: ignore[no-untyped-call]  # as torch types it
+        total: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _Total.apply(self.sharded_rows.group, local, *parameters)  # type: ignore[no-untyped-call]  # as torch types it
         from_sums = vfe_log_likelihood_from_sums if likelihood == "vfe" else dtc_log_likelihood_from_sums
-        gram, projected, squares, log_noise, unexplained = total
-        return from_sums(LowRankSums(gram, projected, squares, log_noise, unexplained, self.sharded_rows.total)).to(points)
+        return from_sums(LowRankSums(*total, self.sharded_rows.total)).to(points)
 
 
 class _Total(torch.autograd.Function):
@@ -332,9 +296,6 @@ class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class 
 
     def _transpose_nonbatch(self) -> _CovarianceOfAll:
         return self
-
-    def _diagonal(self) -> Tensor:
-        return self.like.expand(self.shape[0])
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         raise UnsupportedError("the covariance of rows that no rank holds whole is never made; use the model's posterior")
@@ -398,8 +359,7 @@ def _check_parameters(group: Group, parameters: dict[str, Tensor]) -> None:
         _check_same({"modules": sorted(ranks[0])}, {"modules": sorted(other)}, rank)
         for name, value in other.items():
             first = ranks[0][name]
-            close = value.shape == first.shape and torch.allclose(value, first, rtol=1e-6, atol=1e-6, equal_nan=True)
-            if not close:
+            if value.shape != first.shape or not torch.allclose(value, first, rtol=1e-6, atol=1e-6, equal_nan=True):
                 _check_same({name: first.flatten().tolist()}, {name: value.flatten().tolist()}, rank)
 
 

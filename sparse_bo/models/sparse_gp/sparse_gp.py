@@ -65,9 +65,10 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
       the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`). Log densities, solutions and determinants are those
       of the same distribution. KL divergences and precision matrices, which need a dense root, raise ``UnsupportedError``.
     - BoTorch's pruning of a baseline draws joint samples of all its rows: 12 CPU seconds at n = 20,000. Pass
-      ``X_baseline=prune_baseline(model, train_X)`` (:func:`sparse_bo.models.prune_baseline`): half a second.
-    - ``ModelListGP`` makes the joint covariance of more than 4,096 points dense, with a ``MemoryWarning``, and raises
-      ``UnsupportedError`` beyond 10,000. Use :class:`sparse_bo.models.SparseModelListGP`, or one model of several outputs.
+      ``X_baseline=prune_baseline(model, train_X)`` (:func:`sparse_bo.models.prune_baseline`): half a second, of one objective.
+    - ``ModelListGP`` makes the joint covariance of more than 4,096 points dense to sample from it, with a ``MemoryWarning``,
+      and raises ``UnsupportedError`` beyond 10,000; means and variances need none. Use
+      :class:`sparse_bo.models.SparseModelListGP`, or one model of several outputs.
     - ``botorch.cross_validation.loo_cv`` raises ``UnsupportedError`` if the model is sparse: use :meth:`leave_one_out`.
     - qLogNEHVI with its default ``prune_baseline=False`` copies base samples inside BoTorch, ``samples x candidates x rows x
       outputs`` numbers at a time: with many rows, prune, or set ``init_batch_limit`` and ``batch_limit``.
@@ -102,13 +103,15 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
             errors thirtyfold; then there is a warning.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms. Its hyper-parameters are
             copied, its dictionary and factor extended, O(m² k + n) for k new rows. The dictionary is chosen anew when the
-            data have grown by half; a given one stays. After another fit the posterior is made anew.
+            data have grown by half; a given one stays. After another fit the posterior is made anew. With ``robust=True`` new
+            rows far off its predictions are left out.
         settings: Sizes and tolerances of dictionary, learning and joint posterior.
 
     Raises:
         TypeError: If ``dictionary``, ``max_dictionary``, ``seed``, ``previous`` or ``settings`` are of a wrong kind.
         ValueError: If ``dictionary`` is empty, repeated, out of range or of the wrong width, or an option is not allowed; if
-            kernel, mean, likelihood or a transform of ``previous`` differ.
+            kernel, mean, likelihood or a transform of ``previous`` differ; if data have no columns, no rows beside an outcome
+            transform, or entries too large to be squared.
         InputDataError: If the data do not begin with those of ``previous``.
 
     Example:
@@ -131,7 +134,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         previous: SparseGP | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
         )
@@ -168,7 +171,7 @@ class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # th
         input_transform: InputTransform | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, cat_dims, train_Yvar, cont_kernel_factory, likelihood, outcome_transform, input_transform
         )
@@ -209,7 +212,7 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
         input_transform: InputTransform | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
         fidelities = (iteration_fidelity, data_fidelities, linear_truncated, nu)
         rest = (covar_module, likelihood, outcome_transform, input_transform)
         super().__init__(train_X, train_Y, train_Yvar, *fidelities, *rest)
@@ -258,7 +261,7 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
         validate_task_values: bool = True,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
         modules = (mean_module, covar_module, likelihood)
         tasks = (task_covar_prior, output_tasks, rank, all_tasks)
         rest = (outcome_transform, input_transform, validate_task_values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -162,11 +163,12 @@ class PosteriorCache:
         return {**state, "representation": self.representation.map(torch.Tensor.detach)}
 
 
-def check_training_data(**data: Tensor) -> None:
+def check_training_data(standardized: bool = False, /, **data: Tensor) -> None:
     """Refuse arguments of the wrong kind by name, before BoTorch asks them for a shape.
 
     ``TypeError`` if something is no tensor, ``InputDataError`` if all have one dtype without fractions (BoTorch raises that for
-    different ones), ``ValueError`` if two of them have different numbers of rows.
+    different ones), ``ValueError`` if two of them have different numbers of rows, there are no columns, no rows where outcomes
+    are ``standardized``, or squares of entries are no numbers.
     """
     for name, given in data.items():
         if not isinstance(given, Tensor):
@@ -177,6 +179,31 @@ def check_training_data(**data: Tensor) -> None:
     rows = {name: given.shape[-2] for name, given in data.items() if given.ndim >= 2}
     if len(set(rows.values())) > 1:
         raise ValueError(f"expected as many rows of each, got {', '.join(f'{n} of {name}' for name, n in rows.items())}")
+    for name, given in data.items():
+        if given.ndim >= 2 and not given.shape[-1]:
+            raise ValueError(
+                f"expected at least one column of {name}, got shape {tuple(given.shape)}; {name} is … x n x columns"
+            )
+        if given.ndim >= 2 and not given.shape[-2] and standardized:
+            raise ValueError(
+                f"expected at least one row of {name}, got shape {tuple(given.shape)}; add an observation, or pass "
+                "outcome_transform=None for a model of the prior"
+            )
+        if given.is_floating_point():
+            check_size(name, given)
+
+
+def check_size(name: str, values: Tensor) -> None:
+    """Refuse finite values whose squares are none in their dtype, or whose sums of squares may be none: ``ValueError``."""
+    info = torch.finfo(values.dtype)
+    limit = 10.0 ** int(0.5 * math.log10(info.max) - 4)
+    values = values.detach()[values.detach().isfinite()]
+    largest = float(values.abs().max()) if len(values) else 0.0
+    if largest > limit:
+        raise ValueError(
+            f"expected {name} within ±{limit:.0e}, whose squares are {str(values.dtype).removeprefix('torch.')} numbers, got "
+            f"{largest:.3g}; divide it by its largest entry"
+        )
 
 
 def parameters_of(model: Model) -> dict[str, Tensor]:

@@ -21,12 +21,12 @@ from sparse_bo.arms import (
 )
 from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, candidates_of
-from sparse_bo.domains import Arms, ArmSet, LazyArms
+from sparse_bo.domains import Arms, ArmSet
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, warn_if_uncentred, without_crashes
-from sparse_bo.gp.observations import Observations, repeated_rows
+from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.rounds import UCBMechanism
@@ -38,6 +38,7 @@ from sparse_bo.policies.bandits.state import (
     thaw_evaluated,
     unseen_arms,
 )
+from sparse_bo.policies.failures import equal
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Stopwatch
 
@@ -54,6 +55,7 @@ class ArmUCB(UCBMechanism[BanditState]):
             rule allows batches ten times as long as the run, and the prior would not be learned meanwhile.
         exploration: With a learned prior, t evaluations are of at least ``exploration · √t`` different arms, the best of those
             never evaluated among them. √t evaluations do not change the order of the regret.
+        repeats: Whether an arm may be evaluated again while there are others.
 
     Raises:
         ValueError: If the stop rule is the local one and the arms are streamed, or the kernel does not fit the arms.
@@ -64,6 +66,7 @@ class ArmUCB(UCBMechanism[BanditState]):
     memory_bytes: int
     batch_share: float = 0.25
     exploration: float = 2.0
+    repeats: bool = True
 
     def __post_init__(self) -> None:
         if is_streamed(self.arms) and self.parts.stop_rule.kind == "local":
@@ -100,12 +103,15 @@ class ArmUCB(UCBMechanism[BanditState]):
         if room <= 0:
             return Wait(1 - room)
         q = min(max(max_q, 256, out) if out else max_q, room)
+        distinct = None if self.repeats else self._distinct(state, fitted, q, pending)
+        if distinct is not None:
+            return Proposal(distinct.indices[:max_q], distinct.rechecked, distinct.indices[max_q:])
         new = self._pick(fitted, min(self._missing(state, pending), q), pending, _not_evaluated(state, pending))
         others = self._pick(fitted, q - len(new.indices), torch.cat([pending, new.indices]), state.refusal(pending))
         picks = torch.cat([new.indices, others.indices])
         if not len(picks):
             return Wait(others.needed)
-        picks = picks[state.tried_once(picks, pending=pending)]
+        picks = state.tried_once(picks, pending=pending)
         return Proposal(picks[:max_q], new.rechecked + others.rechecked, picks[max_q:]) if len(picks) else Wait(1)
 
     def _pick(self, fitted: FittedArms, q: int, given: Tensor, refuse: Refusal | None) -> BatchPicks:
@@ -116,6 +122,20 @@ class ArmUCB(UCBMechanism[BanditState]):
             fitted.posterior, width=fitted.width, stop_rule=rule, in_batch=in_batch, max_q=q, given=given, refuse=refuse
         )
 
+    def _distinct(self, state: BanditState, fitted: FittedArms, q: int, pending: Tensor) -> BatchPicks | None:
+        """Return at most ``q`` arms that are neither evaluated nor pending, each once; ``None`` where no other is left."""
+        picks, rechecked = pending[:0], 0
+        while len(picks) < q:
+            given = torch.cat([pending, picks])
+            found = self._pick(fitted, q - len(picks), given, _not_evaluated(state, pending, picked=given))
+            done = torch.cat([state.observations.rows, given])
+            again = equal(found.indices, found.indices).tril(-1).any(dim=-1) | torch.isin(found.indices, done)
+            first = int(again.int().argmax()) if bool(again.any()) else len(again)  # later picks know of the repeat
+            if not first:
+                break
+            picks, rechecked = torch.cat([picks, found.indices[:first]]), rechecked + found.rechecked
+        return BatchPicks(picks, rechecked) if len(picks) else None
+
     def _missing(self, state: BanditState, pending: Tensor) -> int:
         """Return the number of new arms that the batch starts with; it is the same for a batch in pieces."""
         if self.given.complete or self.parts.stop_rule.kind == "repeat":  # one arm per batch
@@ -125,7 +145,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         return max(least - len(rows) - int((~torch.isin(pending, rows)).sum()), 0)
 
     def _largest_batch(self, state: BanditState) -> int:
-        if self.given.complete:
+        if self.given.complete or self.parts.stop_rule.ratio_threshold == math.inf:
             return self.max_batch_size
         return min(self.max_batch_size, max(int(self.batch_share * state.pulls), self.design_size))
 
@@ -192,7 +212,6 @@ class ArmUCB(UCBMechanism[BanditState]):
 
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is fitted and swept again, O(n m² + a m (d + r))."""
-        frozen = persistence.on_device(frozen, self.domain.device)
         state = thaw_evaluated(self.arms, frozen)
         if "probabilities" not in frozen:
             return state
@@ -207,19 +226,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, prior=prior, **numbers))
 
     def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:
-        """Return the prior over the arms; repeated arms and the memory budget are those of the current one."""
-        arms = self.arms
-        covariance = covariance_function(prior.covar_module, like=arms[:2])
-        repeats = None if current is None else current.repeats
-        return ArmPrior(
-            arms=arms,
-            covariance=covariance,
-            prior_mean=prior.prior_mean,
-            regularization=prior.regularization,
-            repeats=repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
-            sweep_dtype=self.sweep_dtype,
-            memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
-        )
+        return ArmPrior.over(self.arms, prior, sweep_dtype=self.sweep_dtype, memory_bytes=self.memory_bytes, current=current)
 
     def _candidates(
         self,
@@ -245,9 +252,10 @@ class ArmUCB(UCBMechanism[BanditState]):
         return make(fit.leverages_at(observations.rows), means=fit.means_at(observations.rows)), columns
 
 
-def _not_evaluated(state: BanditState, pending: Tensor) -> Refusal:
-    """Return a function that marks evaluated arms, and arms to avoid after failures."""
+def _not_evaluated(state: BanditState, pending: Tensor, *, picked: Tensor | None = None) -> Refusal:
+    """Return a function that marks evaluated and picked arms, and arms to avoid after failures."""
     rows, failing = state.observations.rows, state.refusal(pending)
+    rows = rows if picked is None else torch.cat([rows, picked])
 
     def refuse(indices: Tensor) -> Tensor:
         known = torch.isin(indices, rows)

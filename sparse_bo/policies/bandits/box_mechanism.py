@@ -27,6 +27,7 @@ from sparse_bo.models.sparse_gp.prior import kernel_diagonal
 from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.rounds import UCBMechanism, UCBNumbers
 from sparse_bo.policies.box_states import BoxState, design_points
+from sparse_bo.policies.failures import kernel_correlation
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.widths import botorch_beta
@@ -225,7 +226,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         )
         if not len(X):
             return Wait(self._needed(fitted, pending))
-        X = X[state.tried_once(X, pending=pending, kernel=kernel)]
+        X = state.tried_once(X, pending=pending, correlation=kernel_correlation(kernel))
         return Proposal(X) if len(X) else Wait(1)
 
     def _needed(self, fitted: FittedBox, pending: Tensor) -> int:
@@ -274,7 +275,6 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
 
     def thaw(self, frozen: Frozen) -> BoxUCBState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model is fitted again, O(n m² + m³)."""
-        frozen = persistence.on_device(frozen, self.domain.device)
         state = BoxUCBState(self.domain, **persistence.thaw_fields(BoxUCBState, frozen))
         if "probabilities" not in frozen:
             return state

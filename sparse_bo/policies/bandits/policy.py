@@ -5,9 +5,10 @@ Over arms they are :class:`.arm_mechanism.ArmUCB`, on a box :class:`.box_mechani
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -21,8 +22,8 @@ from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.box_mechanism import BoxUCB
 from sparse_bo.policies.bandits.rounds import UCBParts
 from sparse_bo.policies.protocol import as_arms
-from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, unknown_norm
-from sparse_bo.validation import check_choice, check_count
+from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, check_sampler, unknown_norm
+from sparse_bo.validation import check_choice, check_count, check_flag, check_number
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, CalibratedWidth, ConstantWidth, Width
 
 BKB_WIDTHS: Mapping[str, Callable[..., Width]] = {"theory": BKBTheory, "authors": BKBAuthors}
@@ -74,6 +75,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         if self.width is None:
             object.__setattr__(self, "width", "calibrated" if self.learns else 2.0)
         check_count("max_batch_size", self.max_batch_size)
+        check_sampler(getattr(self, "dictionary", None))
         _ = self.parts  # the parts check their own settings
 
     def on(self, domain: Domain) -> ArmUCB | BoxUCB:
@@ -127,7 +129,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
                 failure_probability=self.failure_probability,
             )
         if isinstance(width, (int, float)) and not isinstance(width, bool):
-            return ConstantWidth(float(width))
+            return ConstantWidth(check_number("width", width))
         if not isinstance(width, Width):
             raise TypeError(
                 f"expected width to be a number, 'calibrated', 'theory', 'authors' or a Width, got {type(width).__name__}"
@@ -194,8 +196,11 @@ class BBKB(UCBPolicy):
             per batch: mini-META on a sparse posterior), see :class:`sparse_bo.arms.StopRule`.
         in_batch: ``"fixed"``: fixed-dictionary update (the paper); ``"process"``: picked arms join the representation, so
             their residual shrinks too and batches are more diverse. Every stop rule is valid with both. ``None``:
-            ``"process"`` with the local rule or a learned prior, else ``"fixed"``: the fixed update does not change the
-            residual of a picked arm, so a local batch could repeat one arm whose variance is mostly residual.
+            ``"process"`` with the local rule, a learned prior or a batch size, else ``"fixed"``: the fixed update does not
+            change the residual of a picked arm, so a local batch could repeat one arm whose variance is mostly residual.
+        batch_size: Picks of every batch (a plate of 96, say), in place of a stop rule; without its guarantee.
+        repeats: Whether an arm may be evaluated again. ``False``, for exact objectives or candidates of which there is one
+            each: no arm is, while there are others. Over arms only.
         inclusion: ``"exact"`` or ``"union"`` inclusion of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
         dictionary: Another sampler instead of leverage sampling.
         max_dictionary: Maximum size of the leverage dictionary; see :func:`sparse_bo.plan`.
@@ -208,24 +213,55 @@ class BBKB(UCBPolicy):
     inclusion: Inclusion = "union"
     dictionary: Sampler | None = None
     max_dictionary: int | None = None
+    batch_size: int | None = None
+    repeats: bool = True
 
     def __post_init__(self) -> None:
-        if self.ratio_threshold is None:
+        check_flag("repeats", self.repeats)
+        if self.stop_rule == "repeat" and not self.repeats:
+            raise ValueError(
+                "expected another stop_rule for repeats=False, got 'repeat', whose batches repeat an arm; leave it out"
+            )
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+            object.__setattr__(self, "max_batch_size", self.batch_size)
+            if self.ratio_threshold is not None or self.stop_rule != "global":
+                raise ValueError(
+                    f"expected batch_size= or a stop rule, got batch_size={self.batch_size} with stop_rule={self.stop_rule!r} "
+                    f"and ratio_threshold={self.ratio_threshold}; leave one out"
+                )
+        elif self.ratio_threshold is None:
             object.__setattr__(self, "ratio_threshold", 10.0 if self.learns else 2.0)
         super().__post_init__()
+        if self.batch_size is not None and isinstance(self.parts.width, (BBKBTheory, BBKBAuthors)):
+            raise ValueError(
+                f"expected a width without the stop rule's bound for batch_size={self.batch_size}, got {self.width!r}; use "
+                "width='calibrated', or a number of standard deviations"
+            )
 
     name = "bbkb"
+
+    def on(self, domain: Domain) -> ArmUCB | BoxUCB:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        if isinstance(domain, Box) and not self.repeats:
+            raise ValueError("repeats=False is for arms, got a box; leave it out (points of a box hardly ever repeat)")
+        return super().on(domain)
+
+    def on_arms(self, domain: Arms) -> ArmUCB:
+        """See :meth:`UCBPolicy.on_arms`."""
+        return replace(super().on_arms(domain), repeats=self.repeats)
 
     @property
     def parts(self) -> UCBParts:
         """Leverage sampling, the stop rule and the in-batch update."""
         if self.in_batch is not None:
             check_choice("in_batch", self.in_batch, ("fixed", "process"))
-        assert self.ratio_threshold is not None  # `__post_init__` sets it
         check_choice("stop_rule", self.stop_rule, ("global", "local", "gp-bucb", "repeat"))
+        ratio = math.inf if self.ratio_threshold is None else self.ratio_threshold  # of a batch size: no batch is ended
         sampler = LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion, max_size=self.max_dictionary)
-        in_batch = self.in_batch or ("process" if self.stop_rule == "local" or self.learns else "fixed")
-        return self._parts(self.dictionary or sampler, StopRule(self.stop_rule, self.ratio_threshold), in_batch)
+        diverse = self.stop_rule == "local" or self.learns or self.batch_size is not None
+        in_batch = self.in_batch or ("process" if diverse else "fixed")
+        return self._parts(self.dictionary or sampler, StopRule(self.stop_rule, ratio), in_batch)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler
 from sparse_bo.domains import Domain
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.gp.hyperparameters import Hyperparameters
-from sparse_bo.gp.learn import learn_prior, learning_is_due
-from sparse_bo.gp.objective_prior import KnownPrior, Prior
+from sparse_bo.gp.objective_prior import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations
 from sparse_bo.policies import persistence
 from sparse_bo.policies.persistence import KEPT, kept
@@ -29,7 +28,7 @@ from sparse_bo.policies.states import State, Stopwatch
 from sparse_bo.widths import Confidence, NormWidth, Width
 from sparse_bo.widths.calibration import StandardisedErrors
 
-U = TypeVar("U", bound="UCBState")
+U = TypeVar("U", bound=State)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,22 +60,13 @@ class UCBNumbers:
     """Estimate of F in the width; ``None`` without one."""
 
 
-class UCBState(State, Protocol):
-    """The state of an upper-confidence policy."""
-
-    @property
-    def fitted(self) -> Any:
-        """:class:`UCBNumbers` with ``posterior``, which has a ``dictionary``; ``None`` before the first model."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UCBMechanism(Mechanism[U], ABC):
     """An upper-confidence policy on a domain.
 
     Attributes:
         parts: Sampler, stop rule, in-batch update and width.
-        given: Known parts of the prior; the rest is learned (:func:`sparse_bo.gp.learn.learning_is_due`).
+        given: Known parts of the prior; the rest is learned (:func:`sparse_bo.gp.objective_prior.learning_is_due`).
         domain: In float64.
         design_size: Distinct inputs before the first score.
         max_batch_size: No batch is larger.
@@ -92,7 +82,7 @@ class UCBMechanism(Mechanism[U], ABC):
 
     keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
 
-    def freeze(self, state: U) -> Frozen:
+    def freeze(self, state: Any) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(evaluated inputs + m), without posterior and domain."""
         frozen, fitted = self._evaluations(state), state.fitted
         if fitted is None:
@@ -101,7 +91,7 @@ class UCBMechanism(Mechanism[U], ABC):
         return frozen | persistence.freeze_fields(fitted) | dictionary | persistence.freeze_prior(fitted.prior)
 
     @abstractmethod
-    def _evaluations(self, state: U) -> dict[str, Any]:
+    def _evaluations(self, state: Any) -> dict[str, Any]:
         """Return a snapshot of the evaluations."""
 
     def _next_prior(

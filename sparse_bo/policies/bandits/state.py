@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -16,9 +17,9 @@ from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies.bandits.rounds import UCBNumbers
-from sparse_bo.policies.failures import Failures, Refusal, box_correlation, doubtful, forgiven, kernel_correlation, spared
-from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, kept, thaw_fields, thaw_observations
-from sparse_bo.policies.states import Phase, Report
+from sparse_bo.policies.failures import Refusal, box_correlation, kernel_correlation, refused, spared
+from sparse_bo.policies.persistence import freeze_fields, freeze_observations, thaw_fields, thaw_observations
+from sparse_bo.policies.states import Report, State
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +33,7 @@ class FittedArms(UCBNumbers):
 
 
 @dataclass(frozen=True, eq=False)
-class BanditState:
+class BanditState(State):
     """The state of a policy over arms between two batches. A value."""
 
     arms: ArmSet
@@ -40,12 +41,6 @@ class BanditState:
     observations: Observations
     fitted: FittedArms | None = None
     """The model; ``None`` before the first update, or for policies without a model."""
-    round: int = field(default=0, metadata=KEPT)
-    """Updates so far."""
-    seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Wall-clock seconds of the last update, by phase."""
-    failures: Failures | None = field(default=None, metadata=kept(Failures))
-    """Failures; ``None`` before the first."""
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
         """Return a function that marks failed arms that back off, and arms among failures; ``None`` without failures.
@@ -53,40 +48,24 @@ class BanditState:
         An arm whose last evaluation succeeded is never refused; after a failure, ``pending`` arms without a success are. The
         distance is that of the model's kernel, and without a model that in the arms' hull, as on a box.
         """
-        failures = self.failures
-        if failures is None:
+        if self.failures is None:
             return None
-        observed, pulls = self.observations, self.pulls
-        proven = torch.isin(failures.where, observed.rows)
-        backing_off = failures.where[failures.backing_off(pulls, proven=proven)]
-        if pending is not None:
-            backing_off = torch.cat([backing_off, pending[~torch.isin(pending, observed.rows)]])
-        speaking = failures.speaking(pulls)
-        speaking = failures.where[speaking[~proven[speaking]]]  # an arm with a success is feasible
-        against = self.arms[speaking]
         if self.posterior is not None:
             prior = self.posterior.prior
             correlation, memory = kernel_correlation(prior.covariance), prior.memory_bytes
         else:
             hull = torch.stack([self.arms.amin(dim=0), self.arms.amax(dim=0)])
             correlation, memory = box_correlation(hull), DEFAULT_MEMORY_BYTES
-
-        def refuse(indices: Tensor) -> Tensor:
-            refusals = torch.isin(indices, backing_off)
-            open_ = (~refusals & ~torch.isin(indices, observed.rows)).nonzero().squeeze(-1)
-            refusals[open_] = doubtful(self.arms[indices[open_]], against, observed.X, correlation, memory_bytes=memory)
-            return refusals
-
-        return refuse
-
-    def tried_once(self, picks: Tensor, *, pending: Tensor) -> Tensor:
-        """Return a mask of ``q`` picks that keeps one evaluation at a time of arms without a success, after failures."""
-        if self.failures is None:
-            return torch.ones_like(picks, dtype=torch.bool)
-        out = torch.cat([pending, picks])
-        earlier = (out.unsqueeze(0) == picks.unsqueeze(1)).int().argmax(dim=1)
-        first = earlier == torch.arange(len(pending), len(out), device=picks.device)
-        return first | torch.isin(picks, self.observations.rows)
+        return refused(
+            self.failures,
+            pulls=self.pulls,
+            succeeded=self.observations.X,
+            correlation=correlation,
+            pending=pending,
+            arms=self.arms,
+            proven=self.observations.rows,
+            memory_bytes=memory,
+        )
 
     @property
     def posterior(self) -> ArmPosterior | None:
@@ -108,15 +87,15 @@ class BanditState:
         """Successful evaluations so far."""
         return self.observations.pulls
 
+    @property
+    def succeeded(self) -> Tensor:
+        """See :attr:`.State.succeeded`."""
+        return self.observations.rows
+
     def with_results(self, picks: Tensor, y: Tensor) -> Self:
         """Return the state with ``y`` (``q``) at arms ``picks`` added, one round later; the model stays."""
         observations = add_observations(self.observations, self.arms, picks, y)
-        failures = forgiven(self.failures, picks)
-        return replace(self, observations=observations, round=self.round + 1, failures=failures)
-
-    def without_results(self) -> Self:
-        """See :meth:`State.without_results`."""
-        return replace(self, round=self.round + 1, seconds={})
+        return replace(self, observations=observations, round=self.round + 1, failures=self.forgiven(picks))
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`State.standardised_errors`; the noise variance is λ."""
@@ -178,7 +157,12 @@ def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, ge
     proven = torch.isin(failures.where, state.observations.rows)
     seen = torch.cat([seen, failures.where[failures.backing_off(state.pulls, proven=proven)]])
     draws = domain.uniform(q, seen=seen, generator=generator)
-    return spared(draws, state.refusal(pending), count=domain.count, generator=generator)
+    return spared(draws, state.refusal(pending), partial(random_arms, domain.count, generator=generator))
+
+
+def random_arms(count: int, like: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Return as many random arms of ``count`` as there are in ``like``, repeats allowed."""
+    return torch.randint(count, like.shape, generator=generator, device="cpu").to(like.device)
 
 
 def freeze_evaluated(state: BanditState) -> dict[str, Any]:

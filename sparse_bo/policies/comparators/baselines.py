@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain
-from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
-from sparse_bo.policies.box_states import BoxState, initial_box_state, spared_points
+from sparse_bo.policies.bandits.state import (
+    BanditState,
+    freeze_evaluated,
+    initial_state,
+    random_arms,
+    thaw_evaluated,
+    unseen_arms,
+)
+from sparse_bo.policies.box_states import BoxState, initial_box_state
 from sparse_bo.policies.failures import spared
-from sparse_bo.policies.persistence import freeze_fields, on_device, thaw_fields
+from sparse_bo.policies.persistence import freeze_fields, thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
@@ -55,7 +62,6 @@ class WithoutModel(Mechanism[Any]):
 
     def thaw(self, frozen: Frozen) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. Of arms, reads the pulled ones only."""
-        frozen = on_device(frozen, self.domain.device)
         if isinstance(self.domain, Box):
             return BoxState(self.domain, **thaw_fields(BoxState, frozen))
         return thaw_evaluated(self.domain.points, frozen)
@@ -83,9 +89,9 @@ def with_exploration(
     explore = torch.rand(q, generator=generator, device="cpu", dtype=torch.float64) < epsilon * t.pow(-decay)
     indices = best.repeat(q)
     if bool(explore.any()):
-        randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator, device="cpu")
-        randoms = spared(randoms.to(indices.device), state.refusal(), count=state.arms.shape[0], generator=generator)
-        indices[explore.to(indices.device)] = randoms
+        explore = explore.to(indices.device)
+        draw = partial(random_arms, state.arms.shape[0], generator=generator)
+        indices[explore] = spared(draw(indices[explore]), state.refusal(), draw)
     return indices
 
 
@@ -114,8 +120,8 @@ class RandomSearch:
 
 def _uniform_points(state: BoxState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
     """Draw d numbers per point, and again near failures."""
-    points = state.box.uniform(q, generator=generator)
-    return spared_points(points, state.box.uniform, state, pending=pending, generator=generator)
+    draw = partial(state.box.uniform, q, generator=generator)
+    return spared(draw(), state.refusal(pending=pending), lambda rows: draw()[rows])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from sparse_bo.domains import Box, Domain
 from sparse_bo.linalg.reductions import group_sums
 from sparse_bo.policies.box_states import BoxState, initial_box_state
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB
-from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Policy, Proposal, Wait, box_of
 from sparse_bo.policies.states import Report, State
 from sparse_bo.validation import check_count
@@ -116,7 +116,7 @@ class EmbeddedState(BoxState):
 
     def without_results(self) -> EmbeddedState:
         """See :meth:`sparse_bo.policies.states.State.without_results`."""
-        return replace(self, round=self.round + 1, seconds={}, inner=self.inner.without_results())
+        return replace(super().without_results(), inner=self.inner.without_results())
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: the inner policy's."""
@@ -189,7 +189,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
 
     def thaw(self, frozen: Frozen) -> EmbeddedState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`; the embedding is drawn again from its seed."""
-        kept = thaw_fields(EmbeddedState, on_device(frozen, self.box.device))
+        kept = thaw_fields(EmbeddedState, frozen)
         return replace(self.init(), inner=self.inner.thaw(part_of(frozen, "inner")), **kept)
 
 

@@ -17,12 +17,17 @@ from sparse_bo.arms.design import design
 from sparse_bo.domains import Arms, ArmSet, Box, ShardedArms
 from sparse_bo.domains.sharded import first_here
 from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
-from sparse_bo.gp.learn import learn_prior
-from sparse_bo.gp.objective_prior import KnownPrior
-from sparse_bo.gp.observations import repeated_rows
+from sparse_bo.gp.objective_prior import KnownPrior, learn_prior
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.elimination.batches import PlannedBatch
-from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, norm_of, surviving, survivors_of, with_results
+from sparse_bo.policies.elimination.batches import (
+    BatchCandidates,
+    Finding,
+    PlannedBatch,
+    norm_of,
+    surviving,
+    survivors_of,
+    with_results,
+)
 from sparse_bo.policies.elimination.refutation import judgement
 from sparse_bo.policies.elimination.regression import certified_ratio
 from sparse_bo.policies.elimination.settings import EliminationSettings
@@ -139,12 +144,12 @@ class Elimination(Mechanism[EliminationState], ABC):
         return replace(after, seconds=watch.seconds)
 
     def fail(self, state: EliminationState, picks: Tensor) -> EliminationState:
-        """Count failures of planned picks, each of which is evaluated at most twice.
+        """Count failures of planned picks: each is evaluated once more at the end of its batch, then left out.
 
         A batch without any result is followed by the next one, over the same arms.
         """
         if state.prior is None:
-            return replace(state, lost=state.lost + len(picks))
+            return state.with_failures(picks)
         if state.plan is not None:
             return replace(state, plan=state.plan.failed(picks)[0])
         return replace(state, failed=picks if state.failed is None else torch.cat([state.failed, picks]))
@@ -244,16 +249,7 @@ class Elimination(Mechanism[EliminationState], ABC):
         return Finding(plan.candidates, replace(posterior, stored=None), observations, confidence)
 
     def _prior_over(self, prior: KnownPrior, points: ArmSet) -> ArmPrior:
-        covariance = covariance_function(prior.covar_module, like=points[:2])
-        return ArmPrior(
-            arms=points,
-            covariance=covariance,
-            prior_mean=prior.prior_mean,
-            regularization=prior.regularization,
-            repeats=repeated_rows(points) if isinstance(points, Tensor) else None,
-            sweep_dtype=self.settings.sweep_dtype,
-            memory_bytes=self.memory_bytes,
-        )
+        return ArmPrior.over(points, prior, sweep_dtype=self.settings.sweep_dtype, memory_bytes=self.memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -292,7 +288,8 @@ class BoxElimination(Elimination):
 
     def _design(self, state: EliminationState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return the next points of the run's Sobol sequence. Draws nothing."""
-        return self.domain.design(q, start=state.pulls + state.lost + len(pending), generator=generator)
+        lost = 0 if state.failures is None else state.failures.total
+        return self.domain.design(q, start=state.pulls + lost + len(pending), generator=generator)
 
     def _candidates(self, state: EliminationState, q: int, generator: torch.Generator) -> BatchCandidates:
         """Draw scrambled Sobol points; add the last batch's survivors if these are too few."""

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparse_bo.gp.diagnostics import binomial_tail
-from sparse_bo.policies.elimination.findings import (
+from sparse_bo.policies.elimination.batches import (
     Finding,
     Marginals,
     intersection,

@@ -14,8 +14,7 @@ from sparse_bo.arms.design import Design, Resampling, design
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler, Sampler, candidates_of, residual_bound
 from sparse_bo.domains import Box, check_domain
 from sparse_bo.gp import dtc
-from sparse_bo.gp.observations import repeated_rows
-from sparse_bo.kernels import covariance_function
+from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.policies.protocol import arms_of
@@ -123,15 +122,7 @@ def max_variance_design(
         points = domain.double().sobol(candidates, generator=generator)
     else:
         points = arms_of(domain, policy="maximum-variance design", memory_bytes=memory_bytes).double()
-    covariance = covariance_function(covar_module, like=points)
-    surrogate = ArmPrior(
-        arms=points,
-        covariance=covariance,
-        prior_mean=0.0,
-        regularization=float(regularization),
-        repeats=repeated_rows(points),
-        memory_bytes=memory_bytes,
-    )
+    surrogate = ArmPrior.over(points, KnownPrior(covar_module, 0.0, float(regularization)), memory_bytes=memory_bytes)
     resampling = rls_resampling(dictionary, ratio_threshold, failure_probability=failure_probability, batches=1)
     chosen = design(surrogate, n, resampling=resampling, generator=generator)
     posterior = posterior_over_part(surrogate, chosen.observations, chosen.dictionary)

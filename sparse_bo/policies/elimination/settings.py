@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 
 from sparse_bo.arms.design import Resampling
 from sparse_bo.domains import Domain
-from sparse_bo.policies.elimination.findings import norm_of
+from sparse_bo.policies.elimination.batches import norm_of
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, unknown_norm
-from sparse_bo.validation import check_choice, check_count, check_positive
+from sparse_bo.validation import check_choice, check_count, check_number, check_positive
 from sparse_bo.widths import BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPETheory
 
 
@@ -42,6 +42,9 @@ def checked_schedule(schedule: Sequence[int] | None, horizon: int) -> tuple[int,
     """Return a user's batch sizes after checks, or :func:`batch_schedule` for ``None``."""
     if schedule is None:
         return batch_schedule(horizon)
+    if isinstance(schedule, str) or not isinstance(schedule, Sequence):
+        got = f"{type(schedule).__name__} {schedule!r}"
+        raise TypeError(f"expected schedule as a list of batch sizes, or None for the paper's, got {got}; use [{schedule}]")
     sizes = tuple(schedule)
     if not sizes:
         raise ValueError("expected a schedule of at least one batch, got an empty one; pass None for the paper's")
@@ -164,7 +167,7 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
                 bias="tight" if width == "tight" else self.bias,
             )
         if isinstance(width, (int, float)) and not isinstance(width, bool):
-            return ConstantWidth(float(width))
+            return ConstantWidth(check_number("width", width))
         if not isinstance(width, BatchWidth):
             raise TypeError(f"expected width to be a number, a name or a BatchWidth, got {type(width).__name__}")
         return width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,12 +17,19 @@ from sparse_bo.domains.sharded import first_here
 from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations
 from sparse_bo.policies import persistence
-from sparse_bo.policies.elimination.batches import PlannedBatch
-from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, marginals_at, surviving, with_norm, with_results
+from sparse_bo.policies.elimination.batches import (
+    BatchCandidates,
+    Finding,
+    PlannedBatch,
+    marginals_at,
+    surviving,
+    with_norm,
+    with_results,
+)
 from sparse_bo.policies.elimination.refutation import SHARE
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.states import Phase, Report
+from sparse_bo.policies.states import Report, State
 from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
 
 
@@ -41,7 +48,7 @@ class Leading(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class EliminationState:
+class EliminationState(State):
     """The state of S-BPE and BPE between two updates. A value."""
 
     domain: Arms | Box
@@ -84,17 +91,16 @@ class EliminationState:
     """The best candidate after the last batch; ``None`` before the first, and after a snapshot."""
     seed: int | None = field(default=None, metadata=KEPT)
     """Seed of the plans, drawn once; ``None`` before the first result of a planned batch."""
-    lost: int = field(default=0, metadata=KEPT)
-    """Failed evaluations of the initial design."""
-    round: int = field(default=0, metadata=KEPT)
-    """Updates so far."""
-    seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Wall-clock seconds of the last update, by phase."""
 
     @property
     def pulls(self) -> int:
         """Successful evaluations so far."""
         return len(self.y)
+
+    @property
+    def succeeded(self) -> Tensor:
+        """See :attr:`.State.succeeded`."""
+        return self.picks
 
     @property
     def observations(self) -> Observations:
@@ -188,13 +194,6 @@ class EliminationState:
         seen = marginals_at(complete[-1].posterior, self.domain.inputs(picks))
         return (y - seen.means) / (seen.deviations.square() + complete[-1].confidence.regularization).sqrt()
 
-    def without_results(self) -> EliminationState:
-        """See :meth:`sparse_bo.policies.State.without_results`.
-
-        A failed pick is evaluated again at the end of its batch, which ends without the picks that fail twice.
-        """
-        return replace(self, round=self.round + 1, seconds={})
-
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.State.report`.
 
@@ -267,7 +266,6 @@ def thaw_elimination(
     empty: EliminationState, frozen: Frozen, *, given: Kernel | None, prior_over: Callable[[KnownPrior, Tensor], ArmPrior]
 ) -> EliminationState:
     """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch."""
-    frozen = persistence.on_device(frozen, empty.domain.device)
     state = replace(empty, **persistence.thaw_fields(EliminationState, frozen))
     if state.norm is not None:
         state = replace(state, width=with_norm(state.width, state.norm))

@@ -6,21 +6,34 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
-from sparse_bo.gp.observations import add_observations
-from sparse_bo.linalg.reductions import first_largest
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
-from sparse_bo.policies.failures import forgiven
-from sparse_bo.policies.persistence import KEPT, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.improvement.given_kernel import GivenKernel, fitted_kernel
+from sparse_bo.policies.improvement.sweep import ArmSweep, ImprovingArms
+from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, design_batch
-from sparse_bo.policies.settings import SweepSettings
-from sparse_bo.policies.states import Report, Stopwatch, with_failures
+from sparse_bo.policies.settings import SweepSettings, check_kernel
+from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated
 from sparse_bo.policies.trust_region.region import ImprovementSettings
-from sparse_bo.policies.trust_region.search import Corners, ImprovementCandidates, candidates_of, is_resolved
-from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
+from sparse_bo.policies.trust_region.surrogate import (
+    CHOOSE_AGAIN,
+    FittedRegion,
+    fitted_region,
+    freeze_region,
+    known_rows,
+    one_thread,
+    thaw_region,
+)
+
+OFTEN = 100
+"""Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
+GROWTH, CHOICE_GROWTH = 1.1, 2.0
+"""Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
+chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,13 +41,17 @@ class ImprovementState(BanditState):
     """State of :class:`.ExpectedImprovement`. A value."""
 
     unit: Tensor
-    """``a x d``: the arms in the unit cube."""
+    """``a x d``: the arms in the unit cube; under a kernel of the user's as they are."""
     told: Tensor = field(metadata=KEPT)
     """``n`` evaluated arms, in order."""
     y: Tensor = field(metadata=KEPT)
     """``n`` observations."""
     surrogate: FittedRegion | None = None
     """The model; ``None`` before the initial design is complete."""
+    sweep: ArmSweep | None = None
+    """The model's posterior over all arms."""
+    learned_at: int = field(default=0, metadata=KEPT)
+    """Evaluations when hyper-parameters were last learned."""
 
     @property
     def pulls(self) -> int:
@@ -50,6 +67,11 @@ class ImprovementState(BanditState):
     def replicates(self) -> Replicates:
         """The evaluations for the model, which merges those of an arm."""
         return replicates_of(self.U, self.y)
+
+    def with_results(self, picks: Tensor, y: Tensor) -> ImprovementState:
+        """See :meth:`.BanditState.with_results`."""
+        after = super().with_results(picks, y)
+        return replace(after, told=torch.cat([self.told, picks]), y=torch.cat([self.y, y]))
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: errors are of warped observations."""
@@ -75,7 +97,13 @@ class ArmSearch(Mechanism[ImprovementState]):
     """
 
     domain: Arms
-    settings: ImprovementSettings
+    settings: ExpectedImprovement
+
+    @cached_property
+    def kernel(self) -> GivenKernel | None:
+        """The user's kernel, of the arms as they are; ``None``: it is learned, of the arms in the unit cube."""
+        given = self.settings.covar_module
+        return None if given is None else GivenKernel.of(given, self.arms)
 
     @property
     def design_size(self) -> int:
@@ -91,8 +119,9 @@ class ArmSearch(Mechanism[ImprovementState]):
     def init(self) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         lower, upper = self.domain.hull()
-        span = upper - lower
-        unit = (self.arms - lower) / torch.where(span > 0.0, span, 1.0)
+        span, unit = upper - lower, self.arms
+        if self.kernel is None:
+            unit = (self.arms - lower) / torch.where(span > 0.0, span, 1.0)
         nothing = initial_state(self.arms).observations
         return ImprovementState(self.arms, nothing, unit=unit, told=self.domain.no_picks, y=self.arms.new_empty(0))
 
@@ -114,32 +143,19 @@ class ArmSearch(Mechanism[ImprovementState]):
         with one_thread():
             others = self._improving(state, min(max_q, room) - len(replicate), pending=torch.cat([pending, replicate]))
         picks = torch.cat([replicate, others])
-        picks = picks[state.tried_once(picks, pending=pending)]
+        picks = state.tried_once(picks, pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
 
     def tell(self, state: ImprovementState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> ImprovementState:
         """Observe, and fit the model. Draws nothing."""
         watch = Stopwatch()
         with watch.phase("observe"):
-            after = replace(
-                state,
-                observations=add_observations(state.observations, self.arms, picks, y),
-                told=torch.cat([state.told, picks]),
-                y=torch.cat([state.y, y]),
-                round=state.round + 1,
-                failures=forgiven(state.failures, picks),
-            )
+            after = state.with_results(picks, y)
         if state.surrogate is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
-        with watch.phase("learn"):
-            seen, most = after.replicates, self.settings.model_size
-            centre = after.U[seen.rows[seen.values[seen.rows].argmax()]]
-            surrogate = fitted_region(after.U, seen, centre=centre, before=state.surrogate, since=state.pulls, most=most)
-        return replace(after, surrogate=surrogate, seconds=watch.seconds)
-
-    def fail(self, state: ImprovementState, picks: Tensor) -> ImprovementState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
+        with watch.phase("learn"), one_thread():
+            after = self._learned(state, after)
+        return replace(after, seconds=watch.seconds)
 
     def freeze(self, state: ImprovementState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n), nothing of the size of the arms."""
@@ -150,12 +166,46 @@ class ArmSearch(Mechanism[ImprovementState]):
 
     def thaw(self, frozen: Frozen) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
-        arrays = on_device(frozen, self.domain.device)
-        kept = thaw_evaluated(self.arms, arrays)
-        own = thaw_fields(ImprovementState, arrays)
+        kept = thaw_evaluated(self.arms, frozen)
+        own = thaw_fields(ImprovementState, frozen)
         state = replace(self.init(), observations=kept.observations, **own)
-        fitted = part_of(arrays, "fitted")
-        return replace(state, surrogate=thaw_region(fitted, state.U, state.replicates)) if fitted else state
+        fitted = part_of(frozen, "fitted")
+        if not fitted:
+            return state
+        surrogate = thaw_region(fitted, state.U, state.replicates, kernel=self.kernel)
+        with one_thread():
+            sweep = ArmSweep.of(surrogate.gp, state.unit, state.told[surrogate.rows])
+        return replace(state, surrogate=surrogate, sweep=sweep)
+
+    def _learned(self, before: ImprovementState, after: ImprovementState) -> ImprovementState:
+        """Return the state with its model: learned anew if that is due, else under the hyper-parameters and warping before."""
+        seen, most, fitted, sweep = after.replicates, self.settings.model_size, before.surrogate, before.sweep
+        highest = seen.rows[seen.values[seen.rows].argmax()]
+        centre = after.U[highest]
+        due = fitted is None or seen.exact != before.replicates.exact or int(highest) >= before.pulls
+        often = after.pulls <= OFTEN
+        grown = often or after.pulls >= GROWTH * before.learned_at
+        due = due or (grown and bool((seen.rows >= before.learned_at).any()))  # with arms that were not evaluated then
+        if due or fitted is None or sweep is None:
+            if self.kernel is not None:
+                fitted = fitted_kernel(self.kernel, after.U, seen, centre=centre, most=most)
+            else:
+                fitted = fitted_region(
+                    after.U,
+                    seen,
+                    centre=centre,
+                    before=fitted,
+                    since=before.learned_at,
+                    most=most,
+                    growth=CHOOSE_AGAIN if often else CHOICE_GROWTH,
+                )
+            sweep = ArmSweep.of(fitted.gp, after.unit, after.told[fitted.rows])
+            return replace(after, surrogate=fitted, sweep=sweep, learned_at=after.pulls)
+        ell = fitted.learned.reach if self.kernel is None else None
+        rows = seen.rows[known_rows(after.U[seen.rows], seen.values[seen.rows], centre=centre, lengthscales=ell, most=most)]
+        y = fitted.warp(seen.values[rows])
+        sweep = sweep.updated(after.unit, y, seen.counts[rows], support=after.told[rows])
+        return replace(after, surrogate=replace(fitted, gp=sweep.gp, rows=rows), sweep=sweep)
 
     def _improving(self, state: ImprovementState, q: int, *, pending: Tensor) -> Tensor:
         """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
@@ -163,39 +213,30 @@ class ArmSearch(Mechanism[ImprovementState]):
         Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then
         evaluated ones. So are evaluated arms outside the model, which would look as promising as before.
         """
-        arms, fitted, unit = torch.arange(len(self.arms), device=self.domain.device), state.surrogate, state.unit
+        sweep, fitted = state.sweep, state.surrogate
+        assert sweep is not None
         assert fitted is not None
-        refuse = state.refusal(pending)
-        if refuse is not None and not bool((refused := refuse(arms)).all()):
-            arms = arms[~refused]
+        arms = torch.arange(len(self.arms), device=self.domain.device)
+        refuse, noisy = state.refusal(pending), state.replicates.exact is False
+        refused = torch.zeros_like(arms, dtype=torch.bool) if refuse is None else refuse(arms)
+        refused = refused if not bool(refused.all()) else torch.zeros_like(refused)
         failures = state.failures  # recent ones count as pending
         failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
-        gp = fitted.gp.condition(unit[torch.cat([pending, failing])])
-        best = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(unit[pending])]).max()
-        noisy = state.replicates.exact is False
-        corners = Corners(unit.new_zeros(unit.shape[1]), unit.new_ones(unit.shape[1]))
-        noise = fitted.gp.noise_variance if noisy else 0.0
-        candidates = candidates_of(gp, unit[arms], corners, best=float(best), noise_variance=noise)
+        improving = ImprovingArms(sweep, state.unit, pending=pending, failing=failing, noisy=noisy)
         seen = torch.isin(arms, torch.cat([state.told, pending]))
         outside = torch.isin(arms, state.told[~torch.isin(state.replicates.first, fitted.rows)])
         # 11 evaluations of an arm resolve it at first, 120 of 2,000, 1,400 of 10⁴ (docs/decisions/111)
         share = 0.09 * min(1.0, 400 / state.pulls) ** 1.5
         picks = pending[:0]
         for _ in range(q):
-            resolved = is_resolved(gp, candidates.moments, best=candidates.best, picked=len(picks), share=share)
-            at = _next(candidates, resolved | (outside if noisy else seen), seen)
-            seen = seen | (at == torch.arange(len(arms), device=arms.device))
-            picks = torch.cat([picks, arms[at].unsqueeze(0)])
-            u = candidates.U[at].unsqueeze(0)
-            candidates, gp = candidates.after(gp, u, gp.moments(u)), gp.condition(u)
+            arm = improving.next(refused | (outside if noisy else seen), share=share)
+            arm = improving.next(refused | seen, share=None) if arm is None else arm
+            arm = improving.next(refused, share=None) if arm is None else arm
+            assert arm is not None  # some arm is not refused
+            seen = seen | (arm == arms)
+            picks = torch.cat([picks, arm])
+            improving.after(arm)
         return picks
-
-
-def _next(candidates: ImprovementCandidates, resolved: Tensor, seen: Tensor) -> Tensor:
-    """Return the row of the best candidate, a scalar, without those resolved or else those seen (``N`` booleans each)."""
-    scores = candidates.gain(candidates.moments.mean, candidates.moments.variance).value
-    excluded = next((mask for mask in (resolved, seen) if not bool(mask.all())), torch.zeros_like(seen))
-    return first_largest(scores.masked_fill(excluded, -torch.inf), scale=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,13 +250,33 @@ class ExpectedImprovement(ImprovementSettings):
 
     The picks of a batch maximise log expected improvement among all arms, each conditioned on pending and earlier ones.
 
-    O(n³ + a n²) per batch and 8 a n bytes for a arms and n points of the model. For millions of arms, for 10⁴ evaluations, or
-    where every evaluation counts: :class:`sparse_bo.BBKB`.
+    O(n³ + a n) per batch, O(a n²) when hyper-parameters are learned anew, and 16 a n bytes for a arms and n points of the
+    model. For millions of arms, for 10⁴ evaluations, or where every evaluation counts: :class:`sparse_bo.BBKB`.
 
-    The settings are those of :class:`.ImprovementSettings`. The model is larger than on a box, as every arm is a candidate.
+    The settings are those of :class:`.ImprovementSettings`, and a kernel. The model is larger than on a box, as every arm is a
+    candidate.
+
+    Attributes:
+        covar_module: Any GPyTorch kernel without batch shape, of the arms as they are (fingerprints of molecules under a
+            Tanimoto kernel, say). Its hyper-parameters stay as they are; scale, mean, noise and warping are learned. ``None``:
+            a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube.
+
+    Example:
+        >>> class Tanimoto(gpytorch.kernels.Kernel):
+        ...     def forward(self, x1, x2, diag=False, **params):
+        ...         both = (x1 * x2).sum(-1) if diag else x1 @ x2.mT
+        ...         ones = [x1.sum(-1), x2.sum(-1)] if diag else [x1.sum(-1, keepdim=True), x2.sum(-1).unsqueeze(-2)]
+        ...         return both / (ones[0] + ones[1] - both).clamp_min(1e-12)
+        >>> policy = ExpectedImprovement(covar_module=Tanimoto(), batch_size=96, initial_design=96)
+        >>> result = maximize(measure, arms=fingerprints, policy=policy, budget=5 * 96, call_with="indices")
     """
 
     model_size: int = 1_000
+    covar_module: Kernel | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kernel(self.covar_module)
 
     @property
     def name(self) -> str:
@@ -227,8 +288,10 @@ class ExpectedImprovement(ImprovementSettings):
 
         Raises:
             TypeError: If the domain is a box.
-            ValueError: If the arms do not fit into memory, or are in shards.
+            ValueError: If the arms do not fit into memory, are in shards, or the kernel does not fit them.
         """
         memory_bytes = SweepSettings().sweep_budget(domain.device)
         arms = arms_of(domain, policy=self.name, memory_bytes=memory_bytes).double()
-        return ArmSearch(domain=Arms(arms), settings=self)
+        search = ArmSearch(domain=Arms(arms), settings=self)
+        _ = search.kernel  # checked before any evaluation
+        return search

@@ -29,14 +29,14 @@ from sparse_bo.models import fit_to_rows
 from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters, shapes
 from sparse_bo.policies.box_states import design_points, initial_box_state
 from sparse_bo.policies.failures import Refusal
-from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
 from sparse_bo.policies.subset.surrogate_models import Fitter, Learning, MakeModel, fit_likelihood, subset_errors
 from sparse_bo.policies.subset.upper_confidence import upper_confidence_bound
 from sparse_bo.seeding import seeded
-from sparse_bo.validation import check_choice, check_count
+from sparse_bo.validation import check_choice, check_count, check_flag
 from sparse_bo.widths import SurrogateConfidence, SurrogateWidth
 from sparse_bo.widths.gp_ucb import check_surrogate_width
 
@@ -93,6 +93,7 @@ class SurrogateSettings:
             check_count(name, getattr(self, name))
         if self.raw_samples < self.num_restarts:
             raise ValueError(f"expected raw_samples >= num_restarts, got {self.raw_samples} and {self.num_restarts}")
+        check_flag("warm_start", self.warm_start)
         check_surrogate_width(self.width)
         check_choice("learning", self.learning, ("map", "likelihood"))
         for name in ("acquisition", "surrogate", "fitter"):
@@ -203,12 +204,11 @@ class SurrogateLoop(Mechanism[SurrogateState]):
 
     def thaw(self, frozen: Frozen) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters and is not fitted."""
-        arrays = on_device(frozen, self.box.device)
-        state = replace(self.init(), **thaw_fields(SurrogateState, arrays))
+        state = replace(self.init(), **thaw_fields(SurrogateState, frozen))
         state = replace(state, first_seconds=tuple(state.first_seconds))  # as JSON it was a list
         if state.subset is None:
             return state
-        model, parts = self._unfitted_again(state), part_of(arrays, "model")
+        model, parts = self._unfitted_again(state), part_of(frozen, "model")
         with torch.no_grad():
             for name, part in _tensors(model).items():
                 if not torch.equal(part, parts[name]):

@@ -13,9 +13,9 @@ from sparse_bo.domains import Box, Domain
 from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal, refused
-from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of, design_batch
-from sparse_bo.policies.states import Stopwatch, with_failures
+from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
@@ -105,10 +105,6 @@ class RegionSearch(Mechanism[RegionState]):
             )
         return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
 
-    def fail(self, state: RegionState, picks: Tensor) -> RegionState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
-
     def freeze(self, state: RegionState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
         frozen = freeze_fields(state)
@@ -118,12 +114,11 @@ class RegionSearch(Mechanism[RegionState]):
 
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
-        arrays = on_device(frozen, self.box.device)
-        state = replace(self.init(), **thaw_fields(RegionState, arrays))
-        region = part_of(arrays, "region")
+        state = replace(self.init(), **thaw_fields(RegionState, frozen))
+        region = part_of(frozen, "region")
         if not region:
             return state
-        fitted = thaw_region(part_of(arrays, "fitted"), state.U, state.replicates)
+        fitted = thaw_region(part_of(frozen, "fitted"), state.U, state.replicates)
         return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
 
     def _cumulative_picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:

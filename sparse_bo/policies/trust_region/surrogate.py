@@ -18,7 +18,7 @@ from torch import Tensor
 from sparse_bo.domains import Box
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS, learn
-from sparse_bo.gp.posterior import Posterior, ProcessPrior, exact
+from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
 from sparse_bo.gp.priors import Priors
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
@@ -102,7 +102,14 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
 
 
 def fitted_region(
-    X: Tensor, seen: Replicates, *, centre: Tensor, before: FittedRegion | None, since: int, most: int
+    X: Tensor,
+    seen: Replicates,
+    *,
+    centre: Tensor,
+    before: FittedRegion | None,
+    since: int,
+    most: int,
+    growth: float = CHOOSE_AGAIN,
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
@@ -116,6 +123,7 @@ def fitted_region(
         before: The model before; learning starts from its hyper-parameters, which stay if no point is new.
         since: Number of evaluations before the new results.
         most: Points that the model knows, at most.
+        growth: Of the data, after which kernel and warping are chosen anew.
     """
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
     at, n = seen.rows, len(seen.rows)
@@ -125,7 +133,7 @@ def fitted_region(
     some = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
     data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
     with one_thread():
-        same = None if before is None or n >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
+        same = None if before is None or n >= growth * before.chosen_at else warp(before.warp.kind, v)
         if before is not None and same is not None:
             chosen, learned, at_size = same, before.learned, before.chosen_at
             if bool((at >= since).any()):
@@ -163,33 +171,29 @@ class LearningData:
         return float((warp.log_slope(self.means) * counts).sum())
 
 
-def local_posterior(X: Tensor, y: Tensor, learned: Hyperparameters, *, counts: Tensor | None = None) -> Posterior:
-    """Return the exact posterior after ``y`` (``n``, warped; means of ``counts`` observations) at ``X`` (``n x d``). O(n³)."""
-    prior = ProcessPrior(learned.mean, learned, learned.scale)
+def local_posterior(
+    X: Tensor, y: Tensor, learned: Hyperparameters, *, counts: Tensor | None = None, kernel: Covariance | None = None
+) -> Posterior:
+    """Return the exact posterior after ``y`` (``n``, warped; means of ``counts`` observations) at ``X`` (``n x d``). O(n³).
+
+    ``kernel``: given, in place of the learned one.
+    """
+    prior = ProcessPrior(learned.mean, learned if kernel is None else kernel, learned.scale)
     return exact(prior, X, y, noise=learned.noise, counts=counts, floor=1e-12)  # log variances exist
 
 
 def freeze_region(fitted: FittedRegion) -> Frozen:
     """Return a model as arrays and plain data, without the observations."""
-    return {**freeze_fields(fitted), "warp": fitted.warp.kind, **under("learned", vars(fitted.learned))}
+    return {**freeze_fields(fitted), **under("warp", vars(fitted.warp)), **under("learned", vars(fitted.learned))}
 
 
-def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates) -> FittedRegion:
-    """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³).
-
-    Raises:
-        ValueError: If the observations are others.
-    """
-    kind, kept = frozen["warp"], thaw_fields(FittedRegion, frozen)
-    rows = kept["rows"]
-    v = seen.values[rows]
-    again = warp(kind, v)
-    if again is None:
-        raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others; take another copy")
+def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covariance | None = None) -> FittedRegion:
+    """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³)."""
+    kept, warp = thaw_fields(FittedRegion, frozen), Warp(**part_of(frozen, "warp"))
+    rows, learned = kept["rows"], Hyperparameters(**part_of(frozen, "learned"))
     with one_thread():
-        learned = Hyperparameters(**part_of(frozen, "learned"))
-        gp = local_posterior(X[rows], again(v), learned, counts=seen.counts[rows])
-    return FittedRegion(gp=gp, learned=learned, warp=again, **kept)
+        gp = local_posterior(X[rows], warp(seen.values[rows]), learned, counts=seen.counts[rows], kernel=kernel)
+    return FittedRegion(gp=gp, learned=learned, warp=warp, **kept)
 
 
 def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, priors: Priors) -> tuple[Warp, Hyperparameters]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparse_bo.policies import batch_schedule
-from sparse_bo.policies.elimination.findings import BatchCandidates
+from sparse_bo.policies.elimination.batches import BatchCandidates
 from sparse_bo.policies.elimination.settings import checked_schedule
 
 

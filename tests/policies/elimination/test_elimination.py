@@ -14,7 +14,7 @@ from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.dictionary import AllSampler, candidates_of
 from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, interval, surviving, survivors_of
+from sparse_bo.policies.elimination.batches import BatchCandidates, Finding, interval, surviving, survivors_of
 from sparse_bo.policies.elimination.refutation import contradiction, noise_check
 from sparse_bo.widths import BatchConfidence, Bounds, ConstantWidth, GaussianBounds, SBPETheory
 from tests.builders import rbf_kernel

@@ -18,7 +18,7 @@ from sparse_bo import BPE, SBPE, AskTell
 from sparse_bo.dictionary import Candidates, FirstSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.dictionary.leverage import inclusion_probabilities
 from sparse_bo.linalg.spectrum import certified_factor
-from sparse_bo.policies.elimination.findings import interval
+from sparse_bo.policies.elimination.batches import interval
 from sparse_bo.widths import GaussianBounds
 from tests.builders import matern_kernel, rbf_kernel
 from tests.oracles import certificate_factor, exact_gp, nystrom, rbf

@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
+from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
 
-from sparse_bo import AskTell, ProductGrid, maximize
+from sparse_bo import AskTell, History, ProductGrid, maximize
 from sparse_bo.domains import Arms, Box
-from sparse_bo.policies import ExpectedImprovement, ImprovementState, Wait
+from sparse_bo.policies import ExpectedImprovement, ImprovementState, RandomSearch, Wait
 from tests.builders import arms, noisy, unit_box, waves
+from tests.cli.builders import QUICK, invoke
 
 
 def told(policy, X, evaluated, y):
@@ -67,6 +69,113 @@ def test_picks_are_those_of_dense_algebra(noise):
     tau = state.surrogate.gp.noise_variance if noise else 0.0
     assert ask(mechanism, state, 4) == dense_picks(state, 4, [], noise_variance=tau)
     assert ask(mechanism, state, 2, [5, 50]) == dense_picks(state, 2, [5, 50], noise_variance=tau)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_picks_stay_those_of_dense_algebra_while_hyper_parameters_are_kept(noise):
+    """Variances of the last learning bound those of later batches: of 1,500 arms about a tenth is evaluated exactly."""
+    X, generator = arms(1_500, 2), torch.Generator().manual_seed(3)
+    quick = (17.0 * X[:, 0]).sin() + (13.0 * X[:, 1]).cos() + (33.0 * X.prod(dim=-1)).sin()
+
+    def values(at):
+        return quick[at] + noise * torch.randn(len(at), generator=generator, dtype=torch.float64)
+
+    order = quick.argsort()  # without a record nothing is learned
+    evaluated = torch.cat([order[torch.arange(0, 1_000, 10)], order[-200:-199], order[:1]])  # beyond 100, learned seldom
+    mechanism, state = told(ExpectedImprovement(initial_design=8), X, evaluated, values(evaluated))
+    first = state.surrogate
+    for number in range(3):
+        at = torch.cat([order[201 + 100 * number :][:1], order[:1]])
+        state = mechanism.tell(state, at, values(at), generator=generator)
+        assert state.surrogate.learned is first.learned
+        tau = state.surrogate.gp.noise_variance if noise else 0.0
+        assert ask(mechanism, state, 3) == dense_picks(state, 3, [], noise_variance=tau)
+        assert ask(mechanism, state, 2, [5, 50]) == dense_picks(state, 2, [5, 50], noise_variance=tau)
+
+
+def test_bounds_hold_where_observations_leave_the_model():
+    X = arms(300, 3)
+    mechanism, state = told(ExpectedImprovement(model_size=40), X, torch.arange(200), rough(torch.arange(200), 300, noise=0.0))
+    first, known = state.surrogate.learned, set(state.told[state.surrogate.rows].tolist())
+    for arm in range(200, 206):
+        state = mechanism.tell(state, torch.tensor([arm]), torch.zeros(1, dtype=torch.float64), generator=torch.Generator())
+        assert state.surrogate.learned is first
+        gp = state.surrogate.gp
+        assert len(gp.support) == 40
+        assert bool((state.sweep.bound >= gp.moments(state.unit).variance - 1e-12).all())
+    assert set(state.told[state.surrogate.rows].tolist()) != known
+
+
+class Tanimoto(Kernel):
+    """Shared bits over bits of either (Rogers & Tanimoto 1960)."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        both = (x1 * x2).sum(-1) if diag else x1 @ x2.mT
+        ones = [x1.sum(-1), x2.sum(-1)] if diag else [x1.sum(-1, keepdim=True), x2.sum(-1).unsqueeze(-2)]
+        return both / (ones[0] + ones[1] - both).clamp_min(1e-12)
+
+
+def fingerprints(count=400, bits=64):
+    """Return fingerprints in families: copies of a few with some bits flipped; and values that rise with the family."""
+    generator = torch.Generator().manual_seed(0)
+    heads = torch.rand(20, bits, generator=generator) < 0.2
+    family = torch.arange(count) % 20
+    flipped = torch.rand(count, bits, generator=generator) < 0.03
+    X = (heads[family] ^ flipped).double()
+    return X, family.double() / 19.0 + 0.3 * X[:, :8].mean(dim=-1)
+
+
+def test_under_a_given_kernel_the_picks_are_those_of_dense_algebra():
+    X, values = fingerprints()
+    policy = ExpectedImprovement(covar_module=ScaleKernel(Tanimoto()), initial_design=8)
+    policy.covar_module.outputscale = 50.0  # the scale is learned
+    evaluated = torch.cat([torch.arange(0, 400, 7), torch.tensor([7])])
+    mechanism, state = told(policy, X, evaluated, values[evaluated])
+    kernel, learned = Tanimoto(), state.surrogate.learned
+    at = state.told[state.surrogate.rows]
+    y = state.surrogate.warp(values[at])
+    K = kernel(X, X[at]).to_dense()
+    noisy = torch.linalg.inv(K[at] + learned.noise * torch.eye(len(at), dtype=torch.float64))
+    mean = learned.mean + K @ noisy @ (y - learned.mean)
+    variance = learned.scale * (1.0 - (K @ noisy * K).sum(-1)).clamp_min(1e-12)
+    z = (mean - mean[at].max()) / variance.sqrt()
+    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
+    improvement = variance.sqrt() * (z * normal.cdf(z) + normal.log_prob(z).exp())
+    improvement[evaluated] = 0.0
+    assert ask(mechanism, state, 1) == [int(improvement.argmax())]
+
+
+def test_a_given_kernel_finds_the_best_fingerprints_and_goes_on_from_a_journal(tmp_path):
+    X, values = fingerprints()
+    top = set(values.topk(20).indices.tolist())
+
+    def found(policy):
+        result = maximize(values.__getitem__, arms=X, policy=policy, budget=100, seed=0, call_with="indices", vectorized=True)
+        return len(top & set(result.history.indices))
+
+    policy = ExpectedImprovement(covar_module=Tanimoto(), batch_size=20, initial_design=20)
+    assert found(policy) >= max(16, found(RandomSearch()) + 8)
+
+    def go_on(loop, until):
+        while loop.asked < until:
+            batch = loop.ask(20)
+            loop.tell(batch.tickets, values[batch.indices])
+        return loop
+
+    expected = go_on(AskTell(X, policy, seed=0), 80)
+    with AskTell(X, policy, seed=0, storage=tmp_path / "run.journal") as loop:
+        go_on(loop, 60)
+    with AskTell.resume(tmp_path / "run.journal", policy=policy, arms=X) as again:
+        assert go_on(again, 80).state.told.tolist() == expected.state.told.tolist()
+
+
+def test_a_kernel_that_does_not_fit_is_refused():
+    X, _ = fingerprints()
+    with pytest.raises(TypeError, match=r"expected covar_module to be a gpytorch\.kernels\.Kernel or None, got str"):
+        ExpectedImprovement(covar_module="tanimoto")
+    with pytest.raises(ValueError, match="positive variances"):
+        ExpectedImprovement(covar_module=LinearKernel()).on(Arms(torch.zeros(5, 2, dtype=torch.float64)))
+    assert ExpectedImprovement(covar_module=Tanimoto()).on(Arms(X.float())).kernel.variance == 1.0
 
 
 def test_failed_arms_shrink_the_variances_around_them():
@@ -224,3 +333,10 @@ def test_the_more_evaluations_the_more_of_them_may_be_of_the_best_arm():
     evaluated = torch.cat([others.repeat(24), torch.full((15,), 15)])
     mechanism, state = told(ExpectedImprovement(), X, evaluated, rough(evaluated, 31, noise=0.5))
     assert ask(mechanism, state, 1) == [15]
+
+
+def test_the_command_line_takes_a_kernel(tmp_path):
+    settings = ("--policy", "expected-improvement", "--kernel", "matern52", "--lengthscale", "0.2")
+    done = invoke(*QUICK, *settings, "--out", str(tmp_path), "--quiet")
+    assert done.exit_code == 0, done.output
+    assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) == 30

@@ -1,0 +1,24 @@
+"""Halves of the suites: mechanisms and settings are chosen on one half, figures are reported of the other.
+
+Written down before any run of them. BBOB's five groups are separable functions (1 to 5), moderately (6 to 9) and badly (10 to
+14) conditioned ones, and many-humped ones of clear (15 to 19) and weak (20 to 24) structure. Odd numbers choose and even ones
+report, so that each group has functions in both halves. No instance is in both. Each half has noiseless and noisy variants in
+2, 5, 10 and 20 inputs. Instances 1 to 4 of all functions have decided about devices before (``results/ABLATIONS.md``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Half(NamedTuple):
+    """Functions and instances of BBOB, for every number of inputs and every noise."""
+
+    functions: tuple[int, ...]
+    instances: tuple[int, ...]
+
+
+BBOB = {
+    "choosing": Half(tuple(range(1, 25, 2)), tuple(range(1, 11))),
+    "reporting": Half(tuple(range(2, 25, 2)), tuple(range(11, 21))),
+}

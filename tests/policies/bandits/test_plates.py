@@ -1,0 +1,138 @@
+"""Plates: batches of a fixed size, and arms of which each is evaluated once."""
+
+import pytest
+import torch
+
+from sparse_bo import BBKB, AskTell, History, maximize
+from sparse_bo.dictionary import AllSampler
+from sparse_bo.domains import Box
+from sparse_bo.errors import PendingBatchError
+from tests.builders import arms, rbf_kernel, unit_box, waves
+from tests.cli.builders import QUICK, invoke
+
+KNOWN = {"covar_module": rbf_kernel(0.2), "regularization": 0.02}
+
+
+def dense_plate(X, evaluated, y, q):
+    """Return the ``q`` arms by the formulas: mean + 2 sd, each pick conditioned on as its own mean, none taken twice."""
+    kernel, picks = rbf_kernel(0.2), []
+    K = kernel(X, X).to_dense()
+    for _ in range(q):
+        at = torch.cat([evaluated, torch.tensor(picks, dtype=torch.long)])
+        inverse = torch.linalg.inv(K[at][:, at] + 0.02 * torch.eye(len(at), dtype=torch.float64))
+        known = torch.linalg.inv(K[evaluated][:, evaluated] + 0.02 * torch.eye(len(evaluated), dtype=torch.float64))
+        mean = K[:, evaluated] @ known @ y
+        score = mean + 2.0 * (K.diagonal() - (K[:, at] @ inverse * K[:, at]).sum(-1)).sqrt()
+        score[at] = -torch.inf
+        picks.append(int(score.argmax()))
+    return picks
+
+
+def test_a_plate_is_that_of_dense_algebra():
+    X = arms(150, 2)
+    policy = BBKB(batch_size=12, repeats=False, dictionary=AllSampler(), width=2.0, initial_design=9, prior_mean=0.0, **KNOWN)
+    loop = AskTell(X, policy, seed=0)
+    batch = loop.ask()
+    loop.tell(batch.tickets, waves(X)[batch.indices])
+    evaluated = batch.indices.unique()
+    for _ in range(2):
+        batch = loop.ask()
+        assert batch.indices.tolist() == dense_plate(X, evaluated, waves(X)[evaluated], 12)
+        loop.tell(batch.tickets, waves(X)[batch.indices])
+        evaluated = torch.cat([evaluated, batch.indices]).unique()
+
+
+@pytest.mark.parametrize("prior", [{}, KNOWN], ids=["learned", "known"])
+def test_every_plate_is_full_and_no_arm_is_evaluated_twice_while_others_are_left(prior):
+    X = arms(200, 2)
+    loop = AskTell(X, BBKB(batch_size=24, repeats=False, initial_design=24, **prior), seed=0)
+    seen = []
+    for _ in range(10):
+        batch = loop.ask()
+        assert len(batch.indices) == 24 or len(set(seen)) + len(batch.indices) == 200
+        seen += batch.indices.tolist()
+        loop.tell(batch.tickets, waves(X)[batch.indices])
+    assert len(set(seen[:200])) == 200
+
+
+def test_without_a_batch_size_the_stop_rule_ends_batches_of_different_arms():
+    X = arms(120, 2)
+    result = maximize(lambda Z: waves(Z), arms=X, policy=BBKB(repeats=False), budget=100, seed=0)
+    assert len(set(result.history.indices)) == 100
+    assert result.best_index == int(waves(X).argmax())
+
+
+def test_a_plate_in_pieces_is_the_plate_at_once():
+    X = arms(150, 2)
+    policy = BBKB(batch_size=12, repeats=False, initial_design=12, **KNOWN)
+    whole, pieces = (AskTell(X, policy, seed=0) for _ in range(2))
+    for loop in (whole, pieces):
+        first = loop.ask(12)
+        loop.tell(first.tickets, waves(X)[first.indices])
+    found = [pieces.ask(q).indices for q in (5, 1, 6)]
+    assert torch.cat(found).tolist() == whole.ask(12).indices.tolist()
+    with pytest.raises(PendingBatchError):
+        pieces.ask(1)
+
+
+def test_arms_that_fail_leave_room_for_others():
+    X, failing = arms(60, 2), torch.arange(60) % 3 == 0
+    values = waves(X).masked_fill(failing, torch.nan)
+    policy = BBKB(batch_size=6, repeats=False, initial_design=6)
+    result = maximize(values.__getitem__, arms=X, policy=policy, budget=90, seed=0, call_with="indices", vectorized=True)
+    succeeded = [i for i in result.history.indices[:40] if not failing[i]]
+    assert len(succeeded) == len(set(succeeded))
+    assert len(result.history.indices) == 90  # once every other arm is evaluated, arms are evaluated again
+    assert result.best_index == int(values.nan_to_num(-torch.inf).argmax())
+
+
+def test_a_resumed_run_goes_on_with_the_same_plates(tmp_path):
+    X = arms(150, 2)
+
+    def go_on(loop, plates):
+        for _ in range(plates):
+            batch = loop.ask()
+            loop.tell(batch.tickets, waves(X)[batch.indices])
+        return loop
+
+    policy = BBKB(batch_size=10, repeats=False)
+    expected = go_on(AskTell(X, policy, seed=0), 5).history.indices
+    with AskTell(X, policy, seed=0, storage=tmp_path / "run.journal") as loop:
+        go_on(loop, 3)
+    with AskTell.resume(tmp_path / "run.journal") as again:
+        assert (again.policy.batch_size, again.policy.repeats) == (10, False)
+        assert go_on(again, 2).history.indices == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 8, "ratio_threshold": 2.0}, "batch_size= or a stop rule"),
+        ({"batch_size": 8, "stop_rule": "local"}, "batch_size= or a stop rule"),
+        ({"batch_size": 8, "width": "theory", "rkhs_norm": 1.0}, "a width without the stop rule's bound"),
+        ({"repeats": "no"}, "expected repeats to be True or False, got 'no'"),
+        ({"repeats": False, "stop_rule": "repeat"}, "whose batches repeat an arm"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        BBKB(**settings)
+
+
+def test_on_a_box_batches_have_the_size_and_repeats_are_no_setting():
+    loop = AskTell(bounds=unit_box(), policy=BBKB(batch_size=3, initial_design=4, **KNOWN), seed=0)
+    first = loop.ask()
+    loop.tell(first.tickets, waves(first.X))
+    assert len(loop.ask().X) == 3
+    with pytest.raises(ValueError, match="repeats=False is for arms, got a box"):
+        BBKB(repeats=False).on(Box(unit_box()))
+
+
+def test_the_command_line_takes_plates(tmp_path):
+    settings = ("--policy", "bbkb", "--batch-size", "7", "--set", "repeats=no", "--set", "initial_design=7")
+    done = invoke(*QUICK, *settings, "--out", str(tmp_path), "--quiet")
+    assert done.exit_code == 0, done.output
+    history = History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl")
+    assert history.column("batch_size") == [7, 7, 7, 7, 2]
+    assert len(set(history.indices)) == 30
