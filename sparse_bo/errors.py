@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from typing import Any
 
 
@@ -127,3 +129,8 @@ class RunInterrupted(KeyboardInterrupt):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args, {"reason": self.reason}
+
+
+def without_password(address: str) -> str:
+    """Return an address with dots in place of a password."""
+    return re.sub(r"(://[^/@:]*):[^@]*@", r"\1:…@", address)

@@ -173,8 +173,12 @@ def check_finite(name: str, X: Tensor) -> None:
 def check_indices(name: str, indices: Tensor, *, size: int) -> Tensor:
     """Return ``indices`` if it is a 1-d integer tensor with entries in ``[0, size)``."""
     if not isinstance(indices, Tensor) or indices.dtype not in (torch.int64, torch.int32):
-        got = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-        raise TypeError(f"expected {name} to be an integer tensor, got {got}; use torch.tensor([...])")
+        got, fix = type(indices).__name__, "use torch.tensor([...])"
+        if isinstance(indices, Tensor):
+            got, fix = str(indices.dtype), "pass positions, from 0 on, not points"
+            if indices.dim() == 1:
+                fix = "use .nonzero().flatten()" if indices.dtype == torch.bool else "use .long()"
+        raise TypeError(f"expected {name} to be an integer tensor, got {got}; {fix}")
     if indices.dim() != 1:
         raise ValueError(f"expected {name} with one dimension, got shape {tuple(indices.shape)}; use .flatten()")
     if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= size):

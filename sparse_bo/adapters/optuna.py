@@ -169,7 +169,7 @@ class SparseBOSampler(BaseSampler):
         """Return a value of a parameter that is not sampled with the others; says so once for each.
 
         Raises:
-            ValueError: If the study has several objectives.
+            ValueError: If the study has several objectives, or the parameter's range exceeds the largest number.
         """
         self._begin(study, trial)
         if self._searches and param_name not in self._warned:
@@ -177,12 +177,19 @@ class SparseBOSampler(BaseSampler):
             logger.warning(
                 "%r of trial %d is sampled by %s, beside the model: not all trials have it with this range. If it is "
                 "conditional, this stays so. If its range was changed, start a new study with the old trials under the new "
-                "range: study.add_trial(optuna.trial.create_trial(params=old.params, distributions=new, value=old.value))",
+                "range, all whose values it contains: "
+                "study.add_trial(optuna.trial.create_trial(params=old.params, distributions=new, value=old.value))",
                 param_name,
                 trial.number,
                 type(self._independent).__name__,
             )
-        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        try:
+            return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        except (OverflowError, RuntimeWarning) as error:  # of NumPy's uniform numbers, its warnings as errors too
+            raise ValueError(
+                f"expected a finite range of parameter {param_name!r}, got {param_distribution}; take smaller bounds, "
+                "or log=True"
+            ) from error
 
 
 class _Search:

@@ -96,7 +96,9 @@ class Commands(TyperGroup):
         try:
             status = super().main(*arguments, **settings) or 0
         except UsageError as error:
-            importlib.import_module("sparse_bo.cli.console").complain("error", wrong_usage(error))
+            given = settings.get("args") or next(iter(arguments), None) or sys.argv[1:]
+            command = next((f"sparse-bo {one}" for one in given[:1] if one in self.commands), "sparse-bo")
+            importlib.import_module("sparse_bo.cli.console").complain("error", wrong_usage(error, command))
             status = 2
         except OSError as error:  # of --help and --version: commands handle their own
             importlib.import_module("sparse_bo.cli.console").stdout.lose(error)
@@ -114,13 +116,13 @@ class Commands(TyperGroup):
         return status
 
 
-def wrong_usage(error: Any) -> str:
+def wrong_usage(error: Any, command: str) -> str:
     """Return a usage error of Typer in one line: expected, got, fix."""
     if type(error) is typer.BadParameter and error.param is not None:  # by the parsers of options
         return f"expected {error.param.opts[0]} to be {error.message}"
     text = error.format_message().rstrip(".")
     end = " See" if text.endswith("?") else "; see"
-    return f"{text[:1].lower()}{text[1:]}{end} `{error.ctx.command_path if error.ctx else 'sparse-bo'} --help`"
+    return f"{text[:1].lower()}{text[1:]}{end} `{error.ctx.command_path if error.ctx else command} --help`"
 
 
 app = typer.Typer(help=HELP, cls=Commands, add_completion=False, pretty_exceptions_enable=False)
@@ -150,7 +152,7 @@ def execute(module: str, command: str, options: dict[str, Any]) -> None:
     try:
         body(Namespace(**options))
     except inputs.INPUT_ERRORS as error:
-        raise console.refused(error, traceback=options.get("traceback", False)) from error
+        raise console.refused(inputs.said(error, options), traceback=error if options.get("traceback") else None) from error
     finally:
         console.console.quiet = console.errors.quiet = False  # a rank that does not lead is silent
 

@@ -67,6 +67,8 @@ def report(options: Namespace) -> None:
     """``report``: summarise a journal, draw its figure and write its history, without locking anybody out."""
     storage, html = options.storage, options.html
     check_there(storage)
+    if html is not None and str(html) == "-":
+        raise ValueError("expected --html to be a file such as run.html, got -; write the page into a file")
     recorded = read_run(storage)
     about, history = recorded.about, recorded.history
     made = noted_problem(about["notes"])
@@ -81,9 +83,8 @@ def report(options: Namespace) -> None:
     if html.resolve() == storage.resolve():
         raise ValueError(f"--html {html} is the journal itself; name another file")
     arms = None if "arms" not in about or "space" in about else _arms_of(made, None)
-    page = run_page(view_of_journal(storage, arms=arms, regret=regret))
     try:
-        write_page(html, page)
+        write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret=regret)))
     except OSError as error:
         complain("error", f"could not write {html}: {reason(error)}; choose another --html")
         raise typer.Exit(1) from error
@@ -100,8 +101,7 @@ def audit(options: Namespace) -> None:
     except StorageError:
         raise
     except (ValueError, RuntimeError) as error:
-        reasons = str(error).replace("pass arms=", "pass --arms-file FILE.npy")
-        raise ValueError(f"the state of {storage} cannot be computed again: {reasons}") from error
+        raise ValueError(f"the state of {storage} cannot be computed again: {error}") from error
     show(*audit_table(storage, found))
 
 
@@ -128,7 +128,7 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
             f"of {audit.calibration.results:,} inputs predicted from the others, {calibrated(audit.calibration)}"
         )
     lines |= {name: text for name, text in seen.items() if name == "calibration"}
-    lines["drift"] = "none looked for: too few repeated evaluations, and no predictions"
+    lines["drift"] = "none looked for: too few repeated evaluations, and no leave-one-out errors"
     if drift is not None:
         kind = "repeated evaluations" if audit.repeated else "leave-one-out errors"
         moves = f"{kind} move by {1000 * drift.slope:+.3g} per 1,000 evaluations"
@@ -154,7 +154,7 @@ def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None
 
 def settings(options: Namespace) -> None:
     """``settings``: print the settings of a policy with types, defaults and documentation."""
-    kind = POLICIES[check_choice("policy", options.policy, tuple(POLICIES))]
+    kind = POLICIES[check_choice("POLICY", options.policy, tuple(POLICIES))]
     own = [flag(option) for field in fields(kind) for option in OPTIONS_OF.get(field.name, ())]
     say(f"Settings of {options.policy}, as in --set name=value" + (f", beside {', '.join(own)}:" if own else ":"))
     for name, one in settings_of(kind).items():

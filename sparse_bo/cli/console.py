@@ -97,11 +97,11 @@ def complain(word: str, text: object, *, style: str = "red") -> None:
     errors.print(plain(f"{word}:", style=style).append(" ").append(plain(text)), soft_wrap=True)
 
 
-def refused(error: object, *, traceback: bool = False) -> typer.Exit:
+def refused(text: str, *, traceback: BaseException | None = None) -> typer.Exit:
     """Print an error of the input, with its traceback if asked for; return the exception that ends the program with code 2."""
-    if traceback and isinstance(error, BaseException):
-        show_traceback(error)
-    complain("error", error)
+    if traceback is not None:
+        show_traceback(traceback)
+    complain("error", text)
     return typer.Exit(2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from sparse_bo import problems
-from sparse_bo.cli.options import PROBLEMS
+from sparse_bo.cli.options import POLICIES, PROBLEMS
 from sparse_bo.domains.space import Space
 from sparse_bo.errors import RankError, StorageError
 from sparse_bo.evaluations.pools import Workers, workers_of
@@ -28,13 +29,48 @@ AnyProblem = Problem | BoxProblem | OwnProblem
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, StorageError, RankError, torch.OutOfMemoryError)
 """Errors of wrong input before a run starts."""
 
+SAID: Mapping[str, str] = {
+    "pass arms= (for example points drawn from the box)": "choose a problem over arms (--problem, --arms-file, --grid)",
+    "pass bounds= (2 x d) instead of arms=": "choose a problem on a box (--problem hartmann6, or --space)",
+    "pass arms=": "pass --arms-file FILE.npy",
+    "leave policy= out": "leave --policy out",
+}
+"""Words of the library -> those of the command line."""
+
+
+def said(error: BaseException, given: Mapping[str, Any]) -> str:
+    """Return the message of an error with the names of options and policies in place of arguments and classes.
+
+    Args:
+        error: Of the library.
+        given: The options of the command.
+    """
+    text = str(error)
+    for argument, option in SAID.items():
+        text = text.replace(argument, option)
+    text = re.sub(r"\b(\w+)=(?=[\s,;).]|$)", lambda found: _option(found[1]) if found[1] in given else found[0], text)
+    if found := re.match(r"(expected (?:a finite )?)(\w+)\b", text):
+        name = found[2]
+        if given.get(name) is not None and given[name] is not False:
+            text = found[1] + _option(name) + text[found.end(2) :]
+    before, use, advice = text.rpartition("; use ")
+    if use and before.startswith("policy "):
+        for name, kind in POLICIES.items():
+            advice = re.sub(rf"\b{kind}\b", f"--policy {name}", advice)
+        text = before + use + advice
+    return text
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
 
 def described_problem(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of :func:`problem_of`, as a journal stores them, from the options of ``run`` or ``compare``."""
 
     def given(*names: str) -> str:
         there = [name for name in names if options.get(name) is not None and options[name] is not False]  # 0 is a number
-        return ", ".join(f"--{name.replace('_', '-')}" for name in there)
+        return ", ".join(map(_option, there))
 
     scaling, noise_sd = options["scaling"], options["noise_sd"]
     if options["standardize"]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sparse_bo.errors import without_password
 from sparse_bo.problems.names import GRID_EXAMPLE, SCALINGS, TABLES
 
 POLICIES: Mapping[str, str] = {
@@ -107,7 +108,8 @@ def journal(text: str) -> Path:
         typer.BadParameter: If it is a URL; the message completes "expected --option to be".
     """
     if "://" in text:
-        raise typer.BadParameter(f"a file such as run.journal, got the URL {text!r}; a journal is no database")
+        address = without_password(text)
+        raise typer.BadParameter(f"a file such as run.journal, got the URL {address!r}; a journal is no database")
     return Path(text).expanduser()
 
 

@@ -79,7 +79,8 @@ class Box(Domain):
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; of several points outside the first is named."""
         if not isinstance(where, Tensor):
-            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(where).__name__}; use torch.as_tensor(list(…))")
+            fix = f"use torch.as_tensor(list(…), dtype={self.bounds.dtype})"
+            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(where).__name__}; {fix}")
         if where.dim() != 2 or where.shape[1] != self.dims:
             got = f"shape {tuple(where.shape)}"
             raise ValueError(f"expected {name} of shape n x {self.dims}, got {got}; one point is 1 x {self.dims}")

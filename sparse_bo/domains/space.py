@@ -164,7 +164,8 @@ class Space:
         """
         form = f"expected {what} to be a list of dictionaries with {', '.join(self.names)}"
         if isinstance(points, str) or not isinstance(points, Sequence):
-            raise TypeError(f"{form}, got {type(points).__name__}; use list(…)")
+            fix = "use [point]" if isinstance(points, Mapping) else "use list(…)"
+            raise TypeError(f"{form}, got {type(points).__name__}; {fix}")
         wanted = [name for name, p in self.parameters.items() if name not in self._conditions and p.count != 1]
         for row, point in enumerate(points):
             if not isinstance(point, Mapping):
@@ -284,7 +285,9 @@ class Space:
         if path.suffix not in (".toml", ".json"):
             raise ValueError(f"expected a space in a file ending in .toml or .json, got {path}")
         try:
-            if path.exists() and not path.is_file():  # a pipe would be waited for
+            if not path.exists():
+                raise FileNotFoundError(f"expected a space in {path}, found no such file; name another")
+            if not path.is_file():  # a pipe would be waited for
                 raise ValueError("it is no file")
             text = path.read_text(encoding="utf-8-sig")  # Windows' editors write a byte-order mark
             found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_distinct)

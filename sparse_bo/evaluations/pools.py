@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from sparse_bo.evaluations.executors import Threads, optional
 from sparse_bo.evaluations.worker import Arrays, Evaluate, initialise_worker, warm_up
-from sparse_bo.validation import check_choice, check_count, check_positive
+from sparse_bo.validation import check_choice, check_count, check_flag, check_positive
 
 NAMES = ("threads", "processes", "loky")
 PRELOADED: Mapping[Arrays, list[str]] = {
@@ -77,6 +77,7 @@ class Workers:
         _check_executor(self.executor)
         if self.count is not None:
             check_count("workers", self.count)
+        check_flag("asynchronous", self.asynchronous)
         if self.timeout is not None:
             check_positive("timeout", self.timeout)
             standard = isinstance(self.executor, ThreadPoolExecutor | ProcessPoolExecutor)
@@ -119,10 +120,11 @@ def _check_executor(executor: Any) -> None:
         if executor == "loky":
             optional(executor)
         return
-    if not isinstance(executor, Submits):
+    if isinstance(executor, type) or not isinstance(executor, Submits):
+        got = f"the class {executor.__name__}; call it" if isinstance(executor, type) else type(executor).__name__
         raise TypeError(
             f"expected executor to be one of {names} or an object with submit() as in concurrent.futures (for Dask: "
-            f"client.get_executor()), got {type(executor).__name__}"
+            f"client.get_executor()), got {got}"
         )
     # Executors have no public attribute for their shutdown.
     if any(getattr(executor, name, False) is True for name in ("_shutdown", "_shutdown_thread")):

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from sparse_bo._version import __version__
-from sparse_bo.errors import StorageError
+from sparse_bo.errors import StorageError, without_password
 from sparse_bo.journal.format import (
     ARMS,
     EVENTS,
@@ -82,8 +82,10 @@ class Storage:
             kind = type(self.path).__name__
             raise TypeError(f"expected the path of a journal as text or pathlib.Path, got {kind} {self.path!r}")
         if found := re.match(r"[A-Za-z][\w+.-]+://+(.*)", os.fspath(self.path)):
-            name = Path(found[1]).stem or "run"
-            raise ValueError(f"expected the path of a file for the journal, got the address {self.path}; use {name}.journal")
+            address, name = without_password(os.fspath(self.path)), Path(found[1]).stem or "run"
+            raise ValueError(f"expected the path of a file for the journal, got the address {address}; use {name}.journal")
+        if "\0" in os.fspath(self.path):
+            raise ValueError(f"expected the path of a journal, got {self.path!r} with a NUL character; leave that out")
         for name in ("flush_seconds", "replay_seconds", "arms_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value >= 0:
@@ -102,6 +104,8 @@ class Storage:
             raise StorageError(
                 f"expected the path of a file for the journal, got the folder {path}; use {path / 'run.journal'}"
             )
+        if existing and real.exists() and not real.is_file():
+            raise StorageError(f"expected the path of a file for the journal, got {path}, a pipe or device; use a file")
         if existing and not real.is_file():
             raise FileNotFoundError(f"expected a journal at {path}, found none; AskTell(..., storage={str(path)!r}) starts one")
         return real

@@ -228,17 +228,17 @@ def locked(path: Path) -> FileLock:
     lock = FileLock(file, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
-    except Timeout as error:
+    except (Timeout, OSError, NotImplementedError) as error:
+        if not isinstance(error, Timeout) or not file.exists():  # filelock waits for folders in which it may not make files
+            raise StorageError(
+                f"cannot lock {path} for writing ({error}). Is its folder writable? A journal cannot be open on a network disk "
+                "without locks: write it on a local disk and copy it, at any time"
+            ) from error
         holder = "another process"
         with suppress(OSError):
             holder = file.read_text(encoding="utf-8", errors="replace")[:100] or holder
         raise StorageError(
             f"{path} is open for writing in {holder}; close that run first. Reading it works meanwhile"
-        ) from error
-    except (OSError, NotImplementedError) as error:
-        raise StorageError(
-            f"cannot lock {path} for writing ({error}). Is its folder writable? A journal cannot be open on a network disk "
-            "without locks: write it on a local disk and copy it, at any time"
         ) from error
     with suppress(OSError):  # for the message of others alone
         file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")

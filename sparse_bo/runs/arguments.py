@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
 from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.policies import Policy
-from sparse_bo.validation import check_callable, check_choice, check_count, check_finite
+from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
 
 MOST = 10**9
 """Largest budget: a run stores every evaluation in at least 100 bytes of memory, so this takes 100 GB."""
@@ -135,6 +135,10 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
         got = f"{len(initial)} parts" if isinstance(initial, (tuple, list)) else type(initial).__name__
         raise TypeError(f"expected initial=(inputs, results), got {got}; pass a tuple of two")
     where, y = initial
+    for part, given in (("inputs", where), ("values", y)):
+        if isinstance(given, Iterator | MappingView | Set):
+            fix = "pass a list, in the order of the other part" if isinstance(given, Set) else "use list(…)"
+            raise TypeError(f"expected initial {part} as a list, an array or a tensor, got {type(given).__name__}; {fix}")
     if isinstance(domain, Box) and not isinstance(domain, SpaceBox) and is_plain(where):
         where = cast("Tensor", tensor_of("initial inputs", where)).to(domain.like)
     picks = domain.check("initial inputs", where)
@@ -143,7 +147,7 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
     try:
         values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
     except (TypeError, ValueError, RuntimeError) as error:
-        fix = "use list(…)" if isinstance(y, Iterator | Set) else "pass a list, an array or a tensor, one number per input"
+        fix = "pass a list, an array or a tensor, one number per input"
         raise TypeError(f"expected initial values to be numbers, got {type(y).__name__} ({error}); {fix}") from error
     if len(values) != len(picks) or not len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
@@ -173,6 +177,8 @@ def evaluation_of(
         if not named:
             raise ValueError("expected call_with='parameters' with space=, got it without; use call_with='X'")
         arrays = "list"  # dictionaries hold Python scalars: workers need no torch
-    if vectorized is None:
+    if vectorized is not None:
+        check_flag("vectorized", vectorized)
+    else:
         vectorized = call_with == "batch" or (call_with != "parameters" and default == "torch")
     return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above

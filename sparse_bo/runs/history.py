@@ -215,7 +215,13 @@ class History:
         """
         header: dict[str, Any] = {}
         rows = []
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"expected a history file, got {path}, which is no text; was it written by History.save?"
+            ) from error
+        for number, line in enumerate(text.splitlines(), start=1):
             try:
                 parsed = json.loads(line)
                 if not isinstance(parsed, dict):
@@ -277,9 +283,12 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         raise FileExistsError(errno.EEXIST, "a folder, pipe or device is there", str(path))
     partial = path.with_name(path.name + ".partial")
     try:
+        partial.touch()  # now: the block may take long
         yield partial
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == str(partial):
+            error.filename = str(path)
         with suppress(OSError):  # there may be none, or no such folder
             partial.unlink()
         raise

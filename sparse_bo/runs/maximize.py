@@ -163,7 +163,8 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
         how[name] = given[name]
         if given[name] is not None:
             check_callable(name, given[name])
-    check_flag("progress", given["progress"])
+    for name in ("progress", "resume"):
+        check_flag(name, given[name])
     Ends(**ends)
     if resume and storage is None:
         raise ValueError("expected storage= (the path of the journal) with resume=True, got None")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,10 +145,10 @@ class Result(Report):
         self._check_regret(regret)
         from sparse_bo.report.page import run_page  # matplotlib is slow to import
 
-        page = run_page(view_of(self.history, self.state, self.domain, regret=regret))
-        if path is not None:
-            write_page(path, page)
-        return page
+        def page() -> str:
+            return run_page(view_of(self.history, self.state, self.domain, regret=regret))
+
+        return page() if path is None else write_page(path, page)
 
     def _check_regret(self, regret: Sequence[float] | None) -> None:
         evaluations = self.history.observations
@@ -194,7 +194,9 @@ def _shown(x: Tensor | None) -> list[float | str] | None:
     return shown if len(x) <= 12 else [*shown, f"… {len(x) - 12} more"]
 
 
-def write_page(path: str | Path, page: str) -> None:
-    """Write a page; an existing file is replaced only once all is written."""
+def write_page(path: str | Path, made: Callable[[], str]) -> str:
+    """Make a page and write it, if it can be written; an existing file is replaced only once all is written."""
     with written_whole(path) as partial:
+        page = made()
         partial.write_text(page, encoding="utf-8", errors="backslashreplace")
+    return page

@@ -202,6 +202,42 @@ def test_a_changed_range_is_said_and_changed_choices_are_refused(caplog):
         made.optimize(lambda trial: float(trial.suggest_categorical("k", ["a", "c"]) == "a"), n_trials=1)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_range_beyond_the_largest_number_is_refused(others):
+    """NumPy's uniform numbers raised OverflowError, from the first trial on."""
+
+    def objective(trial):
+        return trial.suggest_float("x", -1e308, 1e308) + sum(trial.suggest_float(f"y{k}", 0, 1) for k in range(others))
+
+    with pytest.raises(ValueError, match=r"expected a finite range of parameter 'x', got FloatDistribution\(high=1e\+308"):
+        study(chance(), objective, 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fitting"),
+    [(IntDistribution(0, 20), IntDistribution(0, 5), 3), (IntDistribution(0, 20), IntDistribution(0, 20, step=5), 2)],
+    ids=["narrower", "stepped"],
+)
+def test_the_advice_after_a_narrower_range_names_the_values_that_it_contains(old, new, fitting, caplog):
+    values = [0, 3, 5, 8, 17]
+    made = optuna.create_study(sampler=chance())
+    for value in values:
+        made.add_trial(create_trial(params={"x": value}, distributions={"x": old}, value=float(value)))
+    logging.getLogger("optuna").addHandler(caplog.handler)
+    try:
+        made.optimize(lambda trial: float(trial.suggest_int("x", new.low, new.high, step=new.step)), n_trials=2)
+    finally:
+        logging.getLogger("optuna").removeHandler(caplog.handler)
+    assert "with the old trials under the new range, all whose values it contains: study.add_trial" in caplog.text
+    again = optuna.create_study(sampler=chance())
+    for trial in made.trials[: len(values)]:
+        if trial.params["x"] in range(new.low, new.high + 1, new.step):
+            again.add_trial(create_trial(params=trial.params, distributions={"x": new}, value=trial.value))
+    assert len(again.trials) == fitting
+    again.optimize(lambda trial: float(trial.suggest_int("x", new.low, new.high, step=new.step)), n_trials=2)
+    assert search_of(again.sampler).state.pulls == fitting + 1
+
+
 def test_the_advice_after_a_changed_range_has_all_parameters_sampled_together(caplog):
     old = study(chance(), line, 5)
     made = optuna.create_study(sampler=chance())

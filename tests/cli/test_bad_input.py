@@ -41,7 +41,7 @@ from tests.cli.builders import QUICK, invoke
         (["--set", "warm_start=1", "--policy", "gssbo"], "expected --set warm_start to be yes or no, got '1'"),
         (["--set", "prior_mean=x"], "expected --set prior_mean to be a number or none, got 'x'"),
         (["--set", "ratio_threshold=0.5"], "ratio_threshold >= 1"),
-        (["--noise-sd", "-1"], "noise_sd >= 0"),
+        (["--noise-sd", "-1"], "--noise-sd >= 0"),
         (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
         (["--problem", "levy20", "--arms", "30", "--dims", "2"], "--arms, --dims: of --problem gp-draw, not of levy20"),
         (["--dims", "2"], "--dims: of --problem gp-draw, not of abalone"),
@@ -107,7 +107,7 @@ def test_bad_storage_and_executors_are_named(arguments, message, tmp_path, monke
         (["--arms", "1000000000000"], "gp-draw with --arms 1000000000000 --dims 2 needs 22,352 GiB, and "),
         (["--dims", "1000000000000"], "gp-draw with --arms 300 --dims 1000000000000 needs "),
         (["--noise-sd", "1e300"], "expected --noise-sd of at most 1e+12, got 1e+300"),
-        (["--noise-sd", "nan"], "expected a finite noise_sd, got nan"),
+        (["--noise-sd", "nan"], "expected a finite --noise-sd, got nan"),
         (["--device", "mps"], "expected --device cpu, cuda or cuda:N, got 'mps'"),
         (["--device", "xpu"], "expected --device cpu, cuda or cuda:N, got 'xpu'"),
         (["--device", "meta"], "expected --device cpu, cuda or cuda:N, got 'meta'"),
@@ -121,8 +121,8 @@ def test_bad_storage_and_executors_are_named(arguments, message, tmp_path, monke
             ["--policy", "sbpe", "--set", "schedule=10,x"],
             "expected --set schedule to be whole numbers such as 100,300,600 or none",
         ),
-        (["--width", "[/b]:b:"], "expected width to be one of 'calibrated', 'theory', 'authors', got '[/b]:b:'"),
-        (["--width", "²"], "expected width to be one of 'calibrated', 'theory', 'authors', got '²'"),
+        (["--width", "[/b]:b:"], "expected --width to be one of 'calibrated', 'theory', 'authors', got '[/b]:b:'"),
+        (["--width", "²"], "expected --width to be one of 'calibrated', 'theory', 'authors', got '²'"),
     ],
     ids=lambda v: " ".join(v)[:40] if isinstance(v, list) else "",
 )
@@ -246,6 +246,47 @@ def test_a_journal_is_no_database(command, storage):
     done = invoke(*command, storage)
     assert done.exit_code == 2
     assert f"a file such as run.journal, got the URL {storage!r}; a journal is no database" in done.stderr
+
+
+def test_a_password_is_not_printed():
+    assert (
+        "got the URL 'postgresql://user:…@host/db'; a journal is no"
+        in invoke("audit", "postgresql://user:secret@host/db").stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "run --problem hartmann6 --policy expected-improvement",
+            "policy 'expected-improvement' chooses among arms, got a box; use --policy trust-region, or choose a problem over "
+            "arms (--problem, --arms-file, --grid)",
+        ),
+        (
+            "run --problem gp-draw --arms 20 --policy trust-region",
+            "policy 'trust-region' searches a box, got an arm set; use --policy expected-improvement, or choose a problem on a "
+            "box (--problem hartmann6, or --space)",
+        ),
+        ("plan --arms 10 --dims 0 --budget 10", "expected --dims >= 1, got 0; pass 1 or more"),
+        ("plan --arms 10", "expected --dims (inputs per arm) where --arms is a number, got None; pass --dims"),
+        ("run --objective os:getcwd --space no.toml", "expected a space in no.toml, found no such file; name another"),
+        ("report pipe.journal", "expected the path of a file for the journal, got pipe.journal, a pipe or device; use a file"),
+        ("audit pipe.journal", "expected the path of a file for the journal, got pipe.journal, a pipe or device; use a file"),
+        ("resume pipe.journal", "expected the path of a file for the journal, got pipe.journal, a pipe or device; use a file"),
+        (
+            "report pipe.journal --html -",
+            "expected --html to be a file such as run.html, got -; write the page into a file",
+        ),
+        ("report x --html", "option '--html' requires an argument; see `sparse-bo report --help`"),
+    ],
+)
+def test_errors_are_in_words_of_the_command_line(command, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.journal")
+    done = invoke(*command.split())
+    assert (done.exit_code, done.stderr, done.stdout) == (2, f"error: {said}\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe.journal"]
 
 
 def test_a_journal_at_home_is_at_home(tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_a_space_file_may_begin_with_a_byte_order_mark(name, folder):
     text = SPACE if name.endswith("toml") else '{"lr": {"type": "float", "low": 0.1, "high": 1.0}}'
     (folder / name).write_text(text, encoding="utf-8-sig")
     done = invoke("run", "--objective", "math:log", "--space", name, "--policy", "no-such")
-    assert "expected policy to be one of" in done.stderr
+    assert "expected --policy to be one of" in done.stderr
 
 
 def test_the_page_of_a_built_in_problem_has_its_regret(folder):

@@ -110,7 +110,7 @@ def test_the_published_preset_is_of_the_two_data_sets(tmp_path):
     done = invoke(*QUICK, "--preset", "published", "--out", str(tmp_path))
     assert done.exit_code == 2
     assert "--preset published is of cadata and abalone, not of gp-draw" in done.stderr
-    assert "expected preset to be one of 'learned', 'published'" in invoke(*QUICK, "--preset", "secret").stderr
+    assert "expected --preset to be one of 'learned', 'published'" in invoke(*QUICK, "--preset", "secret").stderr
 
 
 @pytest.mark.sampled(1)

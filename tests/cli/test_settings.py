@@ -70,7 +70,7 @@ def test_settings_show_types_and_defaults():
     assert "stop_rule 'global' or 'local' or 'gp-bucb' or 'repeat' (default global)" in shown
     assert "max_batch_size a whole number (default 10000)" in shown
     assert "width a number or a name or none" in shown
-    assert "expected policy to be one of 'bbkb'," in invoke("settings", "magic").stderr
+    assert "expected POLICY to be one of 'bbkb'," in invoke("settings", "magic").stderr
 
 
 def test_settings_with_an_option_of_their_own_are_options_of_run():

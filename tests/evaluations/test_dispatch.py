@@ -517,6 +517,8 @@ def test_executors_that_are_shut_down_or_none_are_named():
         run(flaky.smooth, executor=processes)
     with pytest.raises(TypeError, match="an object with submit.*got int"):
         run(flaky.smooth, executor=4)
+    with pytest.raises(TypeError, match="an object with submit.*got the class ThreadPoolExecutor; call it"):
+        run(flaky.smooth, executor=ThreadPoolExecutor)
     with pytest.raises(ValueError, match="one of 'threads', 'processes', 'loky', got 'cluster'"):
         run(flaky.smooth, executor="cluster")
     with pytest.raises(ValueError, match=r"for dask, pass client.get_executor\(\)"):

@@ -464,6 +464,8 @@ def test_a_path_from_home_is_followed_and_the_address_of_a_database_is_named(tmp
     AskTell(arms(), policy(), storage="~/run.journal").close()
     assert read_run(tmp_path / "run.journal").asked == read_run("~/run.journal").asked == 0
     AskTell.resume("~/run.journal").close()
+    with pytest.raises(ValueError, match="got the address mysql://me:…@there/run; use run.journal"):
+        AskTell(arms(), policy(), storage="mysql://me:se/cret@there/run")
     for address in ("sqlite:///run.db", "postgresql+psycopg://me@there/run", "sqlite:///folder/run.db"):
         for attempt in (AskTell.resume, lambda storage: AskTell(arms(), policy(), storage=storage)):
             with pytest.raises(ValueError, match=f"got the address {re.escape(address)}; use run.journal"):
@@ -475,6 +477,14 @@ def test_a_missing_journal_or_folder_is_named_and_a_lock_that_is_none(path, tmp_
         AskTell.resume(path)
     with pytest.raises(FileNotFoundError, match="the folder .* of the journal to exist"):
         AskTell(arms(), policy(), storage=tmp_path / "none" / "run.journal")
+    with pytest.raises(ValueError, match=r"got 'a\\x00b' with a NUL character; leave that out"):
+        AskTell(arms(), policy(), storage="a\0b")
+    os.mkfifo(tmp_path / "pipe.journal")
+    with pytest.raises(StorageError, match="got .*pipe.journal, a pipe or device; use a file"):
+        AskTell.resume(tmp_path / "pipe.journal")
+    if Path("/proc/self").exists():  # no file can be made there, not even by root
+        with pytest.raises(StorageError, match="cannot lock /proc/run.journal .*Is its folder writable"):
+            AskTell(arms(), policy(), storage="/proc/run.journal")
     path.with_name("run.journal.lock").mkdir()
     with pytest.raises(StorageError, match="cannot lock .*Is its folder writable"):
         AskTell(arms(), policy(), storage=path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,6 +90,22 @@ def test_plot_of_a_policy_without_a_model_and_of_nothing():
     with pytest.raises(ValueError, match="at least one batch"):
         loop.result().plot()
     assert "No dictionary" in loop.run(lambda X: X[:, 0], 5).plot().axes[2].get_title(loc="left")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "run.jsonl").write_bytes(b"\x7fELF\xff")
+    with pytest.raises(ValueError, match="expected a history file, got .*run.jsonl, which is no text; was it written by Hist"):
+        History.load(tmp_path / "run.jsonl")
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_it_is_made(result, tmp_path):
+    """The error named ``x.html.partial``, after all had been computed."""
+    evaluated = replace(result, state=None)  # no page can be made of it
+    for folder in ("none", "file"):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(OSError, match=rf"{folder}.x.html'$"):
+            evaluated.report(tmp_path / folder / "x.html")
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_history_that_cannot_be_written_leaves_the_file_that_was_there(result, tmp_path):

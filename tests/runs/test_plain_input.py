@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import Bounds, rosen
 
-from sparse_bo import AskTell, maximize, minimize
+from sparse_bo import AskTell, Float, Workers, maximize, minimize
 from sparse_bo.policies import RandomSearch
 from tests.evaluations import light
 
@@ -157,11 +157,46 @@ def test_arms_from_before_the_run_in_any_form(indices):
 
 
 @pytest.mark.parametrize(
-    "y", [(v for v in [1.0, 2.0]), iter([1.0, 2.0]), map(float, [1, 2]), zip([1.0, 2.0], strict=False), {1.0, 2.0}], ids=type
+    "make",
+    [iter, lambda rows: (row for row in rows), lambda rows: map(list, rows), lambda rows: dict(enumerate(rows)).values()],
+    ids=["iterator", "generator", "map", "values"],
 )
-def test_values_that_are_no_sequence_name_the_fix(y):
-    with pytest.raises(TypeError, match=r"expected initial values to be numbers, got \w+ \(.*\); use list\(…\)$"):
-        AskTell(bounds=[(0.0, 1.0)] * 3, initial=(ROWS[:2] / 9.0, y))
+@pytest.mark.parametrize("part", ["inputs", "values"])
+def test_observations_that_are_no_sequence_name_the_fix(part, make):
+    rows = (ROWS[:2] / 9.0).tolist()
+    initial = (make(rows), [1.0, 2.0]) if part == "inputs" else (rows, make(rows))
+    with pytest.raises(TypeError, match=rf"expected initial {part} as a list, an array or a tensor, got \w+; use list\(…\)$"):
+        AskTell(bounds=[(0.0, 1.0)] * 3, initial=initial)
+    if part == "inputs":  # the advice, followed
+        assert AskTell(bounds=[(0.0, 1.0)] * 3, initial=(list(make(rows)), [1.0, 2.0])).history.points == rows
+
+
+@pytest.mark.parametrize(
+    ("domain", "initial", "message"),
+    [
+        ({"bounds": [(0.0, 1.0)] * 3}, (ROWS[:2] / 9.0, {1.0, 2.0}), "got set; pass a list, in the order of the other part"),
+        ({"arms": ROWS}, (ROWS[:2] / 9.0, [1.0, 2.0]), "got torch.float64; pass positions, from 0 on, not points"),
+        ({"arms": ROWS}, (torch.tensor([1, 2], dtype=torch.uint8), [1.0, 2.0]), r"got torch.uint8; use .long\(\)"),
+        ({"arms": ROWS}, ([0.0, 1.0], [1.0, 2.0]), r"got torch.float32; use .long\(\)"),
+        ({"arms": ROWS}, (torch.ones(2, dtype=torch.bool), [1.0, 2.0]), r"got torch.bool; use .nonzero\(\).flatten\(\)"),
+        ({"space": {"a": Float(0, 1)}}, ({"a": 0.5}, [1.0]), r"got dict; use \[point\]"),
+        ({"space": {"a": Float(0, 1)}}, (({"a": v} for v in [0.5]), [1.0]), r"got generator; use list\(…\)"),
+    ],
+    ids=["set", "points", "bytes", "floats", "mask", "one point", "generator"],
+)
+def test_observations_of_another_kind_name_a_fix_that_helps(domain, initial, message):
+    with pytest.raises(TypeError, match=f"expected initial .*{message}$"):
+        AskTell(**domain, initial=initial)
+
+
+@pytest.mark.parametrize("flag", ["vectorized", "resume", "progress", "asynchronous"])
+@pytest.mark.parametrize("value", ["no", 1, torch.tensor(False)], ids=type)
+def test_flags_are_not_read_by_their_truth_value(flag, value, tmp_path):
+    def run(**how):
+        return maximize(lambda x: 0.0, bounds=[(0.0, 1.0)], budget=2, storage=tmp_path / "run.journal", **how)
+
+    with pytest.raises(TypeError, match=f"expected {flag} to be True or False, got "):
+        run(executor=Workers(asynchronous=value)) if flag == "asynchronous" else run(**{flag: value})
 
 
 @pytest.mark.parametrize("y", [None, "12", ["a", "b"], {"a": 1.0, "b": 2.0}], ids=repr)
