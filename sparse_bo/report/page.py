@@ -186,7 +186,7 @@ def _inputs(view: RunView) -> Plot | None:
     if len(names) < len(view.names):
         text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
     cells = [[number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)] for k in rows[::-1][:10]]
-    table = Table(["value", *names], cells, "the ten highest results")
+    table = Table(["value", *names], cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
     value = _axis("value", view.values[rows].tolist(), log=False)
     return parallel("Inputs and values", text, [*axes, value], np.linspace(0.0, 1.0, len(rows)), table=table)
 
