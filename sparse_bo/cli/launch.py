@@ -121,8 +121,10 @@ def launch(
             found: Result | None = vars(error).get("result")
             if found is None or isinstance(error, TypeError):  # wrong input, before the first evaluation
                 raise
-            result, code = found, 1
+            result, code = found, (error.code or 1) if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
             stopped = error.reason if isinstance(error, ObjectiveError) else str(error) or type(error).__name__
+            if not isinstance(error, Exception):
+                stopped = f"{type(error).__name__} {error}".rstrip()
             if traceback:
                 show_traceback(error.__cause__ or error)
         finally:

@@ -68,7 +68,7 @@ def maximize(
             columns is searched (:class:`sparse_bo.Space`).
         feasible: With ``space``: feasibility function of a dictionary. On a box an infeasible pick is replaced by the nearest
             feasible point found.
-        budget: Number of evaluations, those of a resumed run included.
+        budget: Number of evaluations, those of a resumed run included. Those that it had asked for are made even beyond it.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion`; over arms
             :class:`sparse_bo.policies.ExpectedImprovement`, in long runs followed by :class:`sparse_bo.BBKB`, which has all
             where every evaluation counts. All hyper-parameters are learned. The choice and its reason are logged, and in

@@ -72,9 +72,9 @@ def test_a_run_ends_and_goes_on_by_resume(end, says, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (["--seconds", "0"], "expected seconds > 0"),
-        (["--target", "nan"], "expected a finite target"),
-        (["--patience", "0"], "expected patience >= 1"),
+        (["--seconds", "0"], "expected --seconds > 0"),
+        (["--target", "nan"], "expected a finite --target"),
+        (["--patience", "0"], "expected --patience >= 1"),
     ],
     ids=str,
 )
