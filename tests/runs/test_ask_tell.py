@@ -232,7 +232,7 @@ def test_bad_initial_observations_are_named(initial, message):
 @pytest.mark.parametrize(
     ("initial", "message"),
     [
-        (3, r"initial as \(inputs, results\), got int"),
+        (3, r"expected initial=\(inputs, results\), got int"),
         (([0], [1.0], [2.0]), "got 3 parts"),
         (([0], ["high"]), "initial values to be numbers, got list"),
         (([0], None), "initial values to be numbers, got NoneType"),
