@@ -24,7 +24,7 @@ from tests.cli.builders import QUICK, invoke
             ["--policy", "bkb", "--set", "stop_rule=local"],
             "policy 'bkb' has no --set stop_rule, which is of bbkb; it takes --dict",
         ),
-        (["--set", "no_such=3"], "policy 'bbkb' has no --set no_such, which no policy has; it takes --batch-size, "),
+        (["--set", "no_such=3"], "policy 'bbkb' has no --set no_such, which no policy has; it takes --batch-size"),
         (["--set", "stop_rule"], "expected --set name=value, as in --set stop_rule=local, got 'stop_rule'"),
         (["--set", "=local"], "expected --set name=value"),
         (["--set", "horizon=9", "--set", "horizon=8", "--policy", "sbpe"], "--set horizon is set twice; drop one"),

@@ -30,7 +30,7 @@ def test_a_run_killed_in_the_middle_and_resumed_ends_as_if_nothing_had_happened(
 
     with monkeypatch.context() as patch:
         patch.setattr(AskTell, "tell", dies)
-        assert invoke(*QUICK, *JOURNAL, "--storage", str(cut), "--out", str(tmp_path / "b")).exit_code == 137
+        assert invoke(*QUICK, *JOURNAL, "--storage", str(cut), "--out", str(tmp_path / "b")).exit_code != 0
     gc.collect()  # the dead run's hold on the journal ends with it
     before = read_run(cut)
     assert 4 <= before.told < 30
