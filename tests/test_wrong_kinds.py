@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions import InputDataError
 
 from sparse_bo import BBKB, BKB, GSSBO, SBPE, AskTell, Int, MemmapArms, ProductGrid, SparseGP, plan
 from sparse_bo.dictionary import IPASampler
@@ -45,3 +46,12 @@ def test_an_argument_of_a_wrong_kind_is_refused_where_it_is_passed(case):
     make, kind, expected = WRONG[case]
     with pytest.raises(kind, match=expected):
         make()
+
+
+@pytest.mark.parametrize("transformed", [True, False])
+@pytest.mark.parametrize("name", ["train_X", "train_Y", "train_Yvar"])
+def test_an_infinite_entry_of_the_data_is_called_so(name, transformed):
+    data = {"train_X": X.clone(), "train_Y": X[:, :1].clone(), "train_Yvar": torch.full((6, 1), 0.1, dtype=torch.float64)}
+    data[name][4, 0] = float("inf")
+    with pytest.raises(InputDataError, match=f"finite {name}, got an infinite entry in row 4"):
+        SparseGP(**data, **({} if transformed else {"outcome_transform": None}))

@@ -112,7 +112,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         ValueError: If ``dictionary`` is empty, repeated, out of range or of the wrong width, or an option is not allowed; if
             kernel, mean, likelihood or a transform of ``previous`` differ; if data have no columns, no rows beside an outcome
             transform, or entries too large to be squared.
-        InputDataError: If the data do not begin with those of ``previous``.
+        InputDataError: If an entry of the data is NaN or infinite, or they do not begin with those of ``previous``.
 
     Example:
         >>> model = SparseGP(train_X, train_Y)
@@ -134,7 +134,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         previous: SparseGP | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_Yvar, train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
         )
@@ -171,7 +171,7 @@ class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # th
         input_transform: InputTransform | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_Yvar, train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, cat_dims, train_Yvar, cont_kernel_factory, likelihood, outcome_transform, input_transform
         )
@@ -212,7 +212,7 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
         input_transform: InputTransform | None = None,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_Yvar, train_X=train_X, train_Y=train_Y)
         fidelities = (iteration_fidelity, data_fidelities, linear_truncated, nu)
         rest = (covar_module, likelihood, outcome_transform, input_transform)
         super().__init__(train_X, train_Y, train_Yvar, *fidelities, *rest)
@@ -261,7 +261,7 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
         validate_task_values: bool = True,
         **options: Unpack[SparseOptions],
     ) -> None:
-        check_training_data(outcome_transform is not None, train_X=train_X, train_Y=train_Y)
+        check_training_data(outcome_transform is not None, train_Yvar, train_X=train_X, train_Y=train_Y)
         modules = (mean_module, covar_module, likelihood)
         tasks = (task_covar_prior, output_tasks, rank, all_tasks)
         rest = (outcome_transform, input_transform, validate_task_values)

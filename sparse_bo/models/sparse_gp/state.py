@@ -163,13 +163,15 @@ class PosteriorCache:
         return {**state, "representation": self.representation.map(torch.Tensor.detach)}
 
 
-def check_training_data(standardized: bool = False, /, **data: Tensor) -> None:
+def check_training_data(standardized: bool = False, noise: Tensor | None = None, /, **data: Tensor) -> None:
     """Refuse arguments of the wrong kind by name, before BoTorch asks them for a shape.
 
     ``TypeError`` if something is no tensor, ``InputDataError`` if all have one dtype without fractions (BoTorch raises that for
-    different ones), ``ValueError`` if two of them have different numbers of rows, there are no columns, no rows where outcomes
-    are ``standardized``, or squares of entries are no numbers.
+    different ones) or an entry, of the ``noise`` variances too, is infinite, ``ValueError`` if two of them have different
+    numbers of rows, there are no columns, no rows where outcomes are ``standardized``, or squares of entries are no numbers.
     """
+    if noise is not None and isinstance(noise, Tensor) and noise.is_floating_point():
+        check_size("train_Yvar", noise)
     for name, given in data.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")
@@ -194,10 +196,16 @@ def check_training_data(standardized: bool = False, /, **data: Tensor) -> None:
 
 
 def check_size(name: str, values: Tensor) -> None:
-    """Refuse finite values whose squares are none in their dtype, or whose sums of squares may be none: ``ValueError``."""
-    info = torch.finfo(values.dtype)
+    """Refuse infinite values (``InputDataError``), and those whose sums of squares may be none in their dtype (``ValueError``).
+
+    NaN is left to BoTorch.
+    """
+    info, values = torch.finfo(values.dtype), values.detach()
+    if bool((infinite := values.isinf()).any()):
+        row = int(infinite.flatten(0, -2).any(dim=-1).nonzero()[0]) if values.ndim > 1 else int(infinite.nonzero()[0])
+        raise InputDataError(f"expected finite {name}, got an infinite entry in row {row}; leave such rows out")
     limit = 10.0 ** int(0.5 * math.log10(info.max) - 4)
-    values = values.detach()[values.detach().isfinite()]
+    values = values[values.isfinite()]
     largest = float(values.abs().max()) if len(values) else 0.0
     if largest > limit:
         raise ValueError(
