@@ -105,7 +105,7 @@ def test_bounds_and_points_in_float32_may_be_far_apart():
     ids=["box", "arms", "space"],
 )
 def test_initial_inputs_of_a_generator_are_refused_with_the_fix(domain, given):
-    with pytest.raises(TypeError, match="expected initial inputs to be .*, got generator; use .*(list|as_tensor)"):
+    with pytest.raises(TypeError, match="expected initial inputs as a list, an array or a tensor, got generator; use list"):
         AskTell(**domain, initial=(given(), [0.0, 1.0]))
 
 

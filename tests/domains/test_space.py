@@ -428,7 +428,11 @@ def test_workers_get_dictionaries():
         (lambda: AskTell(space=SMALL, feasible=lambda point: None), ValueError, "True or False, got None"),
         (lambda: maximize(few, arms=torch.rand(3, 2), budget=1, call_with="parameters"), ValueError, "with space="),
         (lambda: AskTell(space=MIXED, initial=(OK, [1.0])), TypeError, "to be a list of dictionaries with .*, got dict"),
-        (lambda: AskTell(space=MIXED, initial=(iter([OK]), [1.0])), TypeError, "a list of dictionaries with .*iterator"),
+        (
+            lambda: AskTell(space=MIXED, initial=(iter([OK]), [1.0])),
+            TypeError,
+            "as a list, an array or a tensor, got list_iterator; use list",
+        ),
         (lambda: AskTell(space=MIXED, initial=(["lr"], [1.0])), TypeError, "got str in row 0"),
         (
             lambda: AskTell(space=MIXED, feasible=uneven, initial=([OK, OK | {"depth": 4}], [1.0, 2.0])),
