@@ -61,7 +61,7 @@ def test_resume_says_what_a_journal_names_and_does_nothing_unless_it_may(own, tm
     (tmp_path / f"{own}.py").write_text(HARMLESS)
     done = invoke("resume", "run.journal", "--budget", "30", "--yes")
     assert done.exit_code == 0, done.output
-    assert "30 on" in done.stdout
+    assert "30 asked, 30 told" in done.stdout
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n", 2), ("y", 0)])

@@ -239,7 +239,7 @@ def test_a_regularization_that_leaves_the_range_of_numbers_is_named(number, tmp_
         BBKB(regularization=number)
     done = invoke(*QUICK, "--regularization", number, "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: expected regularization from 1e-30")
+    assert done.stderr.startswith("error: expected --regularization from 1e-30")
 
 
 def test_a_signal_between_two_handlers_leaves_none_of_them_held():

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ class RaisesAt:
 
 
 class EndsAtLoading:
-    """Writes down a worker that loads it, and interrupts another process, or else ends the worker."""
+    """Writes down a worker that loads it; the first one interrupts another process, or else each ends."""
 
     def __init__(self, folder: str, interrupts: int | None = None) -> None:
         self.folder, self.interrupts = folder, interrupts
@@ -88,7 +89,9 @@ class EndsAtLoading:
         (Path(state["folder"]) / str(os.getpid())).touch()
         if state["interrupts"] is None:
             os._exit(1)
-        os.kill(state["interrupts"], signal.SIGINT)
+        with suppress(FileExistsError):  # once: a second one may strike the end of the pool
+            Path(f"{state['folder']}.interrupted").touch(exist_ok=False)
+            os.kill(state["interrupts"], signal.SIGINT)
         time.sleep(100.0)
 
     def __call__(self, X: Any) -> list[float]:
