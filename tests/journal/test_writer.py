@@ -341,6 +341,16 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(path)
     assert read_run(path).history.indices == reference.history.indices
 
 
+def test_a_write_of_a_part_is_continued(path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[: max(1, len(data) // 3)]))
+    with AskTell(arms(), policy(), seed=1, storage=path) as loop:
+        finished(loop, budget=20)
+        rows = loop.history.indices
+    monkeypatch.undo()
+    assert read_run(path).history.indices == rows
+
+
 @pytest.mark.parametrize("row", [3, 8], ids=["in the middle", "at the end"])
 @pytest.mark.parametrize("on", ["loop", "journal"])
 def test_a_run_that_a_full_disk_ends_carries_it_and_leaves_the_journal_free(row, on, path):
