@@ -11,8 +11,7 @@ from botorch.acquisition import AcquisitionFunction
 from botorch.models.model import Model
 from torch import Tensor
 
-from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, Refusal, check_feasible
-from sparse_bo.acquisition.functions import (
+from sparse_bo.acquisition.botorch_functions import (
     AcquisitionBox,
     AcquisitionChoices,
     Pending,
@@ -22,6 +21,7 @@ from sparse_bo.acquisition.functions import (
     seeded_chooser,
     unchanged,
 )
+from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, Refusal, check_feasible
 from sparse_bo.acquisition.picking import BoxChooser, BoxSearch, Chooser, UpperConfidence, best_choice, cost, pick_until
 from sparse_bo.acquisition.posteriors import ClosedForm, batch_posterior
 from sparse_bo.arms import InBatch, StopRule

@@ -18,9 +18,10 @@ EXACT = 2**24
 class TanimotoKernel(Kernel):  # type: ignore[misc]  # GPyTorch ships no types
     """The Tanimoto (Jaccard) similarity of fingerprints, ``k(x, y) = xᵀy / (‖x‖² + ‖y‖² − xᵀy)``, a GPyTorch kernel.
 
-    Of binary vectors it is the number of common bits over that of the bits in either; two empty ones have 1. Counts and any
-    real vectors are allowed as well: it is positive semi-definite (Ralaivola et al. 2005, "Graph kernels for chemical
-    informatics"). It has no hyper-parameters: ``ScaleKernel`` adds a variance.
+    Of binary vectors it is the number of common bits over that of the bits in either (Ralaivola et al. 2005, "Graph kernels for
+    chemical informatics"); two empty ones have 1. Counts and any real vectors are allowed as well: with ``s = ‖x‖² + ‖y‖²`` it
+    is ``Σ_p (xᵀy/s)ᵖ``, p from 1 on, products of positive semi-definite kernels. It has no hyper-parameters: ``ScaleKernel``
+    adds a variance.
 
     Fingerprints are ``float64``, ``float32``, ``bool`` or integers; values of the latter two are ``float64``. Of bits and
     counts they are exact up to the one division. A block of ``n x n'`` values costs little more than one product of ``n x d``

@@ -19,7 +19,7 @@ from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 
 from sparse_bo import SparseGP, optimize_batch
-from sparse_bo.acquisition.functions import SAMPLED, KnownPicks, is_sampled
+from sparse_bo.acquisition.botorch_functions import SAMPLED, KnownPicks, is_sampled
 from sparse_bo.acquisition.posteriors import batch_posterior
 from tests.acquisition.dense import BOUNDS, OPTIONS, build
 
