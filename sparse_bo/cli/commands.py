@@ -75,7 +75,8 @@ def report(options: Namespace) -> None:
     problem = None if made is None or "objective" in made else make_problem(**made)
     regret = problem.regret_of(history).tolist() if problem is not None and history.rows else None
     title = f"{about['policy']}, seed {about['seed']}, in {storage}" + ("" if problem is None else f": {problem.description}")
-    show(table(title, facts(view_of_recorded(recorded, regret=regret))))
+    view = view_of_recorded(recorded, regret=regret)
+    show(table(title, facts(view)), advice_of(view))
     if html is None:
         if history.rows and not save(history, problem, out=options.out, name=storage.stem, storage=storage).shown():
             raise typer.Exit(1)

@@ -28,7 +28,7 @@ def facts(view: RunView, *, most_inputs: int = 10) -> dict[str, str]:
     if len(sizes):
         lines["batches"] = f"{len(sizes):,}, the largest of {int(sizes.max()):,}"
     if view.best_mean is not None:
-        lines["best"] = f"{number(view.best_mean)}; {interval(view)}"
+        lines["best"] = "; ".join(filter(None, [number(view.best_mean), interval(view)]))
         lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view, most_inputs).items())
     if view.best_observed is not None:
         lines["best observed"] = observed(view)
@@ -70,9 +70,9 @@ def searched(view: RunView) -> str:
 
 
 def interval(view: RunView) -> str:
-    """Return the 95 % interval of the model at the best point."""
+    """Return the 95 % interval of the model at the best point; empty where it is not known whether there is a model."""
     if view.best_interval is None:
-        return "no model, so no interval"
+        return "no model, so no interval" if view.computed else ""
     lower, upper = view.best_interval
     ends = f"{number(lower, 6)} to {number(upper, 6)}"
     if math.isinf(lower) or math.isinf(upper):

@@ -232,13 +232,13 @@ def plot_run(
 
 
 def draw(axes: Axes, panel: Panel | None, otherwise: str = "") -> None:
-    """Draw a panel with its names, several curves named above it, beside its title; without a panel only a title."""
+    """Draw a panel with its names, several curves named above it, below its title; without a panel only a title."""
     if panel is None:
-        axes.set_title(otherwise)
+        axes.set_title(otherwise, pad=20.0)
         axes.set_axis_off()
         return
     drawn = panel.draw(axes, COLOURS)
-    axes.set_title(panel.title)
+    axes.set_title(panel.title, pad=20.0)  # above the names of the curves, at one height in all panels
     axes.set(xlabel=panel.x_name, ylabel=panel.y_name)
     if not panel.log_x:
         axes.set_xlim(left=0)

@@ -103,6 +103,8 @@ class RunView:
     """95 % interval of the objective at the best point (y), perhaps without an end; ``None`` without a model."""
     best_observed: Observation | None
     slices: Sequence[Slice]
+    computed: bool = True
+    """Whether the state was there, or computed again: else neither model nor best point is known."""
     widened: float = 1.0
     """Factor between the intervals of the slices and the model's, which were too narrow in cross-validation."""
     variance_factor: float | None

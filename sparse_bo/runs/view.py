@@ -222,6 +222,7 @@ def view_of(
         best_interval=interval,
         best_observed=highest,
         slices=[one for one in slices if one is not None],
+        computed=state is not None,
         widened=widened,
         variance_factor=None if certificate is None else certificate.factor,
         regret=None if regret is None else np.asarray(regret, np.float64),

@@ -1,6 +1,7 @@
 """``resume`` and ``report``: runs that go on from their journal, and journals that are told of."""
 
 import gc
+import math
 
 import numpy as np
 import pytest
@@ -125,6 +126,17 @@ def test_a_report_writes_figure_and_history(tmp_path, drawn):
     assert (tmp_path / "b" / "run.png").read_bytes().startswith(b"\x89PNG")
     written = History.load(tmp_path / "b" / "run.jsonl")
     assert written.indices == History.load(tmp_path / "a" / "gp-draw-random-seed1.jsonl").indices
+
+
+def test_a_report_claims_nothing_of_a_model_that_it_did_not_compute_and_warns(tmp_path):
+    path = tmp_path / "run.journal"
+    with AskTell(bounds=[(0.0, 1.0)], storage=path) as loop:
+        loop.run(lambda x: math.nan if x[0] > 0.3 else x[0], 24)
+    done = invoke("report", path, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "│ best " in done.stdout
+    assert "no model" not in done.stdout
+    assert f"- {sum(row.failed for row in loop.history.rows)} of 24 evaluations failed." in done.stdout
 
 
 def test_a_schedule_that_has_ended_is_said_on_resume(tmp_path):

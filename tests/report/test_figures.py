@@ -49,7 +49,7 @@ def test_a_single_value_is_a_point(known):
     assert line.get_marker() == "None"
 
 
-def test_legends_are_above_the_lines():
+def test_legends_are_above_the_lines_and_below_the_titles():
     rows = [row(i, best_mean=float(i), best_observed_mean=2.0 * i, variance_factor=1.1) for i in range(1, 9)]
     figure = History(rows, ARMS).plot()
     figure.draw_without_rendering()
@@ -57,7 +57,7 @@ def test_legends_are_above_the_lines():
         box = axis.get_legend().get_window_extent()
         assert box.y0 >= axis.get_window_extent().y1 - 1.0
         title = axis._left_title.get_window_extent()
-        assert box.x0 > title.x1
+        assert box.y1 <= title.y0 + 1.0
 
 
 def test_a_run_without_a_success_says_so():
