@@ -8,15 +8,16 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.evaluations.batch import Batch, some
 from sparse_bo.evaluations.pools import Pool, Workers, packed
-from sparse_bo.evaluations.worker import FAILED, Evaluate, Outcome, evaluate_remotely, named
+from sparse_bo.evaluations.results import Value
+from sparse_bo.evaluations.worker import Evaluate, Outcome, evaluate_remotely, named
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Loop(Protocol):
     def ask(self, max_q: int | None = None) -> Batch:
         """Return the next evaluations."""
 
-    def tell(self, tickets: list[int], y: list[float]) -> None:
+    def tell(self, tickets: list[int], y: Sequence[Any]) -> None:
         """Report results."""
 
     def fail(self, tickets: list[int]) -> None:
@@ -68,10 +69,10 @@ class Job:
     """Whether no more evaluations are to be started; called after results were reported."""
     together: float = TASK_SECONDS
     """Seconds of evaluations of which the results are reported together."""
-    reported: Callable[[Batch, list[float]], None] = lambda batch, values: None
+    reported: Callable[[Batch, list[Value]], None] = lambda batch, values: None
     """Receives evaluations and their results (NaN: failed) after these were reported."""
 
-    def tell(self, batch: Batch, values: list[float], seconds: float) -> None:
+    def tell(self, batch: Batch, values: list[Value], seconds: float) -> None:
         """Report results; a callback or another thread may have reported some of them already."""
         self.evaluated(seconds)
         tickets = batch.tickets
@@ -86,7 +87,7 @@ class Job:
     def fail(self, batch: Batch) -> None:
         """Report evaluations that have failed."""
         self.loop.fail(batch.tickets)
-        self.reported(batch, [FAILED] * len(batch))
+        self.reported(batch, [self.evaluate.failed] * len(batch))
 
 
 def run_serially(job: Job) -> None:
@@ -106,7 +107,7 @@ def _evaluate(job: Job, batch: Batch) -> None:
     copy, size = evaluate.packed(batch, elsewhere=False), q if evaluate.vectorized else 1
     done = 0
     while done < q and not (done and job.ended()):
-        first, values, start = done, list[float](), time.perf_counter()
+        first, values, start = done, list[Value](), time.perf_counter()
         try:
             while done < q and not (values and time.perf_counter() - start >= job.together):
                 values += evaluate(copy.part(slice(done, done + size)))

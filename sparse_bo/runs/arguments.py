@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
+from sparse_bo.evaluations.results import is_failed, outcomes_of
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
-from sparse_bo.policies import Policy
+from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
 
 MOST = 10**9
@@ -129,8 +130,20 @@ def count_initial(initial: Any) -> int:
         return 0
 
 
-def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
-    """Return the picks and the results of observations made before a run, each ``n``."""
+def checked_outcomes(objectives: Any, constraints: Any, reference: Any, *, minimize: bool = False) -> Outcomes | None:
+    """Return the outcomes of a run; ``None`` with one objective without a name."""
+    if objectives is None:
+        others = {"constraints": constraints, "reference": reference}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise ValueError(f'expected objectives= with {given[0]}=, such as {{"yield": "max"}}, got none')
+        return None
+    if minimize:
+        raise ValueError('expected objectives= without minimize=, got both; write {"cost": "min"}')
+    return Outcomes.of(objectives, constraints, reference)
+
+
+def checked_initial(initial: tuple[Any, Any], domain: Domain, outcomes: Outcomes | None = None) -> tuple[Tensor, Tensor]:
+    """Return the picks and the results of observations made before a run: ``n`` and ``n``, or ``n x m`` outcomes."""
     if not isinstance(initial, (tuple, list)) or len(initial) != 2:
         got = f"{len(initial)} parts" if isinstance(initial, (tuple, list)) else type(initial).__name__
         raise TypeError(f"expected initial=(inputs, results), got {got}; pass a tuple of two")
@@ -142,6 +155,8 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
     if isinstance(domain, Box) and not isinstance(domain, SpaceBox) and is_plain(where):
         where = cast("Tensor", tensor_of("initial inputs", where)).to(domain.like)
     picks = domain.check("initial inputs", where)
+    if outcomes is not None:
+        return picks, _initial_outcomes(picks, y, outcomes.names)
     if isinstance(y, Tensor) and y.is_complex():
         raise TypeError(f"expected real initial values, got {y.dtype}")
     try:
@@ -156,6 +171,18 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
     return picks, values
 
 
+def _initial_outcomes(picks: Tensor, y: Any, names: Sequence[str]) -> Tensor:
+    """Return ``n x m`` outcomes of earlier observations, at least one of each."""
+    rows = list(outcomes_of(range(len(picks)), y, names).values())
+    if not rows or all(map(is_failed, rows)):
+        raise ValueError("expected initial observations with at least one outcome, got none; leave initial= out")
+    if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
+        raise ValueError(
+            f"expected at least one outcome of every initial observation, got none of number {failed}; leave it out"
+        )
+    return torch.tensor(rows, dtype=torch.float64, device=picks.device)
+
+
 def evaluation_of(
     objective: Callable[..., Any],
     call_with: str | None,
@@ -164,6 +191,7 @@ def evaluation_of(
     *,
     default: Arrays,
     domain: Domain,
+    outcomes: tuple[str, ...] = (),
 ) -> Evaluate:
     """Return the objective with its calling convention; ``default`` is the type of its points, one at a time if arrays."""
     named = isinstance(domain, SpaceArms | SpaceBox)
@@ -181,4 +209,4 @@ def evaluation_of(
         check_flag("vectorized", vectorized)
     else:
         vectorized = call_with == "batch" or (call_with != "parameters" and default == "torch")
-    return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above
+    return Evaluate(objective, call_with, vectorized, arrays, outcomes)  # type: ignore[arg-type]  # checked above

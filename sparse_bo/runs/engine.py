@@ -10,7 +10,6 @@ applied by functions that copy references and can fail only when memory runs out
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,11 +27,12 @@ from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.worker import results_of
+from sparse_bo.evaluations.results import Value, is_failed, results_of
 from sparse_bo.journal import Event
-from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
+from sparse_bo.policies import BanditState, Mechanism, Outcomes, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.persistence import on_device
+from sparse_bo.policies.protocol import mechanism_of
 from sparse_bo.policies.states import Phase
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
@@ -67,7 +67,8 @@ class Update:
     state: State
     row: HistoryRow
     errors: Tensor | None
-    """Standardised errors of the predictions before the results, in the objective's sign; ``None`` without a model."""
+    """Standardised errors of the predictions before the results, in the objective's sign, with several outcomes of all of them;
+    ``None`` without a model."""
     generator: torch.Generator
     seconds: float
     """Approximate cost of a replay (s)."""
@@ -90,16 +91,26 @@ class Engine:
     """A run without its journal. Only ``AskTell`` owns and changes it.
 
     Results, history and journal have the objective's sign. Policies maximise: if ``minimize``, mechanism and state have −y.
+    With several outcomes, results are rows, and the policy knows their directions.
     """
 
     @with_gradients
-    def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None, minimize: bool = False) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        policy: Policy,
+        *,
+        seed: int,
+        certify_every: int | None,
+        minimize: bool = False,
+        outcomes: Outcomes | None = None,
+    ) -> None:
         if isinstance(domain, Box) and domain.bounds.is_inference():
             domain = replace(domain, bounds=domain.bounds.clone())  # bounds that support gradients
         self.domain, self.policy, self.seed, self.certify_every = domain, policy, seed, certify_every
         self.generator = torch.Generator().manual_seed(seed)
-        self.minimize = minimize
-        self.mechanism: Mechanism[Any] = (for_negative(policy) if minimize else policy).on(domain.double())
+        self.minimize, self.outcomes = minimize, outcomes
+        self.mechanism: Mechanism[Any] = mechanism_of(for_negative(policy) if minimize else policy, domain.double(), outcomes)
         self.state: State = self.mechanism.init()
         self.ledger = Ledger(domain)
         self.rows: list[HistoryRow] = []
@@ -181,7 +192,7 @@ class Engine:
 
     def observed(self, picks: Tensor, y: Tensor) -> Update:
         """Return the update by observations from before the run, with tickets 0 to n − 1."""
-        return self._updated(self.ledger.batch(picks, list(range(len(picks)))), y.tolist(), self.mechanism.observe)
+        return self._updated(self.ledger.batch(picks, list(range(len(picks)))), results_of(y.tolist()), self.mechanism.observe)
 
     def apply(self, update: Update) -> None:
         """Apply an update of :meth:`next_update` or :meth:`observed`."""
@@ -198,7 +209,7 @@ class Engine:
         """Return whether the run has these initial observations."""
         first = self.rows[0] if self.next_ticket > self.asked else None
         where = self.domain.recorded(picks).tolist()
-        return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
+        return first is not None and (first.points or first.indices, first.results) == (where, results_of(y.tolist()))
 
     def spend(self, on: Phase, seconds: float) -> None:
         """Add time to a phase of the next history row."""
@@ -270,10 +281,10 @@ class Engine:
         self.hand_out(handing)
 
     @with_gradients
-    def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State]) -> Update:
+    def _updated(self, batch: Batch, values: list[Value], tell: Callable[..., State]) -> Update:
         """Return the update by results of ``batch`` through the mechanism's ``tell`` or ``observe``."""
-        good = [i for i, v in enumerate(values) if not math.isnan(v)]
-        bad = [i for i, v in enumerate(values) if math.isnan(v)]
+        good = [i for i, v in enumerate(values) if not is_failed(v)]
+        bad = [i for i, v in enumerate(values) if is_failed(v)]
         generator, start = self._drawing(), time.perf_counter()
         device, errors = self.domain.device, None
         if good:
@@ -281,6 +292,9 @@ class Engine:
             picks = batch.picks[torch.tensor(good, device=device)]
             y = -y if self.minimize else y
             errors = self.state.standardised_errors(picks, y)
+            errors = (
+                errors[~errors.isnan()] if errors is not None and self.outcomes is not None else errors
+            )  # none of missing ones
             state = tell(self.state, picks, y, generator=generator)
         else:
             state = self.state.without_results()

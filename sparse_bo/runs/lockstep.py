@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from numpy.typing import NDArray
 
 from sparse_bo.errors import RankError
+from sparse_bo.evaluations.results import Value
 from sparse_bo.sharding import Group
 
 STEP = "the next event"
@@ -56,11 +57,11 @@ class Lockstep:
                     "start a run over ShardedArms with the same arguments on every rank"
                 )
 
-    def answers(self, answers: Callable[[], dict[int, float]]) -> dict[int, float]:
+    def answers(self, answers: Callable[[], dict[int, Value]]) -> dict[int, Value]:
         """Return on every rank, as a tell event, the results that ``answers`` returns on rank 0."""
         if self.alone:
             return answers()
-        mine: dict[int, float] = {}
+        mine: dict[int, Value] = {}
         if self.group.leads:
             with self.leading():
                 mine = answers()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparse_bo.errors import ContradictionError, FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.evaluations.batch import Batch, some
+from sparse_bo.evaluations.results import Value
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.interrupts import Boundary
 from sparse_bo.runs.lockstep import Lockstep
@@ -36,7 +37,7 @@ class Steps:
         with self.lock:
             return self._asked(self.ranks.agree("ask", limit))
 
-    def answer(self, answers: Callable[[], dict[int, float]]) -> None:
+    def answer(self, answers: Callable[[], dict[int, Value]]) -> None:
         """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending."""
         with self.lock:
             self._answered(self.ranks.answers(answers))
@@ -100,7 +101,7 @@ class Steps:
         self.ranks.note(handing.picks)
         return handing.batch
 
-    def _answered(self, answers: dict[int, float]) -> None:
+    def _answered(self, answers: dict[int, Value]) -> None:
         """Record results, and update once none is pending. If the update raises, the next ask repeats it."""
         if not answers:
             return
