@@ -163,8 +163,8 @@ class Result(Report):
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
 
-        A failed evaluation has the value NaN. With several outcomes there is a column for each, and ``feasible``. Where an
-        input or an outcome has the name of another column, that one's ends in ``_``.
+        A failed evaluation has the value NaN. With several outcomes there is a column for each, and ``feasible``. Of
+        columns of one name, inputs first, later ones end in ``_``.
 
         Raises:
             ImportError: If pandas is not installed.
@@ -175,14 +175,16 @@ class Result(Report):
             "batch": [row.round for row in rows for _ in row.values],
             **({"arm": self.history.indices} if self.history.indices and self.space is None else {}),
         }
-        results: dict[str, Any] = {"value": [value for row in rows for value in row.values]}
+        results: list[tuple[str, list[Any]]] = [("value", [value for row in rows for value in row.values])]
         if (outcomes := self.history.outcomes) is not None:
             Y, _, _ = self._evaluations(outcomes)
-            own["feasible"] = outcomes.feasible(Y).tolist()
-            results = dict(zip(outcomes.names, Y.T.tolist(), strict=True))
-        _, table, _ = columns_of(self.history, self.domain)
-        for columns in (results, own):
-            table = {**table, **{f"{name}_" if name in table else name: column for name, column in columns.items()}}
+            results = [*zip(outcomes.names, Y.T.tolist(), strict=True), ("feasible", outcomes.feasible(Y).tolist())]
+        _, inputs, _ = columns_of(self.history, self.domain)
+        table = dict(inputs)
+        for name, column in (*own.items(), *results):
+            while name in table:
+                name += "_"
+            table[name] = column
         frame: DataFrame = optional("pandas").DataFrame(table)
         return frame
 

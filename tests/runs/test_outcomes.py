@@ -165,7 +165,7 @@ def test_missing_outcomes_are_missing_and_failed_ones_fail():
     assert sum(row.failed for row in result.history.rows) == failed > 0
     assert result.state.pulls == 40 - failed
     table = result.to_pandas()
-    assert list(table.columns[:5]) == ["x1", "x2", *NAMES]
+    assert list(table.columns) == ["x1", "x2", "ticket", "batch", *NAMES, "feasible"]
     assert table["feasible"].sum() == result.feasible > 0
 
 
