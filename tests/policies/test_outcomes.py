@@ -30,7 +30,9 @@ def test_objectives_come_first_and_once():
 
 
 def test_gains_are_to_be_maximised():
-    torch.testing.assert_close(OUTCOMES.gains(Y[:3]), torch.tensor([[1.0, -2.0], [1.0, -2.0], [1.0, -9.5]], dtype=torch.float64))
+    torch.testing.assert_close(
+        OUTCOMES.gains(Y[:3]), torch.tensor([[1.0, -2.0], [1.0, -2.0], [1.0, -9.5]], dtype=torch.float64)
+    )
 
 
 def test_feasible_ones_keep_all_limits_and_miss_nothing():
