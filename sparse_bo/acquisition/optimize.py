@@ -16,6 +16,7 @@ from sparse_bo.acquisition.botorch_functions import (
     AcquisitionChoices,
     Pending,
     check_acquisition,
+    draw_again,
     is_sampled,
     sampled_chooser,
     seeded_chooser,
@@ -76,7 +77,9 @@ def optimize_batch(
         bounds: ``2 x d`` finite lower and upper corner of a box.
         acq_function: An acquisition function of BoTorch, built on ``model``, that takes ``X_pending``, such as
             ``qLogExpectedImprovement(model, best_f=best_f)``. It is left as it was; points that it has pending already stay
-            so, but only those of the argument ``X_pending`` count towards the ratio. ``None``: upper confidence bounds.
+            so, but only those of the argument ``X_pending`` count towards the ratio. ``None``: upper confidence bounds. Its
+            Sobol samples are those of torch's default dtype float32, whatever the default was when it was built; a number
+            given as ``best_f`` BoTorch has rounded to that default: pass a tensor.
         ratio_threshold: C̃ ≥ 1. 1 gives batches of one; ``math.inf`` gives ``max_q`` points.
         max_q: The batch has at most so many points.
         stop_rule: ``"global"`` (above), ``"gp-bucb"``: ``Π_s (1 + σ²(x_s)/λ) ≤ ratio_threshold``, or ``"single"``.
@@ -165,11 +168,9 @@ def optimize_batch(
         chooser: Chooser = best_choice(scores) if search is None else BoxChooser(scores, search)
         return pick_until(posterior, chooser, condition=True, **end)
     with unchanged(function):
-        if X_pending is None:
-            pending = Pending(function, None)
-        else:
-            with seeded(generator, device=domain.device):
-                pending = Pending(function, X_pending)
+        with seeded(generator, device=domain.device):
+            draw_again(function)
+            pending = Pending(function, X_pending)
         if search is None:
             chooser = AcquisitionChoices(pending, domain)
         elif isinstance(posterior, ClosedForm) and is_sampled(function, model, posterior):
