@@ -29,6 +29,7 @@ from botorch.acquisition import (
     qSimpleRegret,
     qUpperConfidenceBound,
 )
+from botorch.acquisition.logei import LogImprovementMCAcquisitionFunction
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
@@ -91,6 +92,25 @@ def check_acquisition(acq_function: Any, model: Model) -> AcquisitionFunction:
             f"{type(built_on).__name__}; build it anew on this model"
         )
     return acq_function
+
+
+def check_scale(function: AcquisitionFunction, posterior: BatchPosterior, domain: Tensor) -> None:
+    """Check that the outcomes (y) at the first points of the domain are not beyond the temperatures of a logarithmic function.
+
+    Raises:
+        ValueError: If powers of the outcomes in units of the temperature, 1e-6, overflow: gradients would be NaN.
+    """
+    if not isinstance(function, LogImprovementMCAcquisitionFunction):
+        return
+    with torch.no_grad():
+        at = posterior.prepare(domain[:2])
+        largest = float(torch.maximum(at.mean.abs(), at.variance.sqrt()).max())
+    limit = torch.finfo(domain.dtype).max ** 0.25
+    if not largest <= limit:
+        raise ValueError(
+            f"expected outcomes within ±{limit:.1e} for {type(function).__name__}, whose temperatures do not scale with them, "
+            f"got about {largest:.1e}; divide the outcomes by their largest value"
+        )
 
 
 @contextmanager

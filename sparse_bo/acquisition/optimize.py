@@ -16,6 +16,7 @@ from sparse_bo.acquisition.botorch_functions import (
     AcquisitionChoices,
     Pending,
     check_acquisition,
+    check_scale,
     draw_again,
     is_sampled,
     sampled_chooser,
@@ -108,7 +109,7 @@ def optimize_batch(
     Raises:
         TypeError: If an argument has the wrong kind, dtype or device; ``acq_function`` is an instance, no class or function.
         ValueError: If bounds, constraints, choices or settings are not valid, no point satisfies the constraints, or the
-            acquisition function was built on another model.
+            acquisition function was built on another model, or is logarithmic and the outcomes exceed 1e77 (float32: 4e9).
         UnsupportedError: If the model cannot be conditioned, or the acquisition function takes no pending points.
 
     Example:
@@ -149,6 +150,8 @@ def optimize_batch(
     generator = _checked_generator(generator)
     function = None if acq_function is None else check_acquisition(acq_function, model)
     posterior, spent = batch_posterior(model, in_batch=in_batch, like=domain), 0.0
+    if function is not None:
+        check_scale(function, posterior, domain)
     if X_pending is not None:
         with torch.no_grad():
             points = posterior.prepare(X_pending)
