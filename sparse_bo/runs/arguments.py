@@ -146,14 +146,29 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
         raise TypeError(f"expected real initial values, got {y.dtype}")
     try:
         values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
-    except (TypeError, ValueError, RuntimeError) as error:
-        fix = "pass a list, an array or a tensor, one number per input"
-        raise TypeError(f"expected initial values to be numbers, got {type(y).__name__} ({error}); {fix}") from error
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        values = torch.tensor(_numbers(y), dtype=torch.float64, device=picks.device)
     if len(values) != len(picks) or not len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many initial values as inputs, at least one, got {got}; pass one value for each")
     check_finite("initial values", values)
     return picks, values
+
+
+def _numbers(y: Any) -> list[float]:
+    """Return initial values that torch does not convert as floats; a ``TypeError`` names the first that is none."""
+    if not is_plain(y):
+        fix = "pass a list, an array or a tensor, one number per input"
+        raise TypeError(f"expected initial values to be numbers, got {type(y).__name__}; {fix}")
+    found = []
+    for i, value in enumerate(y):
+        try:
+            found.append(float("" if isinstance(value, str) else value))
+        except (TypeError, ValueError, OverflowError) as error:
+            got = "an integer beyond 1.8e308" if isinstance(error, OverflowError) else f"{type(value).__name__} {value!r:.40}"
+            fix = "leave out inputs without a result" if value is None else "pass one number per input"
+            raise TypeError(f"expected initial values to be numbers, got {got} at position {i}; {fix}") from error
+    return found
 
 
 def evaluation_of(
