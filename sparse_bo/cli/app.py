@@ -191,7 +191,9 @@ def run(
     ] = None,
     executor: Annotated[str | None, option("Run", "Evaluate in threads, processes or loky (default: here).")] = None,
     workers: options.NumWorkers = None,
-    asynchronous: Annotated[bool, option("Run", "Evaluate whenever a worker is free.", "--asynchronous")] = False,
+    asynchronous: Annotated[
+        bool | None, option("Run", options.ASYNCHRONOUS_HELP, "--asynchronous/--batch-by-batch", show_default=False)
+    ] = None,
     problem: options.ProblemName = None,
     scaling: options.Scaling = None,
     standardize: options.Standardize = False,

@@ -186,7 +186,7 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
         count = options.workers
     if options.executor is not None:
         executor = None if options.executor == "here" else options.executor
-    workers = parallel(executor, count, asynchronous and executor is not None)
+    workers = parallel(executor, count, None if executor is None else asynchronous)
     device = device_on_rank(check_device("--device", about["device"]), group)
     problem = problem_of(notes["problem"]).to(device)
     with folder(out) if group.leads else nullcontext():

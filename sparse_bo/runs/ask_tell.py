@@ -18,7 +18,8 @@ from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
-from sparse_bo.evaluations.dispatch import Dispatch, Job, run_serially
+from sparse_bo.evaluations.dispatch import Dispatch
+from sparse_bo.evaluations.job import Job, run_serially
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
 from sparse_bo.evaluations.worker import FAILED, Arrays, CallWith, answers_of
 from sparse_bo.journal import Storage
@@ -61,7 +62,7 @@ Callback = Callable[["AskTell", HistoryRow], Any]
 class AskTell:
     """Bayesian optimisation of a finite arm set, a box or a space of named parameters by ask and tell.
 
-    Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results
+    Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results in order
     give the same picks for any chunk size and thread count. Over arms they are the same on any device too, unless two scores
     differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
 
@@ -241,7 +242,7 @@ class AskTell:
         """One row per update of the state: in a synchronous loop, per batch."""
         return History(tuple(self._engine.rows), run_info(self._about))
 
-    def ask(self, max_q: int | None = None) -> Batch:
+    def ask(self, max_q: int | None = None, *, beyond_batch: bool = False) -> Batch:
         """Return the next evaluations; the policy decides their number.
 
         They continue the batch of those that are pending, and picks asked in pieces are those asked at once. When the batch is
@@ -250,15 +251,20 @@ class AskTell:
 
         Args:
             max_q: Maximum number of evaluations; default: the policy's choice (``batch_size=``, or the loop's ``workers=``).
+            beyond_batch: Return ``max_q`` evaluations, conditioned on all pending ones, although the policy's batch is full or
+                its initial design is pending: for workers that would be idle. Policies whose bounds limit the pending ones
+                (:class:`sparse_bo.BBKB`, :class:`sparse_bo.BKB`, …) still raise.
 
         Raises:
             PendingBatchError: If the policy needs results of pending evaluations first; the message says how many.
-            ValueError: If ``max_q`` < 1.
+            ValueError: If ``max_q`` < 1, or it is missing with ``beyond_batch``.
             StorageError: If the journal cannot be written; the loop is unchanged then.
         """
         if max_q is not None:
             check_count("max_q", max_q)
-        return self._steps.ask(UNLIMITED if max_q is None else max_q)
+        elif check_flag("beyond_batch", beyond_batch):
+            raise ValueError("expected ask(max_q, beyond_batch=True), got no max_q; pass the number of idle workers")
+        return self._steps.ask(UNLIMITED if max_q is None else max_q, beyond_batch=check_flag("beyond_batch", beyond_batch))
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
         """Report results, in any order and number; the state is updated once none is pending.
@@ -333,7 +339,8 @@ class AskTell:
                 these, worker processes load torch only if the objective does. Default: that of the arms or bounds. Tensors are
                 on the device of the arms or bounds in this process (threads included), and on the CPU in others.
             executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask: ``client.get_executor()``),
-                or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch.
+                or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch. Where the objective
+                takes one point, a free worker gets the next one at once: see ``Workers.asynchronous``.
             workers: Concurrent evaluations; default: the executor's number of workers.
             callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run. It may
                 ask and tell: its evaluations count towards the budget, and those without a result are evaluated here while

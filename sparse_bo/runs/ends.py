@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.dispatch import TASK_SECONDS
+from sparse_bo.evaluations.job import TASK_SECONDS
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.progress import RunProgress

@@ -30,7 +30,7 @@ from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Event
-from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
+from sparse_bo.policies import BanditState, Mechanism, Policy, Proposal, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.states import Phase
@@ -121,17 +121,21 @@ class Engine:
         ahead, at = self._ahead, self._at
         if ahead.count - at >= limit:
             return ahead.part(at, limit, self.next_ticket, self.generator)
-        return self._refused if self._refused is not None else self._picked(limit)
+        return self._refused if self._refused is not None else self._picked(limit, self.mechanism.ask)
+
+    def propose_beyond_batch(self, limit: int) -> Handing | int:
+        """Return the next evaluations after :meth:`propose` has returned a number of results, or that number again."""
+        return self._picked(limit, self.mechanism.ask_beyond_batch)
 
     @with_gradients
-    def _picked(self, limit: int) -> Handing | int:
+    def _picked(self, limit: int, ask: Callable[..., Proposal | Wait]) -> Handing | int:
         """Return the remaining picks made ahead and new ones, or the number of results that the policy needs first."""
         ahead, at = self._ahead, self._at
         start = time.perf_counter()
         picks, generator = ahead.picks[at:], self._drawing()
         pending = torch.cat([self.ledger.picks(), picks])
         try:
-            more = self.mechanism.ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
+            more = ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
         except ContradictionError as error:
             if self.minimize:
                 error.args = (f"{error} (The run minimises: these values are of −y.)",)
@@ -256,7 +260,10 @@ class Engine:
         assert event.picks is not None
         if event.first != self.next_ticket:
             raise StorageError(f"expected ticket {self.next_ticket} in the journal, got {event.first}: the journal is damaged")
-        handing = self.propose(UNLIMITED if event.max_q is None else event.max_q)
+        limit = UNLIMITED if event.max_q is None else event.max_q
+        handing = self.propose(limit)
+        if isinstance(handing, int) and event.max_q is not None:  # only an ask beyond the batch has picks then
+            handing = self.propose_beyond_batch(limit)
         if isinstance(handing, int) or not np.array_equal(handing.picks, event.picks):
             warnings.warn(
                 f"the picks from ticket {event.first} on, computed again, differ from the recorded ones (other hardware, or "

@@ -28,7 +28,7 @@ class Occurrence(NamedTuple):
 
     kind: Kind
     value: Any
-    """The limit of an ask, the results by ticket of a tell, the reason of a stop."""
+    """The limit of an ask and whether it goes beyond the batch, the results by ticket of a tell, the reason of a stop."""
 
 
 class Lockstep:

@@ -31,10 +31,10 @@ class Steps:
         self.lock = threading.RLock()
         self._warned = False
 
-    def ask(self, limit: int) -> Batch:
+    def ask(self, limit: int, *, beyond_batch: bool = False) -> Batch:
         """Return the next evaluations, at most ``limit`` (that of rank 0)."""
         with self.lock:
-            return self._asked(self.ranks.agree("ask", limit))
+            return self._asked(*self.ranks.agree("ask", (limit, beyond_batch)))
 
     def answer(self, answers: Callable[[], dict[int, float]]) -> None:
         """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending."""
@@ -55,7 +55,7 @@ class Steps:
         self.ranks.agree("run")
         while (event := self.ranks.next()).kind != "end":
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
-                self._asked(event.value) if event.kind == "ask" else self._answered(event.value)
+                self._asked(*event.value) if event.kind == "ask" else self._answered(event.value)
 
     def catch_up(self) -> None:
         """Complete an interrupted update: all results are in, none is pending."""
@@ -78,7 +78,7 @@ class Steps:
             self.recorder.updated(self.engine)
         self._watch_failures()  # last, since a warning may be an error
 
-    def _asked(self, limit: int) -> Batch:
+    def _asked(self, limit: int, beyond_batch: bool) -> Batch:
         """See :meth:`ask`; collective."""
         engine = self.engine
         if engine.due:
@@ -87,6 +87,8 @@ class Steps:
         if isinstance(handing, int) and engine.ledger.answered:
             self.update(by_ask=True)
             handing = engine.propose(limit)
+        if isinstance(handing, int) and beyond_batch:
+            handing = engine.propose_beyond_batch(limit)
         if isinstance(handing, int):
             pending = engine.ledger.pending
             raise PendingBatchError(
