@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,7 @@ from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
-from sparse_bo.evaluations.dispatch import Dispatch
-from sparse_bo.evaluations.job import Job, run_serially
-from sparse_bo.evaluations.pools import Submits, Workers, workers_of
+from sparse_bo.evaluations.pools import Submits, Workers
 from sparse_bo.evaluations.worker import FAILED, Arrays, CallWith, answers_of
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
@@ -30,23 +27,21 @@ from sparse_bo.runs.arguments import (
     BoundsLike,
     arrays_of,
     bounds_of,
-    check_budget,
     check_notes,
     check_policy,
     check_seed,
-    checked_initial,
+    checked_inputs,
+    checked_observations,
     count_initial,
-    evaluation_of,
     tensor_of,
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
-from sparse_bo.runs.ends import Ends, Evaluation, Watch
+from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.engine import UNLIMITED, Engine
+from sparse_bo.runs.evaluating import evaluate
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import Lockstep
-from sparse_bo.runs.progress import RunProgress
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
@@ -62,9 +57,9 @@ Callback = Callable[["AskTell", HistoryRow], Any]
 class AskTell:
     """Bayesian optimisation of a finite arm set, a box or a space of named parameters by ask and tell.
 
-    Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results in order
-    give the same picks for any chunk size and thread count. Over arms they are the same on any device too, unless two scores
-    differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
+    Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results in
+    the same order give the same picks for any chunk size and thread count. Over arms they are those of any device, unless two
+    scores differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
 
     Args:
         arms: ``a x d`` candidates, repeated rows allowed: a tensor, a NumPy array or a list (float32 is computed with in
@@ -127,7 +122,7 @@ class AskTell:
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(partial(shared_settings, self._about, initial))
         self._engine = Engine(self._domain, chosen, **how)
-        before = None if initial is None else checked_initial(initial, self._domain)
+        before = None if initial is None else checked_observations("initial", initial, self._domain)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
         recorder = Recorder.create(storage, self._about, self._domain, before, self._ranks.group)
@@ -291,6 +286,29 @@ class AskTell:
         """
         self._steps.answer(lambda: dict.fromkeys(self._known(tickets), FAILED))
 
+    def add(self, X: Any, y: Any) -> None:
+        """Add observations that this run has not asked for, such as a colleague's results; the state is updated at once.
+
+        They do not count against a budget, and pending evaluations stay pending. Optuna has ``add_trial`` for it.
+
+        Args:
+            X: ``n`` rows of the arms; on a box ``n x d`` points, with a space ``n`` dictionaries.
+            y: ``n`` finite values (y).
+
+        Raises:
+            TypeError: If inputs or values have the wrong type or dtype.
+            ValueError: If their numbers differ, a value is not finite, or an input is not in the domain.
+            StorageError: If the journal cannot be written; nothing is added then.
+        """
+        self._steps.add(lambda: checked_observations("added", (X, y), self._domain))
+
+    def enqueue(self, X: Any) -> None:
+        """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
+
+        ``X``, and errors: :meth:`add`. Optuna has ``enqueue_trial`` for it.
+        """
+        self._steps.enqueue(lambda: checked_inputs("enqueued", X, self._domain))
+
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
         """Return pending evaluations again (default: all), for example after a worker is lost; nothing changes.
 
@@ -298,10 +316,8 @@ class AskTell:
             TicketError: If a ticket is unknown, repeated or already answered.
         """
         with self._steps.lock:
-            ledger = self._engine.ledger
-            numbers = ledger.pending if tickets is None else tickets_of(tickets)
-            ledger.check(numbers)
-            return ledger.handed_out(numbers)
+            numbers = self.pending if tickets is None else self._known(tickets)
+            return self._engine.ledger.handed_out(numbers)
 
     def run(
         self,
@@ -360,33 +376,9 @@ class AskTell:
 
         Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
         """
-        if not self._ranks.group.leads:
-            with carrying(self, self._engine, self._so_far):
-                self._steps.follow()
-            return self.result()
-        with self._ranks.leading():
-            spread, end = workers_of(executor, workers), self.asked + check_budget(budget)
-            ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
-            bar = RunProgress(self.history, end) if check_flag("progress", progress) else None
-            watch = Watch(self, self._engine, end, ends, callback, on_result, bar, whole_batches=not self._ranks.alone)
-            default = self._about["arrays"]
-            evaluate = evaluation_of(objective, call_with, vectorized, arrays, default=default, domain=self._domain)
-            spent = partial(self._engine.spend, "objective")
-            job = Job(self, evaluate, end, spent, watch.call_back, watch.ended, watch.together, watch.reported)
-            dispatch = None if spread is None else Dispatch(job, spread)
-            with carrying(self, self._engine, self._so_far, end=end), bar or nullcontext():
-                self._ranks.agree("run")
-                if dispatch is None:
-                    run_serially(job)
-                else:
-                    dispatch.run()
-                if watch.reason is not None:
-                    logger.info("ended after %s of %s evaluations: %s", self.asked - len(self.pending), end, watch.reason)
-                    if self._ranks.alone:
-                        self._steps.settle()
-                        watch.call_back()
-                self._ranks.agree("end")
-        return replace(self.result(), ended=watch.reason)
+        given = {name: value for name, value in locals().items() if name != "self"}
+        reason = evaluate(self, self._steps, self._so_far, **given)
+        return replace(self.result(), ended=reason)
 
     def result(self) -> Result:
         """Return the best arms and the history so far, after completing an interrupted update."""
@@ -399,8 +391,7 @@ class AskTell:
 
     def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
         """Return pending tickets after a check."""
-        numbers = tickets_of(tickets)
-        self._engine.ledger.check(numbers)
+        self._engine.ledger.check(numbers := tickets_of(tickets))
         return numbers
 
     def _so_far(self) -> Result:

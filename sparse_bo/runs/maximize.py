@@ -15,7 +15,7 @@ from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_initial, tensor_of
+from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_observations, tensor_of
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.result import Result
@@ -208,7 +208,8 @@ def _resumed(
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
         other = _difference(loop.about, corners, asked, seed, minimize)
-        if other is None and initial is not None and not loop._engine.began_with(*checked_initial(initial, loop._domain)):
+        before = None if other or initial is None else checked_observations("initial", initial, loop._domain)
+        if before is not None and not loop._engine.began_with(*before):
             other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
             raise ValueError(
