@@ -42,6 +42,7 @@ from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.evaluating import evaluate
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.lockstep import Lockstep
+from sparse_bo.runs.previous import RunObservations, resolved
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
@@ -77,7 +78,7 @@ class AskTell:
             :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`. Batches have them as :attr:`Batch.parameters`.
         feasible: With ``space``: feasibility function of a dictionary. A journal cannot store it.
         seed: Non-negative integer.
-        initial: Earlier observations: ``(indices, y)``; on a box ``(X, y)``; with a space ``(dictionaries, y)``.
+        initial: Earlier observations, as those of :meth:`add`: ``(X, y)``; or :func:`sparse_bo.observations_of` other runs.
         certify_every: Number of batches between certificates (:meth:`certificate`) in the history; ``None``: none.
         storage: Path of a journal to create, or :class:`sparse_bo.Storage` with settings. Every result is in the file before
             :meth:`tell` returns, and :meth:`resume` goes on after a crash. Close it (:meth:`close`, or ``with``) when done.
@@ -104,25 +105,26 @@ class AskTell:
         space: Space | Mapping[str, Any] | None = None,
         feasible: Feasible | None = None,
         seed: int = 0,
-        initial: tuple[Any, Any] | None = None,
+        initial: tuple[Any, Any] | RunObservations | None = None,
         certify_every: int | None = None,
         storage: str | Path | Storage | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._domain = check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible)
         minimize = check_flag("minimize", minimize)
-        certified, observed = certify_every is not None, count_initial(initial)
+        given, taken = resolved(initial, self._domain)
+        certified, observed = certify_every is not None, count_initial(given)
         choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certified, observed=observed)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
         how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize}
-        self._about = about_run(self._domain, chosen, **how, notes=kept, why=why, arrays=arrays_of(arms, bounds))
+        self._about = about_run(self._domain, chosen, **how, notes=kept, why=why, taken=taken, arrays=arrays_of(arms, bounds))
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
-        self._ranks.compare(partial(shared_settings, self._about, initial))
+        self._ranks.compare(partial(shared_settings, self._about, given))
         self._engine = Engine(self._domain, chosen, **how)
-        before = None if initial is None else checked_observations("initial", initial, self._domain)
+        before = None if given is None else checked_observations("initial", given, self._domain)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
         recorder = Recorder.create(storage, self._about, self._domain, before, self._ranks.group)
@@ -167,7 +169,7 @@ class AskTell:
             domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             loop = cls(domain, policy_of(journal, policy), **settings)
-            loop._about |= {name: about[name] for name in ("why", "arrays") if name in about}
+            loop._about |= {name: about[name] for name in ("why", "taken", "arrays") if name in about}
             loop._steps.recorder = Recorder(writer)
             loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
         except BaseException:

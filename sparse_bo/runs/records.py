@@ -33,8 +33,8 @@ class Evaluations(NamedTuple):
     """``t`` results, NaN for failed and pending ones."""
     known: NDArray[np.bool_]
     """``t``: whether the evaluation has a result or has failed."""
-    asked: int
-    """Number of asked evaluations."""
+    added: NDArray[np.bool_]
+    """``t``: whether the run has not asked for it."""
 
 
 class Recorded(NamedTuple):
@@ -48,7 +48,7 @@ class Recorded(NamedTuple):
     @property
     def asked(self) -> int:
         """Number of asked evaluations, without added observations."""
-        return self.evaluations.asked
+        return int((~self.evaluations.added).sum())
 
     @property
     def told(self) -> int:
@@ -63,7 +63,7 @@ class Recorded(NamedTuple):
     @property
     def added(self) -> int:
         """Number of observations that the run has not asked for, those from before it too."""
-        return len(self.evaluations.picks) - self.asked
+        return int(self.evaluations.added.sum())
 
     @property
     def out(self) -> int:
@@ -113,7 +113,7 @@ def evaluations_of(journal: Journal) -> Evaluations:
     picks: list[NDArray[Any]] = []
     tickets: list[NDArray[np.int64]] = []
     results: list[NDArray[np.float64]] = []
-    count = added = 0
+    count, added = 0, [np.zeros(0, np.int64)]
     with as_written(journal.path, "an event"):
         for event in journal.events():
             if event.kind == "enqueue":
@@ -123,8 +123,8 @@ def evaluations_of(journal: Journal) -> Evaluations:
                 count += len(event.picks)
             if event.results is not None:
                 if event.kind == "add":
-                    added += len(event.results)
-                    tickets.append(np.arange(count - len(event.results), count))
+                    added.append(np.arange(count - len(event.results), count))
+                    tickets.append(added[-1])
                 elif event.tickets is not None:
                     tickets.append(event.tickets)
                 results.append(event.results)
@@ -139,7 +139,9 @@ def evaluations_of(journal: Journal) -> Evaluations:
         values[observed] = np.concatenate([np.zeros(0), *results])
         known = np.zeros(len(every), np.bool_)
         known[observed] = True
-    return Evaluations(every, values, known, len(every) - added)
+    unasked = np.zeros(len(every), np.bool_)
+    unasked[np.concatenate(added)] = True
+    return Evaluations(every, values, known, unasked)
 
 
 def row_of(number: int, row: HistoryRow) -> Row:
