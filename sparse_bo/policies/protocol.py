@@ -143,6 +143,13 @@ class Mechanism(ABC, Generic[S]):
             generator: CPU generator.
         """
 
+    def ask_beyond_batch(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return at most ``max_q`` picks although :meth:`ask` returned :class:`Wait`: for workers that would be idle.
+
+        By default it is :meth:`ask`. Policies whose batch size is a setting, not a condition of a bound, override it.
+        """
+        return self.ask(state, max_q=max_q, pending=pending, generator=generator)
+
     @abstractmethod
     def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
         """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""

@@ -45,7 +45,9 @@ class HistoryRow(Summary):
     values: list[float]
     """Results, NaN for failed evaluations."""
     tickets: list[int] = field(default_factory=list)
-    """Their tickets; those of initial observations are the first."""
+    """Their tickets."""
+    added: bool = False
+    """Whether the run has not asked for these evaluations: :meth:`sparse_bo.AskTell.add`, or ``initial=``."""
     points: list[list[float]] | None = None
     """Points asked, in order, on a box; ``None`` on arms."""
     survivors: int | None = None
@@ -141,7 +143,7 @@ class History:
 
     @property
     def observations(self) -> int:
-        """Number of evaluations in all rows, failed ones and initial observations included."""
+        """Number of evaluations in all rows, failed ones and added observations included."""
         return sum(row.batch_size for row in self.rows)
 
     @property
