@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sparse_bo
+from sparse_bo.domains import Space
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -98,6 +99,12 @@ def test_the_site_shows_python_in_no_other_way():
     assert len(PAGES) >= 20
     shown = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("```")]
     assert set(shown) <= {"```", "```python", "```{toctree}", "```{eval-rst}", "```{include} ../README.md"}
+
+
+def test_the_space_of_the_page_on_runs_is_one(tmp_path):
+    (block,) = re.findall(r"```\n(rate = .*?)```", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "space.toml").write_text(block, encoding="utf-8")
+    assert list(Space.load(tmp_path / "space.toml").parameters) == ["rate", "kind", "depth"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "api").glob("*.md")), ids=lambda path: path.stem)
