@@ -131,7 +131,7 @@ def _draw(runs: list[Record]) -> Figure:
 
 
 def headline(records: list[Record]) -> str:
-    """Return the processor time of a trial, sampler by sampler; what is found is compared in the table, which names the seeds."""
+    """Return the processor time of a trial, sampler by sampler; the table compares results, and names seeds."""
     parts = []
     for (sampler,), r in newest(records, "sampler").items():
         if sampler != "RandomSampler":
