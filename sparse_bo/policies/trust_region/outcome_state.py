@@ -36,7 +36,7 @@ def ranking_of(outcomes: Outcomes, Y: Tensor) -> Tensor:
     ranking = (-outcomes.total_violation(Y)).where(~gains.isnan().any(dim=-1), -torch.inf)
     if outcomes.only is not None:
         values = gains[:, 0].where(feasible, torch.nan)
-        order = values[feasible].unique()
+        order = torch.unique(values[feasible])
         ranks = torch.searchsorted(order, values[feasible].contiguous()).to(Y)
         ranking[feasible] = 1.0 + ranks / max(len(order) - 1, 1)
         return ranking
@@ -64,14 +64,15 @@ class OutcomeState(PointState):
 
     def with_outcomes(self, X: Tensor, Y: Tensor) -> Self:
         """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d)."""
-        data = {"X": torch.cat([self.X, X]), "Y": torch.cat([self.Y, Y])}
-        return replace(self, **data, round=self.round + 1, failures=self.forgiven(X))
+        failures, X, Y = self.forgiven(X), torch.cat([self.X, X]), torch.cat([self.Y, Y])
+        return replace(self, X=X, Y=Y, round=self.round + 1, failures=failures)
 
     @property
     def signs(self) -> Tensor:
-        """``m``: −1 for objectives to be minimised, else 1."""
-        k = len(self.outcomes.objectives)
-        return self.Y.new_tensor([*self.outcomes.signs, *[1.0] * (self.Y.shape[1] - k)])
+        """``m``: −1 for objectives to be minimised and outcomes with an upper limit alone, else 1: better ones are higher."""
+        limits = self.outcomes.constraints
+        others = [-1.0 if limits[name][0] is None else 1.0 for name in self.outcomes.names[len(self.outcomes.objectives) :]]
+        return self.Y.new_tensor([*self.outcomes.signs, *others])
 
     def rows_of(self, outcome: int) -> Tensor:
         """Return the evaluations with a result of an outcome, ascending."""
@@ -128,7 +129,7 @@ class OutcomeState(PointState):
     @property
     def posteriors(self) -> OutcomePosteriors:
         """The models, in the unit cube and of warped signed outcomes."""
-        rows = torch.cat([self.rows_of(j)[fitted.rows] for j, fitted in enumerate(self.fitted)]).unique()
+        rows = torch.unique(torch.cat([self.rows_of(j)[fitted.rows] for j, fitted in enumerate(self.fitted)]))
         return OutcomePosteriors(tuple(fitted.gp for fitted in self.fitted), self.U[rows])
 
     @property
