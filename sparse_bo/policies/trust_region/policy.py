@@ -245,7 +245,7 @@ class TrustRegion(RegionSettings):
         """See :meth:`sparse_bo.policies.protocol.OutcomesPolicy.on_outcomes`."""
         if self.cumulative:
             raise ValueError(
-                f"goal='cumulative' sums one objective, got the outcomes {', '.join(outcomes.names)}; use goal='best', or return "
-                "the one number that counts"
+                f"goal='cumulative' sums one objective, got the outcomes {', '.join(outcomes.names)}; use goal='best', or "
+                "return the one number that counts"
             )
         return OutcomeSearch(box=box_of(domain, policy=self.name).double(), settings=self, outcomes=outcomes)
