@@ -242,7 +242,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(domain, tmp_path):
     assert str(again) == str(every)
     recorded = read_run(path)
     np.testing.assert_array_equal(recorded.evaluations.values, np.array(every))
-    assert (recorded.told, recorded.failed, recorded.before) == (22, 0, 2)
+    assert (recorded.told, recorded.failed, int(recorded.evaluations.added.sum())) == (22, 0, 2)
     for name, other in (("objectives", {"yield": "max"}), ("constraints", None), ("reference", {"yield": 0.0, "cost": 1.0})):
         with pytest.raises(ValueError, match="has the outcomes"):
             optimize(experiment, **{**how, name: other}, budget=20, storage=path, resume=True)
@@ -258,7 +258,7 @@ def test_a_history_keeps_its_outcomes_in_a_file(tmp_path):
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_workers_return_outcomes(executor):
-    result = scattered(executor=Workers(executor, 2, asynchronous=False))
+    result = scattered(executor=Workers(executor=executor, count=2, asynchronous=False))
     assert [row.outcomes for row in result.history.rows] == [row.outcomes for row in scattered().history.rows]
 
 
