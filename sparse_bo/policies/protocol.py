@@ -181,12 +181,16 @@ class Mechanism(ABC, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
 
+DESIGN_AT_ONCE = 65_536
+"""Most picks of an initial design that one ask makes; the next ask continues the design."""
+
+
 def design_batch(size: int, *, pulls: int, out: int, max_q: int) -> int | Wait:
     """Return the number of picks that an initial design of ``size`` results asks for next, with ``out`` evaluations pending."""
     missing = size - pulls
     if missing <= out and out:
         return Wait(max(missing, 1))
-    return min(max_q, max(1, missing - out))
+    return min(max_q, max(1, missing - out), DESIGN_AT_ONCE)
 
 
 ON_ARMS = {"trust-region": "ExpectedImprovement", "s-gp-ts": "SGPTSArms", "qff-ts": "QFFTSArms"}

@@ -157,14 +157,29 @@ def checked_observations(kind: str, given: tuple[Any, Any], domain: Domain) -> t
         raise TypeError(f"expected real {kind} values, got {y.dtype}")
     try:
         values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
-    except (TypeError, ValueError, RuntimeError) as error:
-        fix = "pass a list, an array or a tensor, one number per input"
-        raise TypeError(f"expected {kind} values to be numbers, got {type(y).__name__} ({error}); {fix}") from error
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        values = torch.tensor(_numbers(kind, y), dtype=torch.float64, device=picks.device)
     if len(values) != len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many {kind} values as inputs, got {got}; pass one value for each")
     check_finite(f"{kind} values", values)
     return picks, values
+
+
+def _numbers(kind: str, y: Any) -> list[float]:
+    """Return a user's values that torch does not convert as floats; a ``TypeError`` names the first that is none."""
+    if not is_plain(y):
+        fix = "pass a list, an array or a tensor, one number per input"
+        raise TypeError(f"expected {kind} values to be numbers, got {type(y).__name__}; {fix}")
+    found = []
+    for i, value in enumerate(y):
+        try:
+            found.append(float("" if isinstance(value, str) else value))
+        except (TypeError, ValueError, OverflowError) as error:
+            got = "an integer beyond 1.8e308" if isinstance(error, OverflowError) else f"{type(value).__name__} {value!r:.40}"
+            fix = "leave out inputs without a result" if value is None else "pass one number per input"
+            raise TypeError(f"expected {kind} values to be numbers, got {got} at position {i}; {fix}") from error
+    return found
 
 
 def evaluation_of(

@@ -154,7 +154,7 @@ def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) ->
     found, on_box = [], evaluations.picks.ndim > 1
     with as_written(journal.path, "the history"):
         for _, summary in rows:
-            row = HistoryRow(indices=[], values=[], **summary)
+            row = HistoryRow(indices=[], values=[], **summary).checked()
             if row.tickets and not 0 <= min(row.tickets) <= max(row.tickets) < len(evaluations.picks):
                 raise StorageError(
                     f"the history has evaluation {max(row.tickets)}, but the events before it end at "
