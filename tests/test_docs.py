@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,12 @@ def test_formulas_have_no_fraction_of_unbraced_digits():
 
 def test_the_citation_is_of_this_version():
     assert f"\nversion: {sparse_bo.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_the_citation_has_the_licenses_of_the_package():
+    named = re.findall(r"^ *license: (\S+)", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert " AND ".join(named) == project["license"]
 
 
 @pytest.mark.parametrize(
