@@ -115,7 +115,7 @@ def _is_of(value: Any, hint: Any) -> bool:
         return isinstance(value, list) and all(_is_of(part, parts[0]) for part in value)
     if kind is Mapping:
         return isinstance(value, Mapping) and all(_is_of(part, parts[1]) for part in value.values())
-    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+    return isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (kind is bool)
 
 
 @dataclass(frozen=True)
