@@ -26,6 +26,7 @@ def test_tutorials_are_found():
         "large_arm_sets",
         "reading_the_report",
         "sbpe_elimination",
+        "simulation_archive",
         "size_and_precision",
         "sparse_gp_drop_in",
     ]
