@@ -167,7 +167,7 @@ def checked_observations(kind: str, given: tuple[Any, Any], domain: Domain) -> t
 
 
 def _numbers(kind: str, y: Any) -> list[float]:
-    """Return a user's values (``kind`` is ``"initial"``, say) that torch does not convert as floats; a ``TypeError`` names the first that is none."""
+    """Return a user's values that torch does not convert as floats; a ``TypeError`` names the first that is none."""
     if not is_plain(y):
         fix = "pass a list, an array or a tensor, one number per input"
         raise TypeError(f"expected {kind} values to be numbers, got {type(y).__name__}; {fix}")
