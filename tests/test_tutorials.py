@@ -19,6 +19,7 @@ def test_tutorials_are_found():
     assert [path.stem for path in TUTORIALS] == [
         "adaptive_batches",
         "asynchronous_workers",
+        "choosing_a_kernel",
         "drop_in_at_scale",
         "fingerprints_in_plates",
         "finite_arms",
