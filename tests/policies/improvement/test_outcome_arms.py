@@ -109,6 +109,9 @@ def dense_picks(state, q: int, pending: list[int]) -> list[int]:
             tails = torch.special.log_ndtr(torch.minimum(below, above))
             both = (normal.cdf(below) - normal.cdf(-above)).log()
             score = score + (both if math.isfinite(high - low) else tails)
+        number = len(picks) - len(pending)
+        resolution = 1e-7 if number < 4 else 1e-4 * (number / 4) ** 2
+        score[(variances < resolution**2).all(dim=-1)] = -torch.inf  # known well enough
         if state.exact is not False:
             score[torch.cat([state.told, torch.tensor(picks, dtype=torch.long)])] = -torch.inf
         picks.append(int(score.argmax()))
