@@ -54,7 +54,8 @@ class ConditionedArms:
 class OutcomePicks:
     """The arms of the highest log expected hypervolume improvement plus log feasibility, one after the other. Lives in one ask.
 
-    Before a feasible arm is known, log feasibility and a little of the objectives' means (:class:`.OutcomeGain`).
+    Before a feasible arm is known, log feasibility and a little of the objectives' means (:class:`.OutcomeGain`). As many means
+    of pending arms and picks enter the front as points of it count (:data:`.MOST_OF_FRONT`): cells are computed anew for each.
     """
 
     def __init__(self, sweeps: Sequence[ArmSweep], X: Tensor, gain: OutcomeGain, *, pending: Tensor, failing: Tensor) -> None:
@@ -83,14 +84,16 @@ class OutcomePicks:
         """Condition on a pick (1 arm)."""
         self.picks += 1
         self._condition(arm)
-        reached = self.gain.given(self.mean[arm]).reached
+        reached, most = self.gain.given(self.mean[arm]).reached, MOST_OF_FRONT[self.gain.objectives]
         if len(reached) == len(self.gain.reached):
             return
         if self.cells is None:
             self._reach(reached)
-        elif len(reached) - 1 in front_rows(reached).tolist():
-            self.gain = replace(self.gain, reached=reached)
-            self.cells = self._cells(reached)
+            return
+        front = front_rows(reached)
+        if len(front) <= 2 * most and int(front[-1]) == len(reached) - 1:  # the pick's
+            self.gain = replace(self.gain, reached=reached[front])
+            self.cells = self._cells(self.gain.reached)
 
     def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
         """Return the best arm, one index; ``None`` if all are excluded.
