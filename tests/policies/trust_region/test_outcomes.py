@@ -248,7 +248,7 @@ def test_reports_are_in_the_units_and_directions_of_the_users():
 
 
 def test_a_maximum_on_a_limit_is_found_to_three_digits():
-    _, state = searched(TrustRegion(), unit_box(), LIMITED, limited, budget=30)
+    _, state = searched(TrustRegion(), unit_box(), LIMITED, limited, budget=21)
     assert state.report().best_mean == pytest.approx(0.5, abs=1e-3)
 
 
@@ -301,7 +301,7 @@ def test_in_many_inputs_climbs_keep_most_inputs_of_their_centre():
 
 def test_one_objective_without_constraints_is_solved_as_without_outcomes():
     outcomes = Outcomes.of({"y": "max"})
-    _, state = searched(TrustRegion(), box(), outcomes, lambda X: bowl(X).unsqueeze(-1), budget=40)
+    _, state = searched(TrustRegion(), box(), outcomes, lambda X: bowl(X).unsqueeze(-1), budget=25)
     assert float(bowl(state.report().best_x.unsqueeze(0))) > -1e-3
 
 
