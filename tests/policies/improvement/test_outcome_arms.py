@@ -101,6 +101,9 @@ def dense_picks(state, q: int, pending: list[int]) -> list[int]:
         variances = torch.stack([dense_moments(state, j, picks)[1] for j in range(len(warps))], dim=-1)
         if len(reached):
             score = Cells.of(reached, reference).log_improvement(means[:, :k], variances[:, :k]).value
+            if state.exact is False:  # Huang's factor, the geometric mean over objectives
+                noise = torch.tensor([fitted.gp.noise_variance for fitted in state.fitted[:k]], dtype=torch.float64)
+                score = score + (1.0 - (noise / (variances[:, :k] + noise)).sqrt()).log().mean(dim=-1)
         else:
             score = 0.1 * means[:, :k].mean(dim=-1)
         for j, low, high in limits:
