@@ -30,6 +30,21 @@ def test_the_front_of_dtlz2_is_reached():
     assert volume(test_functions.DTLZ2(dim=4, num_objectives=2), reference=1.1, budget=40) > 0.37  # of 0.4246
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_ends_of_a_front_are_found(seed):
+    """Below the front that was reached, points beyond its ends would have no improvement."""
+    outcomes = Outcomes.of({"yield": "max", "cost": "min"}, {"impurity": (None, 0.05)})
+
+    def reactor(X):
+        heat, hours = X.unbind(-1)
+        return torch.stack([heat * hours, hours + heat.square(), 0.1 * heat], dim=-1)
+
+    bounds = torch.tensor([[0.0, 1.0], [1.0, 12.0]], dtype=torch.float64)
+    _, state = searched(TrustRegion(), bounds, outcomes, reactor, budget=30, seed=seed)
+    best = state.Y[state.report().front, 0].max()
+    assert best > 5.8  # of 6, at heat 0.5 and 12 hours
+
+
 def test_three_objectives_are_searched():
     assert volume(test_functions.DTLZ2(dim=4, num_objectives=3), reference=1.1, budget=32) > 0.38  # of 0.8
 
