@@ -45,7 +45,9 @@ class HistoryRow(Summary):
     values: list[float]
     """Results, NaN for failed evaluations."""
     tickets: list[int] = field(default_factory=list)
-    """Their tickets; those of initial observations are the first."""
+    """Their tickets."""
+    added: bool = False
+    """Whether the run has not asked for these evaluations: :meth:`sparse_bo.AskTell.add`, or ``initial=``."""
     points: list[list[float]] | None = None
     """Points asked, in order, on a box; ``None`` on arms."""
     survivors: int | None = None
@@ -104,11 +106,13 @@ def _types() -> dict[str, Any]:
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value of JSON has a type of the fields above: numbers, text, lists and mappings of them, or none."""
+    """Return whether a value of JSON has a type of the fields above: numbers, bools, texts, lists and mappings of them, none."""
     parts = get_args(hint)
     if isinstance(hint, UnionType):
         return any(_is_of(value, part) for part in parts)
     kind = get_origin(hint) or hint
+    if kind is bool:
+        return isinstance(value, bool)
     if kind is list:
         return isinstance(value, list) and all(_is_of(part, parts[0]) for part in value)
     if kind is Mapping:
@@ -141,7 +145,7 @@ class History:
 
     @property
     def observations(self) -> int:
-        """Number of evaluations in all rows, failed ones and initial observations included."""
+        """Number of evaluations in all rows, failed ones and added observations included."""
         return sum(row.batch_size for row in self.rows)
 
     @property

@@ -97,7 +97,8 @@ def test_what_is_asked_for_comes_before_the_default():
 def test_workers_get_arrays_too():
     bounds = [(0.0, 1.0), (0.0, 1.0)]
     here = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8)
-    there = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8, executor="processes", workers=2)
+    workers = Workers(executor="processes", count=2, asynchronous=False)
+    there = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8, executor=workers)
     assert [row.values for row in here.history.rows] == [row.values for row in there.history.rows]
 
 
