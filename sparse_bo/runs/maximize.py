@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,6 +27,7 @@ def maximize(
     objective: Objective,
     *,
     arms: ArmsLike | None = None,
+    names: Iterable[str] | None = None,
     bounds: BoundsLike | None = None,
     space: Space | Mapping[str, Any] | None = None,
     feasible: Feasible | None = None,
@@ -62,6 +63,7 @@ def maximize(
             point, a NumPy array (``d``), or with ``space`` a dictionary, returns a number. NaN marks a failed evaluation.
         arms: ``a x d`` candidates: a tensor, an array or a list; or a :class:`sparse_bo.MemmapArms` or
             :class:`sparse_bo.ProductGrid`.
+        names: A name for each arm: in batches, results, report and journal; :meth:`AskTell.add` and ``initial=`` take them.
         bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
             the lower and the upper corner (``2 x d``), as in BoTorch.
         space: Named parameters, instead of both: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
@@ -115,6 +117,7 @@ def minimize(
     objective: Objective,
     *,
     arms: ArmsLike | None = None,
+    names: Iterable[str] | None = None,
     bounds: BoundsLike | None = None,
     space: Space | Mapping[str, Any] | None = None,
     feasible: Feasible | None = None,
@@ -154,7 +157,8 @@ def minimize(
 
 def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     """Make a whole run with the arguments of :func:`maximize`."""
-    run = {name: given[name] for name in ("policy", "bounds", "space", "feasible", "seed", "initial")} | {"minimize": minimize}
+    shared = ("policy", "names", "bounds", "space", "feasible", "seed", "initial")
+    run = {name: given[name] for name in shared} | {"minimize": minimize}
     ends = {name: given[name] for name in ("seconds", "target", "patience", "stop")}
     how = ends | {name: given[name] for name in ("call_with", "vectorized", "arrays", "executor", "workers", "progress")}
     budget, storage, resume = check_budget(given["budget"]), given["storage"], given["resume"]
@@ -194,6 +198,7 @@ def _resumed(
     arms: ArmSet | None,
     *,
     policy: Policy | None,
+    names: Iterable[str] | None,
     bounds: BoundsLike | None,
     space: Space | Mapping[str, Any] | None,
     feasible: Feasible | None,
@@ -210,6 +215,8 @@ def _resumed(
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
         other = _difference(loop.about, corners, asked, seed, minimize)
+        if names is not None and list(names) != loop.about.get("names"):
+            other = other or "has other names of its arms, or none"
         before = None if other or initial is None else _checked(initial, loop)
         if before is not None and not loop._engine.began_with(*before):
             other = "has other initial observations, or none; initial= can only be passed to a new run"

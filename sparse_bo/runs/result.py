@@ -39,6 +39,8 @@ class Best:
     """Posterior standard deviation there; NaN without a model."""
     parameters: Mapping[str, Any]
     """The point by name; empty without a space of named parameters."""
+    name: str | None = None
+    """Name of the arm; ``None`` without names."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -70,7 +72,9 @@ class Result(Report):
             raise ValueError("expected a successful evaluation, got none: there is no best point yet; evaluate more")
         sd = math.nan if self.best_sd is None else self.best_sd
         x = self.best_x.to("cpu", torch.float64).numpy()
-        return Best(x=x, mean=self.best_mean, sd=sd, parameters=self.best_parameters or {})
+        names = self.history.info.get("names")
+        name = None if names is None or self.best_index is None else names[self.best_index]
+        return Best(x=x, mean=self.best_mean, sd=sd, parameters=self.best_parameters or {}, name=name)
 
     @property
     def best_parameters(self) -> dict[str, Any] | None:
@@ -105,7 +109,8 @@ class Result(Report):
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
 
-        A failed evaluation has the value NaN. Where an input has the name of such a column, the column's ends in ``_``.
+        Arms with names have ``name``, too. A failed evaluation has the value NaN. Where an input has the name of such a column,
+        the column's ends in ``_``.
 
         Raises:
             ImportError: If pandas is not installed.
@@ -115,6 +120,7 @@ class Result(Report):
             "ticket": [ticket for row in rows for ticket in row.tickets],
             "batch": [row.round for row in rows for _ in row.values],
             **({"arm": self.history.indices} if self.history.indices and self.space is None else {}),
+            **({"name": self.history.names} if self.history.names else {}),
             "value": [value for row in rows for value in row.values],
         }
         _, inputs, _ = columns_of(self.history, self.domain)
