@@ -209,6 +209,7 @@ def run(
     dims: options.NumDims = None,
     objective: Annotated[str | None, option(OWN, "package.module:function of q x d arms that returns q values.")] = None,
     arms_file: Annotated[Path | None, option(OWN, "A .npy file of arms (a x d), read as needed.")] = None,
+    names: Annotated[Path | None, option(OWN, "A text file with a name for each of --arms-file, one a line.")] = None,
     grid: Annotated[str | None, option(OWN, options.GRID_HELP)] = None,
     space: Annotated[
         Path | None, option(OWN, "A .toml or .json file of named parameters; the function takes a dictionary.")

@@ -90,7 +90,7 @@ def described_problem(options: Mapping[str, Any]) -> dict[str, Any]:
             "one_by_one": options["one_by_one"],
             **({} if space is None else {"space": Space.load(space).describe()}),
         }
-    if own := given("space", "arms_file", "grid", "one_by_one", "minimize"):
+    if own := given("space", "arms_file", "names", "grid", "one_by_one", "minimize"):
         raise ValueError(f"{own} needs --objective package.module:function; add it, or drop {own}")
     name = check_choice("problem", options["problem"] or "cadata", PROBLEMS)
     if name != "gp-draw" and (drawn := given("arms", "dims")):

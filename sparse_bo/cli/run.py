@@ -85,6 +85,7 @@ def run(options: Namespace) -> None:
                 seed=seed,
                 certify_every=options.certify_every,
                 storage=storage,
+                names=None if options.names is None else options.names.read_text(encoding="utf-8").splitlines(),
                 initial=taken_over(options.initial or [], options.default or []),
                 notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
                 **spread_over(problem.domain, group),

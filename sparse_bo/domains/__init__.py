@@ -1,6 +1,6 @@
 """Domains: boxes, arms in memory, in a file or of a product grid, and spaces of named parameters."""
 
-from sparse_bo.domains.arms import Arms
+from sparse_bo.domains.arms import Arms, NamedArms, with_names
 from sparse_bo.domains.base import Domain
 from sparse_bo.domains.box import Box
 from sparse_bo.domains.encoded import SpaceArms, SpaceBox, check_domain, space_domain
@@ -21,6 +21,7 @@ __all__ = [
     "Int",
     "LazyArms",
     "MemmapArms",
+    "NamedArms",
     "Parameter",
     "ProductGrid",
     "ShardedArms",
@@ -29,4 +30,5 @@ __all__ = [
     "SpaceBox",
     "check_domain",
     "space_domain",
+    "with_names",
 ]

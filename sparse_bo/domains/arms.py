@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -114,3 +116,69 @@ class Arms(Domain):
             return unseen
         more = torch.randint(a, (q - len(unseen),), generator=generator, device="cpu").to(device)
         return torch.cat([unseen, more])
+
+
+@dataclass(frozen=True, eq=False)
+class NamedArms(Arms):
+    """Candidates with a name each.
+
+    Attributes:
+        points: ``a x d`` candidates.
+        names: ``a`` distinct texts.
+
+    Raises:
+        TypeError: If a name is not text.
+        ValueError: If there are not as many as arms, or two are equal.
+    """
+
+    names: tuple[str, ...] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        other = next((name for name in self.names if not isinstance(name, str)), None)
+        if other is not None:
+            raise TypeError(f"expected names of arms as text, got {other!r}; use list(map(str, names))")
+        if len(self.names) != self.count:
+            raise ValueError(f"expected a name for each of {self.count:,} arms, got {len(self.names):,}; pass one for each")
+        if len(self._rows) != self.count:
+            twice = next(name for row, name in enumerate(self.names) if self._rows[name] != row)
+            raise ValueError(f"expected distinct names of arms, got {twice!r} twice; add a number to one of them")
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self.names)}
+
+    def check(self, name: str, where: Any) -> Tensor:
+        """See :meth:`Domain.check`; takes names too."""
+        if isinstance(where, list | tuple) and where and all(isinstance(one, str) for one in where):
+            unknown = next((one for one in where if one not in self._rows), None)
+            if unknown is not None:
+                near = get_close_matches(unknown, self.names, n=1)
+                fix = f"did you mean {near[0]!r}?" if near else "pass names of arms"
+                raise ValueError(f"expected {name} among the names of the arms, got {unknown!r}; {fix}")
+            where = [self._rows[one] for one in where]
+        return super().check(name, where)
+
+    def named(self, picks: Tensor) -> list[dict[str, Any]]:
+        """See :meth:`Domain.named`: ``{"name": …}`` for each."""
+        return [{"name": self.names[row]} for row in picks.tolist()]
+
+    def describe(self) -> dict[str, Any]:
+        """See :meth:`Domain.describe`."""
+        return {**super().describe(), "names": list(self.names)}
+
+
+def with_names(domain: Domain, names: Iterable[str] | None) -> Domain:
+    """Return arms with names; ``None``: the domain as it is.
+
+    Raises:
+        TypeError: If the names are one text, or are no texts.
+        ValueError: If the domain is not a set of arms, or the names do not fit them.
+    """
+    if names is None:
+        return domain
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(f"expected names as a list of texts, one for each arm, got {type(names).__name__}; use a list")
+    if type(domain) is not Arms:
+        raise ValueError("expected names= with arms=, got it without; parameters of a space have names")
+    return NamedArms(domain.points, names=tuple(names))

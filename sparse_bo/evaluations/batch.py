@@ -48,7 +48,7 @@ class Batch(PlainBatch):
     tickets: list[int]
     """``q`` numbers that identify the evaluations in :meth:`sparse_bo.AskTell.tell`; unique in a run."""
     parameters: list[dict[str, Any]] | None = None
-    """``q`` dictionaries, in a space of named parameters; ``None`` elsewhere."""
+    """``q`` dictionaries, in a space of named parameters; ``{"name": …}`` for arms with names; ``None`` elsewhere."""
 
     @property
     def picks(self) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sparse_bo.report.view import Numbers, RunView, cell, number
+from sparse_bo.report.view import Numbers, RunView, arm_name, cell, number
 
 if TYPE_CHECKING:
     from sparse_bo.widths import Calibration
@@ -82,7 +82,8 @@ def interval(view: RunView) -> str:
 
 def best_point(view: RunView, most: int) -> dict[str, str]:
     """Return the best point by name, at most ``most`` inputs of it, with its arm."""
-    return shown(({} if view.best_index is None else {"arm": view.best_index}) | dict(view.best), most)
+    arm = {} if view.best_index is None else {"arm": arm_name(view.best_index, view.about.get("names"))}
+    return shown(arm | dict(view.best), most)
 
 
 def shown(point: Mapping[str, Any], most: int) -> dict[str, str]:

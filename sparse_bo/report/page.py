@@ -200,8 +200,13 @@ def _inputs(view: RunView) -> Plot | None:
     text = f"{len(rows):,} evaluations, a line each, coloured from the worst to the best."
     if len(names) < len(view.names):
         text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
-    cells = [[number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)] for k in rows[::-1][:10]]
-    table = Table(["value", *names], cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
+    arms = [[view.arms[k]] if view.arms else [] for k in rows[::-1][:10]]
+    cells = [
+        [*arm, number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)]
+        for arm, k in zip(arms, rows[::-1][:10], strict=True)
+    ]
+    heads = [*(["arm"] if view.arms else []), "value", *names]
+    table = Table(heads, cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
     value = _axis("value", view.values[rows].tolist(), log=False)
     return parallel("Inputs and values", text, [*axes, value], np.linspace(0.0, 1.0, len(rows)), table=table)
 

@@ -123,6 +123,8 @@ class RunView:
     """Finished evaluations since the last update, in none of the columns."""
     distinct: int | None = None
     """Number of distinct arms evaluated; ``None`` on a box."""
+    arms: Sequence[str] = ()
+    """``n`` names of arms; empty without names."""
     best_index: int | None = None
     """The best arm; ``None`` on a box."""
     guarantees: Mapping[str, str] = field(default_factory=dict)
@@ -145,6 +147,11 @@ class RunView:
     def merit(self) -> Numbers:
         """``n`` results, those of a run that minimises with the other sign: higher is better."""
         return -self.values if self.minimize else self.values
+
+
+def arm_name(index: int, names: Sequence[str] | None) -> int | str:
+    """Return the name of an arm with its number, or the number alone."""
+    return index if names is None else f"{names[index]} (arm {index:,})"
 
 
 def visible(text: object) -> str:

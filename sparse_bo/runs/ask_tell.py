@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
-from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain
+from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain, with_names
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
@@ -68,8 +68,8 @@ class AskTell:
     Args:
         arms: As ``bounds``, ``space``, ``feasible`` and ``goal`` those of :func:`sparse_bo.maximize`. float32 is computed with
             in float64, a journal cannot store ``feasible``, and batches have named parameters as :attr:`Batch.parameters`.
-        policy: Default by :func:`sparse_bo.runs.chosen_policy`, see :func:`sparse_bo.maximize`. The choice is logged; it is
-            :attr:`policy`, and its reason ``about["why"]``.
+        names: A name for each arm; batches have them as ``{"name": …}`` in :attr:`Batch.parameters`, :meth:`add` takes them.
+        policy: Default by :func:`sparse_bo.runs.chosen_policy`; the choice is logged, with its reason ``about["why"]``.
         budget: Planned evaluations, for the choice of the policy.
         workers: Concurrent evaluations, for the choice of the policy.
         minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
@@ -96,6 +96,7 @@ class AskTell:
         arms: ArmsLike | Domain | None = None,
         policy: Policy | None = None,
         *,
+        names: Iterable[str] | None = None,
         minimize: bool = False,
         objectives: Mapping[str, Direction] | None = None,
         constraints: Mapping[str, Limits] | None = None,
@@ -112,7 +113,7 @@ class AskTell:
         storage: str | Path | Storage | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        self._domain = check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible)
+        self._domain = with_names(check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible), names)
         minimize = check_flag("minimize", minimize)
         outcomes = checked_outcomes(objectives, constraints, reference, minimize=minimize)
         given, taken = resolved(initial, self._domain, outcomes)
@@ -262,11 +263,10 @@ class AskTell:
             ValueError: If ``max_q`` < 1, or it is missing with ``beyond_batch``.
             StorageError: If the journal cannot be written; the loop is unchanged then.
         """
-        if max_q is not None:
-            check_count("max_q", max_q)
-        elif check_flag("beyond_batch", beyond_batch):
+        if check_flag("beyond_batch", beyond_batch) and max_q is None:
             raise ValueError("expected ask(max_q, beyond_batch=True), got no max_q; pass the number of idle workers")
-        return self._steps.ask(UNLIMITED if max_q is None else max_q, beyond_batch=check_flag("beyond_batch", beyond_batch))
+        limit = UNLIMITED if max_q is None else check_count("max_q", max_q)
+        return self._steps.ask(limit, beyond_batch=beyond_batch)
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor) -> None:
         """Report results, in any order and number; the state is updated once none is pending.

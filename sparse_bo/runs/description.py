@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sparse_bo._version import __version__
-from sparse_bo.domains import Arms, ArmSet, Box, Domain, Feasible, check_domain
+from sparse_bo.domains import Arms, ArmSet, Box, Domain, Feasible, check_domain, with_names
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import StorageError
@@ -91,7 +91,7 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Any, Any] | None) -
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run for its history."""
-    names = ("policy", "why", "taken", "seed", "minimize", "outcomes", "arms", "bounds", "space", "versions", "device")
+    names = ("policy", "why", "taken", "seed", "minimize", "outcomes", "arms", "names", "bounds", "space", "versions", "device")
     return {name: about[name] for name in names if name in about}
 
 
@@ -185,7 +185,7 @@ def domain_of(
             raise ValueError(
                 f"the {about['arms'][0]:,} arms of the run in {path} are not in it (too many, or damaged); pass arms="
             )
-        return Arms(arms.to(where))
+        return _named(Arms(arms.to(where)), about, path)
     checked = Arms(arms).points
     alike = list(checked.shape) == about["arms"] and str(checked.dtype) == about["dtype"]
     if not alike or digest(checked) != about["arms_hash"]:  # the hash reads every arm: last
@@ -193,7 +193,12 @@ def domain_of(
             f"expected the arms of the run in {path} ({' x '.join(map(str, about['arms']))}, {about['dtype']}), got others "
             f"({' x '.join(map(str, arms.shape))}, {arms.dtype}): this journal belongs to another problem"
         )
-    return check_domain(arms if device is None else arms.to(device))
+    return _named(check_domain(arms if device is None else arms.to(device)), about, path)
+
+
+def _named(domain: Domain, about: Mapping[str, Any], path: Path) -> Domain:
+    with as_written(path, "the names of the arms"):
+        return with_names(domain, about.get("names"))
 
 
 def _recorded_device(name: str, path: Path) -> torch.device:

@@ -120,7 +120,7 @@ def _types() -> dict[str, Any]:
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value of JSON has a type of the fields above: numbers, texts, lists and mappings of them, none."""
+    """Return whether a value of JSON has a type of the fields above, such as a number, a bool, or a list of texts."""
     parts = get_args(hint)
     if isinstance(hint, UnionType):
         return any(_is_of(value, part) for part in parts)
@@ -191,6 +191,12 @@ class History:
     def points(self) -> list[list[float]]:
         """Every point of a box asked, in order; empty on arms."""
         return [x for row in self.rows for x in row.points or []]
+
+    @property
+    def names(self) -> list[str]:
+        """Name of every arm asked, in order; empty for arms without names, and on a box."""
+        names = self.info.get("names")
+        return [] if names is None else [names[i] for i in self.indices]
 
     @property
     def parameters(self) -> list[dict[str, Any]] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,6 +36,7 @@ def maximize(
     objective: Objective,
     *,
     arms: ArmsLike | None = None,
+    names: Iterable[str] | None = None,
     bounds: BoundsLike | None = None,
     space: Space | Mapping[str, Any] | None = None,
     feasible: Feasible | None = None,
@@ -71,6 +72,7 @@ def maximize(
             point, a NumPy array (``d``), or with ``space`` a dictionary, returns a number. NaN marks a failed evaluation.
         arms: ``a x d`` candidates: a tensor, an array or a list; or a :class:`sparse_bo.MemmapArms` or
             :class:`sparse_bo.ProductGrid`.
+        names: A name for each arm: in batches, results, report and journal; :meth:`AskTell.add` and ``initial=`` take them.
         bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
             the lower and the upper corner (``2 x d``), as in BoTorch.
         space: Named parameters, instead of both: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
@@ -124,6 +126,7 @@ def minimize(
     objective: Objective,
     *,
     arms: ArmsLike | None = None,
+    names: Iterable[str] | None = None,
     bounds: BoundsLike | None = None,
     space: Space | Mapping[str, Any] | None = None,
     feasible: Feasible | None = None,
@@ -169,6 +172,7 @@ def optimize(
     constraints: Mapping[str, Limits] | None = None,
     reference: Mapping[str, float] | None = None,
     arms: ArmsLike | None = None,
+    names: Iterable[str] | None = None,
     bounds: BoundsLike | None = None,
     feasible: Feasible | None = None,
     budget: int,
@@ -226,7 +230,8 @@ def optimize(
 
 def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     """Make a whole run with the arguments of :func:`maximize` or :func:`optimize`."""
-    run = {name: given[name] for name in ("policy", "bounds", "space", "feasible", "seed", "initial")} | {"minimize": minimize}
+    shared = ("policy", "names", "bounds", "space", "feasible", "seed", "initial")
+    run = {name: given[name] for name in shared} | {"minimize": minimize}
     run |= {name: given.get(name) for name in ("objectives", "constraints", "reference")}
     ends = {name: given[name] for name in ("seconds", "target", "patience", "stop")}
     how = ends | {name: given[name] for name in ("call_with", "vectorized", "arrays", "executor", "workers", "progress")}
@@ -267,6 +272,7 @@ def _resumed(
     arms: ArmSet | None,
     *,
     policy: Policy | None,
+    names: Iterable[str] | None,
     bounds: BoundsLike | None,
     space: Space | Mapping[str, Any] | None,
     feasible: Feasible | None,
@@ -285,6 +291,8 @@ def _resumed(
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
         other = _difference(loop.about, corners, asked, seed, minimize, several)
+        if names is not None and list(names) != loop.about.get("names"):
+            other = other or "has other names of its arms, or none"
         before = None if other or initial is None else _checked(initial, loop)
         if before is not None and not loop._engine.began_with(*before):
             other = "has other initial observations, or none; initial= can only be passed to a new run"

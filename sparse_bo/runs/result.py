@@ -42,6 +42,8 @@ class Best:
     """The point by name; empty without a space of named parameters."""
     outcomes: Mapping[str, float] = field(default_factory=dict)
     """Mean of the observed outcomes there, by name; empty with one outcome."""
+    name: str | None = None
+    """Name of the arm; ``None`` without names."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,7 +98,9 @@ class Result(Report):
         sd = math.nan if self.best_sd is None else self.best_sd
         x = self.best_x.to("cpu", torch.float64).numpy()
         observed = {} if outcomes is None else self._observed_at(x, outcomes)
-        return Best(x=x, mean=self.best_mean, sd=sd, parameters=self.best_parameters or {}, outcomes=observed)
+        names = self.history.info.get("names")
+        name = None if names is None or self.best_index is None else names[self.best_index]
+        return Best(x=x, mean=self.best_mean, sd=sd, parameters=self.best_parameters or {}, outcomes=observed, name=name)
 
     @property
     def pareto_front(self) -> list[FrontPoint]:
@@ -177,8 +181,8 @@ class Result(Report):
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
 
-        A failed evaluation has the value NaN. With several outcomes there is a column for each, and ``feasible``. Of
-        columns of one name, inputs first, later ones end in ``_``.
+        Arms with names have ``name``, too. A failed evaluation has the value NaN. With several outcomes there is a column for
+        each, and ``feasible``. Of columns of one name, inputs first, later ones end in ``_``.
 
         Raises:
             ImportError: If pandas is not installed.
@@ -188,6 +192,7 @@ class Result(Report):
             "ticket": [ticket for row in rows for ticket in row.tickets],
             "batch": [row.round for row in rows for _ in row.values],
             **({"arm": self.history.indices} if self.history.indices and self.space is None else {}),
+            **({"name": self.history.names} if self.history.names else {}),
         }
         results: list[tuple[str, list[Any]]] = [("value", [value for row in rows for value in row.values])]
         if (outcomes := self.history.outcomes) is not None:

@@ -24,7 +24,7 @@ from sparse_bo.policies.states import Summary
 from sparse_bo.policies.trust_region.observations import replicates_of
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
-from sparse_bo.report.view import Observation, RunView, Slice
+from sparse_bo.report.view import Observation, RunView, Slice, arm_name
 from sparse_bo.runs.history import History, report_of
 from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
@@ -200,10 +200,13 @@ def view_of(
         wider = partial(predict, widened=widened)
         slices = [_slice(wider, domain, x, j, name, best) for j, name in enumerate(names[:most_slices])]
         interval = _interval(predict, domain, report)
+    arm_names = history.info.get("names")
     weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else None
     highest = None
     if last.best_observed_mean is not None:
-        arm = {} if last.best_observed_index is None or not over_arms else {"arm": last.best_observed_index}
+        arm = (
+            {} if last.best_observed_index is None or not over_arms else {"arm": arm_name(last.best_observed_index, arm_names)}
+        )
         point = arm | named(report.best_observed_x)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     values = np.array([value for row in history.rows for value in row.values], np.float64)
@@ -218,6 +221,7 @@ def view_of(
         best=best,
         best_mean=last.best_mean,
         best_index=last.best_index if over_arms else None,
+        arms=history.names,
         distinct=len(set(history.indices)) or None,
         guarantees=bounds,
         calibration=history.calibration,

@@ -186,3 +186,19 @@ def test_a_run_starts_from_the_observations_of_another(tmp_path, monkeypatch):
         assert done.exit_code == 2
         assert message in done.output
         assert not (tmp_path / "other.journal").exists()
+
+
+def test_names_of_arms_are_read_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "measured_by_name.py").write_text("def f(X):\n    return X.sum(-1)\n")
+    np.save(tmp_path / "arms.npy", np.random.default_rng(0).random((12, 2)))
+    (tmp_path / "names.txt").write_text("".join(f"plate-{k}\n" for k in range(12)))
+    run = ["run", "--objective", "measured_by_name:f", "--arms-file", tmp_path / "arms.npy", "--names", tmp_path / "names.txt"]
+    done = invoke(*run, "--policy", "random", "--budget", "6", "--out", tmp_path, "--storage", tmp_path / "run.journal")
+    assert done.exit_code == 0, done.output
+    assert "plate-" in done.output
+    assert len(read_run(tmp_path / "run.journal").history.names) == 6
+    (tmp_path / "names.txt").write_text("one\n")
+    done = invoke(*run, "--policy", "random", "--budget", "6", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "a name for each of 12 arms, got 1" in done.output

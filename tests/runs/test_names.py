@@ -1,0 +1,88 @@
+"""Names of arms: in batches, results, tables, pages and journals; taken wherever arms are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import AskTell, maximize, minimize, observations_of
+from sparse_bo.domains import NamedArms
+from sparse_bo.policies import ExpectedImprovement, RandomSearch
+from tests.builders import arms, waves
+
+NAMES = [f"mol-{k}" for k in range(60)]
+
+
+def test_names_are_in_batches_results_tables_and_the_page():
+    loop = AskTell(arms(), ExpectedImprovement(initial_design=6), names=NAMES)
+    seen = []
+    result = loop.run(waves, 14, on_result=lambda one: seen.append((one.index, one.parameters)))
+    assert all(parameters == {"name": NAMES[index]} for index, parameters in seen)
+    assert result.best.name == NAMES[result.best_index]
+    assert result.history.names == [NAMES[i] for i in result.history.indices]
+    frame = result.to_pandas()
+    assert frame["name"].tolist() == result.history.names
+    assert f"{result.best.name} (arm {result.best_index})" in result.report()
+    assert result.report().count("mol-") > 10
+    batch = loop.ask(2)
+    assert [one["name"] for one in batch.parameters] == [NAMES[i] for i in batch.indices]
+
+
+def test_names_are_taken_where_arms_are():
+    loop = AskTell(arms(), RandomSearch(), names=np.array(NAMES).tolist(), initial=(["mol-3", "mol-9"], [0.5, 1.5]))
+    assert loop.history.indices == [3, 9]
+    loop.add(["mol-4"], [2.5])
+    loop.enqueue(["mol-7"])
+    assert loop.ask().indices.tolist() == [7]
+    assert loop.result().best.name == "mol-4"
+    with pytest.raises(ValueError, match="among the names of the arms, got 'mol-99'; did you mean 'mol-9'"):
+        loop.add(["mol-99"], [1.0])
+    loop.add([5], [0.0])
+    assert loop.history.names[-1] == "mol-5"
+
+
+def test_a_journal_has_the_names(tmp_path):
+    call = {"arms": arms(), "policy": RandomSearch(batch_size=4), "storage": tmp_path / "a.journal", "resume": True}
+    maximize(waves, budget=8, names=NAMES, **call)
+    result = maximize(waves, budget=12, **call)
+    assert result.history.names == [NAMES[i] for i in result.history.indices]
+    with AskTell.resume(tmp_path / "a.journal") as loop:
+        loop.add(["mol-0"], [1.0])
+    with pytest.raises(ValueError, match="has other names of its arms, or none"):
+        maximize(waves, budget=12, names=NAMES[::-1], **call)
+    other = AskTell(arms(), RandomSearch(), names=NAMES, initial=observations_of(tmp_path / "a.journal"))
+    assert len(other.history.names) == 13
+
+
+def test_arms_without_names_have_their_numbers():
+    result = minimize(waves, arms=arms(), policy=RandomSearch(batch_size=4), budget=8)
+    assert result.best.name is None
+    assert result.history.names == []
+    assert "name" not in result.to_pandas()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"arms": arms(), "names": NAMES[:-1]}, ValueError, "a name for each of 60 arms, got 59"),
+        ({"arms": arms(), "names": [*NAMES[:-1], "mol-4"]}, ValueError, "distinct names of arms, got 'mol-4' twice"),
+        ({"arms": arms(), "names": range(60)}, TypeError, "names of arms as text, got 0"),
+        ({"arms": arms(), "names": "abc"}, TypeError, "a list of texts, one for each arm, got str"),
+        ({"bounds": [(0.0, 1.0)], "names": ["a"]}, ValueError, "expected names= with arms="),
+    ],
+)
+def test_wrong_names_are_named(settings, error, message):
+    with pytest.raises(error, match=message):
+        AskTell(**settings)
+
+
+def test_single_precision_and_failures():
+    loop = AskTell(arms().float(), ExpectedImprovement(initial_design=4), names=NAMES)
+    assert isinstance(loop._domain, NamedArms)
+    batch = loop.ask()
+    loop.tell(batch.tickets, [math.nan, *waves(batch.X[1:].double()).tolist()])
+    assert loop.result().best.name in loop.history.names
+    assert torch.equal(loop.reissue().X, loop.reissue().X)
