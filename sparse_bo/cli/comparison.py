@@ -130,7 +130,7 @@ def plot_comparison(title: str, contestants: Sequence[Contestant]) -> Figure:
         left, right = figure.subplots(1, 2)
         draw(left, Panel("Cumulative regret", "", sums, y_name="sum of (best − chosen)", zero=True))
         draw(right, Panel("Regret per evaluation so far", "", means, log_x=True, log_y=True))
-        figure.suptitle(title, fontsize=11, parse_math=False)  # a "$" in a name is no formula
+        figure.suptitle(title, fontsize=11)
     return figure
 
 

@@ -47,8 +47,8 @@ class Evaluations(NamedTuple):
     @property
     def succeeded(self) -> NDArray[Any]:
         """``t``: whether the evaluation has a result; with several outcomes at least one of them."""
-        there: NDArray[np.bool_] = np.isfinite(self.values).reshape(len(self.values), -1)
-        return np.asarray(there.any(axis=1))
+        there = np.isfinite(self.values)
+        return there if there.ndim == 1 else np.asarray(there.any(axis=1))
 
 
 class Recorded(NamedTuple):

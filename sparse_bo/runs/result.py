@@ -110,8 +110,8 @@ class Result(Report):
             raise ValueError("expected a run with objectives=, got one of one outcome; its best point is result.best")
         Y, X, named = self._evaluations(outcomes)
         gains = torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
-        rows = front_rows(gains)
-        rows = rows[gains[rows, 0].argsort(descending=True, stable=True)].tolist()
+        front = front_rows(gains)
+        rows = front[gains[front, 0].argsort(descending=True, stable=True)].tolist()
         tickets = [ticket for row in self.history.rows for ticket in row.tickets]
         arms = self.history.indices
         return [

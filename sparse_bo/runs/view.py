@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,11 @@ def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | N
         return None
     spread = 1.96 * variance.clamp_min(0.0).sqrt()
     return Predictions(mean - spread, mean, mean + spread)
+
+
+def outcome_models(state: State) -> list[Predict]:
+    """Return the marginal posterior of each of several outcomes, in the user's units; empty without models."""
+    return []
 
 
 def widening(state: State, *, folds: int = 4, most: int = 150) -> float:
@@ -191,8 +197,23 @@ def view_of(
             return domain.space.decode(x.unsqueeze(0))[0]
         return dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
 
-    best, slices, widened, interval = named(report.best_x), list[Slice | None](), 1.0, None
-    if report.best_x is not None and state is not None and domain is not None:
+    several, best_x = history.outcome_columns(report), report.best_x
+    if several is not None:
+        several = replace(several, best_row=_best_row(history, report, several.best_row))
+        best_x = _inputs_of(history, domain, several.best_row)
+    best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
+    if several is not None and state is not None and domain is not None and best_x is not None:
+        models = outcome_models(state)
+        several = replace(several, models=bool(models))
+        some = names[: 2 * most_slices // max(len(models), 2)]
+        slices = [
+            _slice(predict, domain, best_x, j, name, best, outcome)
+            for outcome, predict in zip(several.values, models, strict=False)
+            for j, name in enumerate(some)
+        ]
+        if models:
+            interval = _interval(models[0], domain, report)
+    elif report.best_x is not None and state is not None and domain is not None:
         x = report.best_x.to(device="cpu", dtype=torch.float64)
         widened = widening(state) if most_slices else 1.0
         predict = partial(predictions_of, state, minimize=minimize)
@@ -205,7 +226,7 @@ def view_of(
         point = arm | named(report.best_observed_x)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     values = np.array([value for row in history.rows for value in row.values], np.float64)
-    failed = int(np.isnan(values).sum())
+    failed = sum(row.failed for row in history.rows)
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
     return RunView(
         batches=batches,
@@ -226,8 +247,27 @@ def view_of(
         widened=widened,
         variance_factor=None if certificate is None else certificate.factor,
         regret=None if regret is None else np.asarray(regret, np.float64),
+        outcomes=several,
         **{**in_memory, **others},
     )
+
+
+def _best_row(history: History, report: Report, otherwise: int | None) -> int | None:
+    """Return the first evaluation of a report's best point."""
+    if report.best_index is not None and history.indices:
+        return history.indices.index(report.best_index)
+    if report.best_x is not None and history.points and (x := report.best_x.tolist()) in history.points:
+        return history.points.index(x)
+    return otherwise
+
+
+def _inputs_of(history: History, domain: Domain | None, row: int | None) -> Tensor | None:
+    """Return the inputs of an evaluation (``d``), float64 on the CPU; ``None`` where they are unknown."""
+    if row is None or domain is None:
+        return None
+    if history.points:
+        return torch.tensor(history.points[row], dtype=torch.float64, device="cpu")
+    return domain.inputs(torch.tensor([history.indices[row]], device=domain.device))[0].to("cpu", torch.float64)
 
 
 def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, float] | None:
@@ -263,7 +303,9 @@ def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)
 
 
-def _slice(predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any]) -> Slice | None:
+def _slice(
+    predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any], outcome: str = ""
+) -> Slice | None:
     """Return the model along input ``j`` through the best point; ``None`` without a model, or too few points there."""
     fewest, log, device = 3, False, domain.device
     if isinstance(domain, SpaceArms | SpaceBox):
@@ -286,7 +328,7 @@ def _slice(predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best:
     if found is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))
-    return Slice(name, values, log, best[name], lower, median, upper, found.floor)
+    return Slice(name, values, log, best[name], lower, median, upper, found.floor, outcome)
 
 
 def _along(space: Space, name: str) -> list[Any]:
