@@ -330,7 +330,7 @@ def draw(axes: Axes, panel: Panel | None, otherwise: str = "") -> None:
         axes.set_title(otherwise, pad=20.0)
         axes.set_axis_off()
         return
-    drawn = panel.draw(axes, COLOURS)
+    panel.draw(axes, COLOURS)
     axes.set_title(visible(panel.title), pad=20.0)  # above the names of the curves, at one height in all panels
     axes.set(xlabel=visible(panel.x_name), ylabel=visible(panel.y_name))
     if panel.from_zero and not panel.log_x:
