@@ -180,13 +180,13 @@ class Region:
         region, new, old = self, own & (rows >= newest), own & (rows < newest)
         if bool(new.any()) and bool(old.any()):
             rise = float(means[new].max() - means[old].max())
-            region = self._resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), dims=dims)
+            region = self.resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), dims=dims)
         if region.length < settings.shortest_length:
             return Region(centre=None, length=settings.first_length, start=total, restarts=self.restarts + 1)
         return replace(region, centre=_highest(rows, means, own)) if bool(own.any()) else region
 
-    def _resized(self, settings: RegionSettings, *, progress: bool, fresh: int, dims: int) -> Region:
-        """Return the region after ``fresh`` evaluations with or without progress."""
+    def resized(self, settings: RegionSettings, *, progress: bool, fresh: int, dims: int) -> Region:
+        """Return the region after a batch of ``fresh`` evaluations with or without progress, around the same centre."""
         if progress:
             successes = self.successes + 1
             if successes < settings.patience:
