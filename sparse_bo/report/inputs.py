@@ -62,6 +62,7 @@ def inputs_of(view: RunView) -> Plot | None:
         text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
     if view.outcomes is not None:
         best = "best" if view.outcomes.only else "front"
+        text = text.replace("the worst to the best", f"infeasible ones to the {best}")
         legend = [("infeasible", "v0"), ("feasible", "v3"), (best, "v5")]
         table, shade = best_evaluations(view, view.outcomes), view.merit[rows]
         return parallel("Inputs and outcomes", text, axes, shade, table=table, legend=legend)

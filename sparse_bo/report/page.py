@@ -161,9 +161,7 @@ def sections_of(view: RunView) -> Iterator[Section]:
         text = "The state has no model of the outcomes (the initial design is not complete, or the policy has none): no slices."
         yield Section("slices", "Slices", text)
     if view.slices:
-        point = "best point" if view.outcomes is None or view.outcomes.only else _compromise(view)
-        what = "objective" if view.outcomes is None else "outcomes"
-        text = f"Median and 95 % interval of the {what} along one input at a time, the others as at the {point}."
+        point, text = _point_of_slices(view)
         shown = len({one.name for one in view.slices})
         more = "" if shown >= len(view.names) else f" {shown} of {len(view.names)} inputs."
         if view.widened > 1.0:
@@ -171,7 +169,7 @@ def sections_of(view: RunView) -> Iterator[Section]:
                 f" The intervals are {view.widened:.2g} times as wide as the model's, which cross-validation showed too narrow."
             )
         plots = [slice_of(one, view) for one in view.slices]
-        yield Section("slices", f"Slices through the {point.partition(',')[0]}", text + more, plots, narrow=True)
+        yield Section("slices", f"Slices through the {point}", text + more, plots, narrow=True)
     if len(view.residuals) >= 8:
         yield Section("calibration", "Calibration", plots=[_calibration(view)])
     elif view.calibration is not None:
@@ -189,12 +187,17 @@ def sections_of(view: RunView) -> Iterator[Section]:
     yield Section("settings", "Settings and versions", pairs=list(_settings(view.about)))
 
 
-def _compromise(view: RunView) -> str:
-    assert view.outcomes is not None
+def _point_of_slices(view: RunView) -> tuple[str, str]:
+    """Return a name of the point that slices go through, and the text above them."""
+    what = "Median and 95 % interval of {} along one input at a time, the others as at {}."
+    if view.outcomes is None:
+        return "best point", what.format("the objective", "the best point")
+    at = ", ".join(f"{name} = {number(value)}" for name, value in best_outcomes(view.outcomes).items())
     if not view.outcomes.feasible.any():
-        return "evaluation of the least violation"
-    at = ", ".join(f"{name} = {number(view_y)}" for name, view_y in best_outcomes(view.outcomes).items())
-    return f"point of the front that dominates the most by itself, {at}"
+        return "least violation", what.format("each outcome", f"the evaluation of the least violation ({at})")
+    if view.outcomes.only is None:
+        return "front", what.format("each outcome", f"the point of the front that dominates most by itself ({at})")
+    return "best point", what.format("each outcome", f"the best point ({at})")
 
 
 def _progress_of_outcomes(view: RunView, outcomes: OutcomeColumns) -> Iterator[Plot]:

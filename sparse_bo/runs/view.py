@@ -22,7 +22,8 @@ from sparse_bo.policies import BanditState, EliminationState, Report, State
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.states import Summary
-from sparse_bo.policies.trust_region.observations import replicates_of
+from sparse_bo.policies.trust_region.observations import Replicates, replicates_of
+from sparse_bo.policies.trust_region.outcome_state import OutcomeState
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice
@@ -47,6 +48,10 @@ class Predictions(NamedTuple):
     """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without.
     In a run that minimises: above which, and ``inf``."""
 
+    def mirrored(self) -> Predictions:
+        """Return the posterior of the objective with the other sign."""
+        return Predictions(-self.upper, -self.median, -self.lower, None if self.floor is None else -self.floor)
+
 
 Predict = Callable[[Tensor], Predictions | None]
 
@@ -58,9 +63,7 @@ def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widen
     as the model's (:func:`widening`).
     """
     found = _predictions(state, picks, widened)
-    if found is None or not minimize:
-        return found
-    return Predictions(-found.upper, -found.median, -found.lower, None if found.floor is None else -found.floor)
+    return found.mirrored() if found is not None and minimize else found
 
 
 def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | None:
@@ -79,9 +82,28 @@ def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | N
     return Predictions(mean - spread, mean, mean + spread)
 
 
-def outcome_models(state: State) -> list[Predict]:
-    """Return the marginal posterior of each of several outcomes, in the user's units; empty without models."""
-    return []
+def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
+    """Return the marginal posterior of each of several outcomes, in the user's units; empty without models.
+
+    Args:
+        state: The state.
+        widen: Whether intervals are wider by the factor by which cross-validation shows them too narrow.
+    """
+    if not isinstance(state, OutcomeState) or not state.fitted:
+        return []
+    models: list[Predict] = []
+    for j, fitted in enumerate(state.fitted):
+        rows, seen = state.rows_of(j), state.replicates[j]
+        widened = _widening(fitted, state.U[rows], seen, folds=4, most=150) if widen else 1.0
+        models.append(partial(_outcome, state, fitted, seen.y, minimize=float(state.signs[j]) < 0.0, widened=widened))
+    return models
+
+
+def _outcome(
+    state: OutcomeState, fitted: FittedRegion, y: Tensor, picks: Tensor, *, minimize: bool, widened: float
+) -> Predictions:
+    found = _warped(fitted, state.box.to_unit(picks), y, widened)
+    return found.mirrored() if minimize else found
 
 
 def widening(state: State, *, folds: int = 4, most: int = 150) -> float:
@@ -93,19 +115,25 @@ def widening(state: State, *, folds: int = 4, most: int = 150) -> float:
     fitted = (
         state.fitted if isinstance(state, RegionState) else state.surrogate if isinstance(state, ImprovementState) else None
     )
-    if fitted is None or len(fitted.rows) < 2 * folds:
+    if fitted is None:
         return 1.0
     assert isinstance(state, RegionState | ImprovementState)
-    seen = state.replicates
+    return _widening(fitted, state.U, state.replicates, folds=folds, most=most)
+
+
+def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates, *, folds: int, most: int) -> float:
+    """Return the factor of :func:`widening`, of observations at ``n x d`` points of the unit cube."""
+    if len(fitted.rows) < 2 * folds:
+        return 1.0
     rows = fitted.rows[np.linspace(0, len(fitted.rows) - 1, min(len(fitted.rows), most)).round().astype(int)]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu").to(rows.device)
     scores = []
     for fold in range(folds):
         held, known = rows[order[fold::folds]], torch.cat([rows[order[k::folds]] for k in range(folds) if k != fold])
         told = torch.isin(seen.first, known)
-        U, y = state.U[told], state.y[told]
-        again = fitted_region(U, replicates_of(U, y), centre=U[y.argmax()], before=None, since=0, most=most)
-        score, clipped = again.errors(state.U[held], seen.values[held]), again.warp(seen.values[held]) <= again.warp(y.min())
+        some, y = U[told], seen.y[told]
+        again = fitted_region(some, replicates_of(some, y), centre=some[y.argmax()], before=None, since=0, most=most)
+        score, clipped = again.errors(U[held], seen.values[held]), again.warp(seen.values[held]) <= again.warp(y.min())
         scores.append(torch.where(clipped, score.clamp(max=0.0), score).abs())  # "at most the floor" is right below it
     sizes = torch.cat(scores).sort().values
     largest = float(sizes[min(math.ceil(0.95 * (len(sizes) + 1)), len(sizes)) - 1])
@@ -203,7 +231,7 @@ def view_of(
         best_x = _inputs_of(history, domain, several.best_row)
     best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
     if several is not None and state is not None and domain is not None and best_x is not None:
-        models = outcome_models(state)
+        models = outcome_models(state, widen=most_slices > 0)
         several = replace(several, models=bool(models))
         some = names[: 2 * most_slices // max(len(models), 2)]
         slices = [
