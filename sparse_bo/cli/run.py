@@ -59,6 +59,10 @@ def run(options: Namespace) -> None:
         workers = parallel(options.executor, options.workers, options.asynchronous)
         ends = vars(Ends(**_ends(options)))
         several = problem.outcomes if isinstance(problem, OwnProblem) else None
+        if several is not None and several.only is None and options.target is not None:
+            raise ValueError(
+                f"expected --target with one objective, got {len(several.objectives)}; use --patience or --seconds"
+            )
         planned = memory is not None or (seconds is not None and options.policy in ("bbkb", "bkb") and "arms" in problem.domain)
         chosen, why = policy_of(
             options.policy,

@@ -320,11 +320,11 @@ def miscalibrated(found: Calibration | None) -> Iterator[Advice]:
         )
 
 
-def drifting(score: float) -> Iterator[Advice]:
-    """Yield the warning about an objective that changes with time; ``score`` is its trend in standard errors."""
+def drifting(score: float, what: str = "objective") -> Iterator[Advice]:
+    """Yield the warning about an objective or outcome that changes with time; ``score`` is its trend in standard errors."""
     if abs(score) >= MOST_ERRORS:
         yield Advice(
-            f"The objective changes with time: a trend of {abs(score):.1f} standard errors, from {MOST_ERRORS:g} on a warning.",
+            f"The {what} changes with time: a trend of {abs(score):.1f} standard errors, from {MOST_ERRORS:g} on a warning.",
             "Trust the newest results, and repeat the best points.",
         )
 
