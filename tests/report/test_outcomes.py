@@ -18,8 +18,7 @@ from sparse_bo.runs import History
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.outcome_columns import entering, outcome_columns
 from sparse_bo.runs.view import view_of
-from tests.report.builders import view
-from tests.report.test_escaping import HOSTILE, SHOWN, TAGS, Elements, table_after
+from tests.report.builders import HOSTILE, SHOWN, TAGS, Elements, table_after, view
 
 TWO = Outcomes.of({"yield": "max", "cost": "min"}, {"impurity": (None, 0.5)}, {"yield": 0.0, "cost": 2.0})
 ONE = Outcomes.of({"cost": "min"}, {"yield": (0.4, None), "impurity": (0.1, 0.9)})
