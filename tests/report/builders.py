@@ -9,7 +9,6 @@ import torch
 from sparse_bo.report import Batches, Observation, RunView, Slice
 from sparse_bo.widths.calibration import calibration
 
-
 HOSTILE = {
     "a script": "</script><script>alert(1)</script>",
     "an image": "\"><img src=x onerror='alert(1)'>",
