@@ -15,9 +15,11 @@ LOWEST = -1e150
 
 
 class LogH(NamedTuple):
-    """The logarithm of ``h(u) = φ(u) + u Φ(u)``, elementwise: ``excess − min(u, 0)²/2``. Differences keep digits."""
+    """The logarithm of ``h(u) = φ(u) + u Φ(u)``, elementwise."""
 
+    value: Tensor
     excess: Tensor
+    """``log h(u) + min(u, 0)²/2``: differences of it keep their digits in the tail."""
     slope: Tensor
     """``d log h / du = Φ/h``."""
 
@@ -35,9 +37,10 @@ def log_h(u: Tensor) -> LogH:
     z = low.square().reciprocal()
     series = z * (1.0 - z * (3.0 - z * (15.0 - z * (105.0 - z * 945.0))))
     left = torch.where(low < FAR, series, 1.0 + low * mills)
-    tail = left.log() - 0.5 * math.log(2.0 * math.pi)
-    excess = torch.where(near, plain.log() + 0.5 * u.clamp_max(0.0).square(), tail)
-    return LogH(excess, torch.where(near, cdf / plain, (left - 1.0) / (low * left)))
+    half_log = 0.5 * math.log(2.0 * math.pi)
+    value = torch.where(near, plain.log(), left.log() - 0.5 * low.square() - half_log)
+    excess = torch.where(near, plain.log() + 0.5 * u.clamp_max(0.0).square(), left.log() - half_log)
+    return LogH(value, excess, torch.where(near, cdf / plain, mills / left))
 
 
 class LogImprovement(NamedTuple):
@@ -55,9 +58,8 @@ def log_expected_improvement(mean: Tensor, variance: Tensor, best: float) -> Log
     """
     sigma = variance.sqrt()
     u = (mean - best) / sigma
-    excess, slope = log_h(u)
-    value = sigma.log() + excess - 0.5 * u.clamp(LOWEST, 0.0).square()
-    return LogImprovement(value, slope / sigma, (1.0 - slope * u) / (2.0 * variance))
+    value, _, slope = log_h(u)
+    return LogImprovement(sigma.log() + value, slope / sigma, (1.0 - slope * u) / (2.0 * variance))
 
 
 def log_augmented_improvement(mean: Tensor, variance: Tensor, best: float, *, noise_variance: float) -> LogImprovement:

@@ -30,7 +30,7 @@ from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.results import Value, is_failed, results_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Outcomes, Policy, State, Wait
-from sparse_bo.policies.box_states import BoxState
+from sparse_bo.policies.box_states import PointState
 from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.protocol import mechanism_of
 from sparse_bo.policies.states import Phase
@@ -158,7 +158,7 @@ class Engine:
         self._rechecked += more.rechecked
         made = more.picks if more.ahead is None else torch.cat([more.picks, more.ahead])
         seen, state = pending, self.state
-        if isinstance(state, BoxState):
+        if isinstance(state, PointState):
             seen = torch.cat([state.X, state.left_alone(), pending])  # evaluated and failed ones, too
         made = self.domain.mended(made, seen=seen, repeats=more.repeats, generator=generator)
         q = len(picks) + len(more.picks)

@@ -110,8 +110,8 @@ class Result(Report):
             raise ValueError("expected a run with objectives=, got one of one outcome; its best point is result.best")
         Y, X, named = self._evaluations(outcomes)
         gains = torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
-        front = front_rows(gains)
-        rows = front[gains[front, 0].argsort(descending=True, stable=True)].tolist()
+        rows = front_rows(gains)
+        rows = rows[gains[rows, 0].argsort(descending=True, stable=True)]
         tickets = [ticket for row in self.history.rows for ticket in row.tickets]
         arms = self.history.indices
         return [
@@ -122,7 +122,7 @@ class Result(Report):
                 outcomes=dict(zip(outcomes.names, Y[k].tolist(), strict=True)),
                 ticket=tickets[k],
             )
-            for k in rows
+            for k in rows.tolist()
         ]
 
     def _evaluations(self, outcomes: Outcomes) -> tuple[Tensor, NDArray[np.float64], list[dict[str, Any]] | None]:

@@ -20,9 +20,9 @@ from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Stopwatch
-from sparse_bo.policies.trust_region.observations import KINDS, unrepeated
+from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomePosteriors
-from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of
+from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
     Candidates,
@@ -61,7 +61,7 @@ class OutcomeSearch(Mechanism[OutcomeState]):
     def init(self) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         nothing = self.box.bounds.new_empty(0, len(self.outcomes.names))
-        return OutcomeState(self.box, self.box.no_picks, nothing, self.outcomes)
+        return OutcomeState(self.box, self.box.no_picks, Y=nothing, outcomes=self.outcomes)
 
     def ask(self, state: OutcomeState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return points of a Sobol sequence until the initial design is complete, then maximisers of expected improvement.
@@ -135,16 +135,10 @@ class OutcomeSearch(Mechanism[OutcomeState]):
                     since=int((rows < state.pulls).sum()),
                     most=self.settings.model_size,
                     ranking=ranking[rows],
-                    kinds=self._warpings(j),
+                    kinds=warpings(self.outcomes, j),
                 )
             )
         return tuple(models)
-
-    def _warpings(self, outcome: int) -> tuple[str, ...]:
-        """Return the kinds of warpings of an outcome: none that bends of several objectives, whose volumes have units."""
-        if outcome >= len(self.outcomes.objectives):
-            return ("plain", "asinh")
-        return KINDS if self.outcomes.only is not None else ("plain",)
 
     def _centres(self, state: OutcomeState, Y: Tensor) -> Tensor:
         """Return the rows around which picks are sought: the least crowded of the front by ``Y``, or one; none in a restart."""

@@ -1,10 +1,11 @@
-"""State of a trust-region search with several outcomes."""
+"""States with several outcomes: their models and their report, and the state of a trust-region search."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from sparse_bo.gp.hypervolume import front_rows, hypervolume, least_crowded, ref
 from sparse_bo.policies.box_states import PointState
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT
-from sparse_bo.policies.states import Report
-from sparse_bo.policies.trust_region.observations import Replicates, replicates_of
+from sparse_bo.policies.states import Report, State
+from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of
 from sparse_bo.policies.trust_region.outcome_gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
@@ -47,25 +48,42 @@ def ranking_of(outcomes: Outcomes, Y: Tensor) -> Tensor:
     return ranking
 
 
-@dataclass(frozen=True, eq=False)
-class OutcomeState(PointState):
-    """State of a trust-region policy with ``m`` outcomes on a box. A value.
+def warpings(outcomes: Outcomes, outcome: int) -> tuple[str, ...]:
+    """Return the kinds of warpings of an outcome: none that bends of several objectives, whose volumes have units."""
+    if outcome >= len(outcomes.objectives):
+        return ("plain", "asinh")
+    return KINDS if outcomes.only is not None else ("plain",)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutcomeModels(State):
+    """The results of ``m`` outcomes and a model of each. A value.
 
     Models are of outcomes times :attr:`signs`, so that objectives are to be maximised.
     """
 
+    merges: ClassVar[bool] = False
+    """Whether the models merge the evaluations of a point."""
+
     Y: Tensor = field(metadata=KEPT)
     """``n x m`` results in the user's units; NaN: missing."""
     outcomes: Outcomes
-    region: Region | None = None
-    """The region; ``None`` before the initial design is complete."""
     fitted: tuple[FittedRegion, ...] = ()
     """The model of each outcome; its rows are those of :attr:`rows_of`. Empty before the initial design is complete."""
 
-    def with_outcomes(self, X: Tensor, Y: Tensor) -> Self:
-        """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d)."""
-        data = {"X": torch.cat([self.X, X]), "Y": torch.cat([self.Y, Y])}
-        return replace(self, **data, round=self.round + 1, failures=self.forgiven(X))
+    @property
+    @abstractmethod
+    def points(self) -> Tensor:
+        """The evaluated points in the user's units, ``n x d``."""
+
+    @property
+    @abstractmethod
+    def U(self) -> Tensor:
+        """The evaluated points as the models know them, ``n x d``."""
+
+    @abstractmethod
+    def modelled(self, picks: Tensor) -> Tensor:
+        """Return picks (``q`` arms or ``q x d`` points) as the models know them, ``q x d``."""
 
     @property
     def signs(self) -> Tensor:
@@ -82,7 +100,7 @@ class OutcomeState(PointState):
         """The signed results of each outcome where they are there, for its model."""
         signed = self.signs * self.Y
         rows = [self.rows_of(j) for j in range(self.Y.shape[1])]
-        return tuple(replicates_of(self.X[at], signed[at, j], merge=False) for j, at in enumerate(rows))
+        return tuple(replicates_of(self.points[at], signed[at, j], merge=self.merges) for j, at in enumerate(rows))
 
     @cached_property
     def exact(self) -> bool | None:
@@ -196,18 +214,40 @@ class OutcomeState(PointState):
                 at = self.fitted[0].gp.moments(self.U[row : row + 1])
                 sd = float(self.fitted[0].warp.half_width(at.mean, at.variance))
             sd = 0.0 if self.replicates[0].exact else sd
-            report = replace(report, best_x=self.X[row], best_mean=float(self.estimates[row, 0]), best_sd=sd)
+            report = replace(report, best_x=self.points[row], best_mean=float(self.estimates[row, 0]), best_sd=sd)
         if not bool(feasible.any()):
             return report
         lucky = int((self.signs[0] * values).masked_fill(~feasible, -torch.inf).argmax())
-        same = (self.X[lucky] == self.X).all(dim=-1) & ~values.isnan()
+        same = (self.points[lucky] == self.points).all(dim=-1) & ~values.isnan()
         mean = float((values[same] / same.sum()).sum())
         count = int(same.sum())
-        return replace(report, best_observed_x=self.X[lucky], best_observed_mean=mean, best_observed_count=count)
+        return replace(report, best_observed_x=self.points[lucky], best_observed_mean=mean, best_observed_count=count)
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`.State.standardised_errors`: of results ``q x m``, ``q x m`` errors of warped outcomes; NaN: missing."""
         if not self.fitted:
             return None
-        U, signed = self.box.to_unit(picks), (self.signs * y).unbind(-1)
+        U, signed = self.modelled(picks), (self.signs * y).unbind(-1)
         return torch.stack([fitted.errors(U, values) for fitted, values in zip(self.fitted, signed, strict=True)], dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutcomeState(PointState, OutcomeModels):
+    """State of a trust-region policy with ``m`` outcomes on a box. A value."""
+
+    region: Region | None = None
+    """The region; ``None`` before the initial design is complete."""
+
+    @property
+    def points(self) -> Tensor:
+        """See :attr:`.OutcomeModels.points`."""
+        return self.X
+
+    def modelled(self, picks: Tensor) -> Tensor:
+        """See :meth:`.OutcomeModels.modelled`."""
+        return self.box.to_unit(picks)
+
+    def with_outcomes(self, X: Tensor, Y: Tensor) -> Self:
+        """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d)."""
+        data = {"X": torch.cat([self.X, X]), "Y": torch.cat([self.Y, Y])}
+        return replace(self, **data, round=self.round + 1, failures=self.forgiven(X))
