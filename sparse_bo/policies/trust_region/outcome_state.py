@@ -37,7 +37,7 @@ def ranking_of(outcomes: Outcomes, Y: Tensor) -> Tensor:
     ranking = (-outcomes.total_violation(Y)).where(~gains.isnan().any(dim=-1), -torch.inf)
     if outcomes.only is not None:
         values = gains[:, 0].where(feasible, torch.nan)
-        order = values[feasible].unique()
+        order = torch.unique(values[feasible])
         ranks = torch.searchsorted(order, values[feasible].contiguous()).to(Y)
         ranking[feasible] = 1.0 + ranks / max(len(order) - 1, 1)
         return ranking
@@ -138,6 +138,14 @@ class OutcomeModels(State):
         return int(ranking.argmax()) if len(ranking) and bool(ranking.max() > -torch.inf) else None
 
     @property
+    def best_observed_row(self) -> int | None:
+        """Row of the best feasible result of one objective; ``None`` without one."""
+        feasible = self.outcomes.feasible(self.Y)
+        if not bool(feasible.any()):
+            return None
+        return int((self.signs[0] * self.Y[:, 0]).masked_fill(~feasible, -torch.inf).argmax())
+
+    @property
     def warped(self) -> Tensor:
         """``n x m`` :attr:`estimates`, signed and warped by the models; NaN: missing."""
         columns = (self.signs * self.estimates).unbind(-1)
@@ -146,7 +154,7 @@ class OutcomeModels(State):
     @property
     def posteriors(self) -> OutcomePosteriors:
         """The models, in the unit cube and of warped signed outcomes."""
-        rows = torch.cat([self.rows_of(j)[fitted.rows] for j, fitted in enumerate(self.fitted)]).unique()
+        rows = torch.unique(torch.cat([self.rows_of(j)[fitted.rows] for j, fitted in enumerate(self.fitted)]))
         return OutcomePosteriors(tuple(fitted.gp for fitted in self.fitted), self.U[rows])
 
     @property
@@ -195,7 +203,7 @@ class OutcomeModels(State):
         feasible = outcomes.feasible(Y)
         counts = Report(feasible=int(feasible.sum()), front=self.front)
         if outcomes.only is not None:
-            return self._of_one(counts, feasible)
+            return self._of_one(counts)
         gains, signs = outcomes.gains(self.estimates[self.front]), self.signs[: len(outcomes.objectives)]
         if outcomes.reference is not None:
             reference = signs * Y.new_tensor(list(outcomes.reference.values()))
@@ -205,9 +213,9 @@ class OutcomeModels(State):
             return replace(counts, hypervolume=0.0)
         return replace(counts, reference=signs * reference, hypervolume=hypervolume(gains, reference))
 
-    def _of_one(self, report: Report, feasible: Tensor) -> Report:
+    def _of_one(self, report: Report) -> Report:
         """Return the report of one objective."""
-        values, row = self.Y[:, 0], self.best_row
+        values, row, lucky = self.Y[:, 0], self.best_row, self.best_observed_row
         if row is not None:
             sd = None
             if self.fitted:
@@ -215,9 +223,8 @@ class OutcomeModels(State):
                 sd = float(self.fitted[0].warp.half_width(at.mean, at.variance))
             sd = 0.0 if self.replicates[0].exact else sd
             report = replace(report, best_x=self.points[row], best_mean=float(self.estimates[row, 0]), best_sd=sd)
-        if not bool(feasible.any()):
+        if lucky is None:
             return report
-        lucky = int((self.signs[0] * values).masked_fill(~feasible, -torch.inf).argmax())
         same = (self.points[lucky] == self.points).all(dim=-1) & ~values.isnan()
         mean = float((values[same] / same.sum()).sum())
         count = int(same.sum())
@@ -249,5 +256,5 @@ class OutcomeState(PointState, OutcomeModels):
 
     def with_outcomes(self, X: Tensor, Y: Tensor) -> Self:
         """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d)."""
-        data = {"X": torch.cat([self.X, X]), "Y": torch.cat([self.Y, Y])}
-        return replace(self, **data, round=self.round + 1, failures=self.forgiven(X))
+        X, Y, failures = torch.cat([self.X, X]), torch.cat([self.Y, Y]), self.forgiven(X)
+        return replace(self, X=X, Y=Y, round=self.round + 1, failures=failures)
