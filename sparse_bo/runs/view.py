@@ -23,7 +23,7 @@ from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of
-from sparse_bo.policies.trust_region.outcome_state import OutcomeState
+from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice
@@ -89,7 +89,7 @@ def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
         state: The state.
         widen: Whether intervals are wider by the factor by which cross-validation shows them too narrow.
     """
-    if not isinstance(state, OutcomeState) or not state.fitted:
+    if not isinstance(state, OutcomeModels) or not state.fitted:
         return []
     models: list[Predict] = []
     for j, fitted in enumerate(state.fitted):
@@ -100,9 +100,9 @@ def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
 
 
 def _outcome(
-    state: OutcomeState, fitted: FittedRegion, y: Tensor, picks: Tensor, *, minimize: bool, widened: float
+    state: OutcomeModels, fitted: FittedRegion, y: Tensor, picks: Tensor, *, minimize: bool, widened: float
 ) -> Predictions:
-    found = _warped(fitted, state.box.to_unit(picks), y, widened)
+    found = _warped(fitted, state.modelled(picks), y, widened)
     return found.mirrored() if minimize else found
 
 
