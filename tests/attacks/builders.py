@@ -53,7 +53,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "mini-meta": {**KERNEL, "ratio_threshold": 4.0},
     "epsilon-greedy": {"batch_size": 2},
     "random": {"batch_size": 2},
-    "expected-improvement, outcomes": {"batch_size": 2, "initial_design": 5},
+    "expected-improvement, outcomes": {"batch_size": 2, "initial_design": 10},
 }
 EVALUATIONS = 24
 FEW_EVALUATIONS = 12

@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "in memory": {},
     "journal": {"storage": 0.0},
     "journal, certified": {"storage": 0.0, "certify_every": 1},
-    "journal, outcomes": {"storage": 0.0, "policy": ExpectedImprovement(initial_design=5, batch_size=2), **OUTCOMES},
+    "journal, outcomes": {"storage": 0.0, "policy": ExpectedImprovement(initial_design=12, batch_size=2), **OUTCOMES},
 }
 """Name -> arguments; of a journal the time of replays: a snapshot after every update."""
 
