@@ -143,9 +143,9 @@ class OutcomePicks:
             self.cells, self.improvement = None, OBJECTIVES_FIRST * objectives.mean(dim=-1)
             return
         reference = self.gain.reference
-        if reference is None:  # a row that all others dominate: the span where the front has none
-            below = reached.amin(dim=0, keepdim=True) - (objectives.amax(dim=0) - objectives.amin(dim=0))
-            reference = reference_point(torch.cat([reached, below]))
+        if reference is None:  # below the front that the models expect, lest its ends are never reached
+            expected = objectives[self.gain.limits.kept(self.mean)]
+            reference = reference_point(torch.cat([reached, expected]))
         front = reached[front_rows(reached)]
         front = front[least_crowded(front, MOST_OF_FRONT[k])]
         self.gain = replace(self.gain, reached=front, reference=reference)
