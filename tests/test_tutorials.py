@@ -18,6 +18,7 @@ def test_tutorials_are_found():
     assert [path.stem for path in TUTORIALS] == [
         "adaptive_batches",
         "asynchronous_workers",
+        "constraints",
         "drop_in_at_scale",
         "finite_arms",
         "gssbo_large_budget",
@@ -25,6 +26,7 @@ def test_tutorials_are_found():
         "sbpe_elimination",
         "size_and_precision",
         "sparse_gp_drop_in",
+        "two_objectives",
     ]
 
 

@@ -178,6 +178,15 @@ def test_trade_offs_show_every_pair_and_connect_the_front_of_two():
     assert volumes.curves[0].y[-1] == seen().outcomes.hypervolume
 
 
+def test_the_region_beyond_the_steps_is_empty():
+    """Every corner between two points is worse than one of them in one objective, and equal in the other."""
+    found = seen().outcomes
+    steps = next(curve for curve in trade_offs(found)[0].curves if curve.name == "front")
+    front = [(found.values["yield"][k], found.values["cost"][k]) for k in found.front]
+    for x, y in zip(steps.x, steps.y, strict=True):
+        assert any(x <= a and y >= b for a, b in front)
+
+
 def history(outcomes, n=40, seed=0, policy="p"):
     rows = [
         HistoryRow(
