@@ -240,7 +240,7 @@ def test_a_page_lists_the_front_with_all_outcomes():
 
 
 def smooth(x):
-    return {"gain": float(x[0] - x[1] ** 2), "loss": float((x[0] - 0.5) ** 2 + x[1]), "heat": float(x[0] + 0.5 * x[1])}
+    return {"gain": float(x[0] - x[1] ** 2), "loss": 2.0 + float((x[0] - 0.5) ** 2 + x[1]), "heat": float(x[0] + 0.5 * x[1])}
 
 
 @pytest.mark.parametrize(
