@@ -95,6 +95,9 @@ class SparseBOSampler(BaseSampler):
     ) -> None:
         if policy is not None:
             check_policy(policy)
+        if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
+            got = "a class" if isinstance(independent_sampler, type) else type(independent_sampler).__name__
+            raise TypeError(f"expected independent_sampler to be a sampler of Optuna, got {got}; use RandomSampler(seed=0)")
         if constraints_func is not None:
             check_callable("constraints_func", constraints_func)
         self._constraints_func = constraints_func

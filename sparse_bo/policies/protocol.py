@@ -143,6 +143,13 @@ class Mechanism(ABC, Generic[S]):
             generator: CPU generator.
         """
 
+    def ask_beyond_batch(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return at most ``max_q`` picks although :meth:`ask` returned :class:`Wait`: for workers that would be idle.
+
+        By default it is :meth:`ask`. Policies whose batch size is a setting, not a condition of a bound, override it.
+        """
+        return self.ask(state, max_q=max_q, pending=pending, generator=generator)
+
     @abstractmethod
     def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
         """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""
@@ -174,12 +181,16 @@ class Mechanism(ABC, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
 
+DESIGN_AT_ONCE = 65_536
+"""Most picks of an initial design that one ask makes; the next ask continues the design."""
+
+
 def design_batch(size: int, *, pulls: int, out: int, max_q: int) -> int | Wait:
     """Return the number of picks that an initial design of ``size`` results asks for next, with ``out`` evaluations pending."""
     missing = size - pulls
     if missing <= out and out:
         return Wait(max(missing, 1))
-    return min(max_q, max(1, missing - out))
+    return min(max_q, max(1, missing - out), DESIGN_AT_ONCE)
 
 
 ON_ARMS = {"trust-region": "ExpectedImprovement", "s-gp-ts": "SGPTSArms", "qff-ts": "QFFTSArms"}

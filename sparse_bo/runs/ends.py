@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.dispatch import TASK_SECONDS
+from sparse_bo.evaluations.job import TASK_SECONDS
 from sparse_bo.evaluations.results import Value
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import HistoryRow
@@ -183,10 +183,10 @@ class Watch:
         """Return what has been seen so far."""
         engine = self._engine
         for row in engine.rows[self._rows :]:
-            self._seen = self._after(row.results, self._seen)
-            if not self._rows and engine.next_ticket > engine.asked:  # observations from before the run
-                self._seen = self._seen._replace(since=0)
-            self._rows += 1
+            before, self._rows = self._seen, self._rows + 1
+            self._seen = self._after(row.results, before)
+            if row.added:  # only a better one counts
+                self._seen = self._seen._replace(since=before.since if self._seen.front == before.front else 0)
         return self._after(engine.ledger.results, self._seen)
 
     def _after(self, values: list[Value], seen: Seen) -> Seen:

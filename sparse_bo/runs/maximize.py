@@ -16,9 +16,18 @@ from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.policies.outcomes import Direction, Limits
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_initial, checked_outcomes, tensor_of
+from sparse_bo.runs.arguments import (
+    ArmsLike,
+    BoundsLike,
+    bounds_of,
+    check_budget,
+    checked_observations,
+    checked_outcomes,
+    tensor_of,
+)
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
+from sparse_bo.runs.previous import RunObservations, resolved
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice, check_flag
 
@@ -34,7 +43,7 @@ def maximize(
     policy: Policy | None = None,
     goal: Goal = "best",
     seed: int = 0,
-    initial: tuple[Any, Any] | None = None,
+    initial: tuple[Any, Any] | RunObservations | None = None,
     call_with: CallWith | None = None,
     vectorized: bool | None = None,
     arrays: Arrays | None = None,
@@ -77,8 +86,9 @@ def maximize(
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts, as in an experiment on
             patients or customers. Ignored with a ``policy`` and for a resumed run.
         seed: Seed of the policy.
-        initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; they do
-            not count against the budget. For a resumed run: those of its start, or none.
+        initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``, or those of
+            recorded runs, of other bounds or parameters too: :func:`sparse_bo.observations_of`. They do not count against the
+            budget. For a resumed run: those of its start, or none.
         call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
             :meth:`AskTell.run`.
         vectorized: Whether the objective takes many points at once; default: where arms or bounds are tensors.
@@ -121,7 +131,7 @@ def minimize(
     policy: Policy | None = None,
     goal: Goal = "best",
     seed: int = 0,
-    initial: tuple[Any, Any] | None = None,
+    initial: tuple[Any, Any] | RunObservations | None = None,
     call_with: CallWith | None = None,
     vectorized: bool | None = None,
     arrays: Arrays | None = None,
@@ -164,7 +174,7 @@ def optimize(
     budget: int,
     policy: Policy | None = None,
     seed: int = 0,
-    initial: tuple[Any, Any] | None = None,
+    initial: tuple[Any, Any] | RunObservations | None = None,
     call_with: CallWith | None = None,
     vectorized: bool | None = None,
     arrays: Arrays | None = None,
@@ -262,7 +272,7 @@ def _resumed(
     feasible: Feasible | None,
     seed: int,
     minimize: bool,
-    initial: tuple[Any, Any] | None,
+    initial: tuple[Any, Any] | RunObservations | None,
     **outcomes: Mapping[str, Any] | None,
 ) -> AskTell:
     """Return the recorded run, if it is that of the arguments."""
@@ -275,18 +285,23 @@ def _resumed(
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
         other = _difference(loop.about, corners, asked, seed, minimize, several)
-        before = None if initial is None or other else checked_initial(initial, loop._domain, several)
+        before = None if other or initial is None else _checked(initial, loop)
         if before is not None and not loop._engine.began_with(*before):
             other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
             raise ValueError(
                 f"the run in {storage_of(storage).path} {other}; pass another storage= for a new run, which can learn from the "
-                "results of this one as initial=(inputs, results)"
+                f"results of this one: initial=observations_of({str(storage_of(storage).path)!r})"
             )
     except BaseException:
         loop.close()
         raise
     return loop
+
+
+def _checked(initial: Any, loop: AskTell) -> tuple[Tensor, Tensor]:
+    domain, outcomes = loop._domain, loop._engine.outcomes
+    return checked_observations("initial", resolved(initial, domain, outcomes)[0], domain, outcomes)
 
 
 def _difference(

@@ -22,14 +22,6 @@ from sparse_bo.runs.history import History, HistoryRow, columns_of_results
 
 _WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values", "outcomes"))
 """Fields of a history row that do not follow from the events."""
-_NUMBERS: Mapping[Any, tuple[type, ...]] = {
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
-}
-_KINDS = {f.name: _NUMBERS[f.type] for f in fields(HistoryRow) if f.type in _NUMBERS}
-"""Types of the numbers among them."""
 
 
 class Evaluations(NamedTuple):
@@ -41,8 +33,8 @@ class Evaluations(NamedTuple):
     """``t`` results, or ``t x m`` outcomes; NaN for failed and pending ones."""
     known: NDArray[np.bool_]
     """``t``: whether the evaluation has a result or has failed."""
-    asked: int
-    """Number of asked evaluations."""
+    added: NDArray[np.bool_]
+    """``t``: whether the run has not asked for it."""
 
     @property
     def succeeded(self) -> NDArray[Any]:
@@ -61,12 +53,12 @@ class Recorded(NamedTuple):
 
     @property
     def asked(self) -> int:
-        """Number of asked evaluations, without initial observations."""
-        return self.evaluations.asked
+        """Number of asked evaluations, without added observations."""
+        return int((~self.evaluations.added).sum())
 
     @property
     def told(self) -> int:
-        """Number of successful evaluations, with initial observations, in the state or not."""
+        """Number of successful evaluations, with added observations, in the state or not."""
         return int(self.evaluations.succeeded.sum())
 
     @property
@@ -75,9 +67,9 @@ class Recorded(NamedTuple):
         return int(self.evaluations.known.sum()) - self.told
 
     @property
-    def before(self) -> int:
-        """Number of initial observations."""
-        return len(self.evaluations.picks) - self.asked
+    def added(self) -> int:
+        """Number of observations that the run has not asked for, those from before it too."""
+        return int(self.evaluations.added.sum())
 
     @property
     def out(self) -> int:
@@ -127,15 +119,20 @@ def evaluations_of(journal: Journal) -> Evaluations:
     picks: list[NDArray[Any]] = []
     tickets: list[NDArray[np.int64]] = []
     results: list[NDArray[np.float64]] = []
-    before = 0
+    count, added = 0, [np.zeros(0, np.int64)]
     with as_written(journal.path, "an event"):
         for event in journal.events():
+            if event.kind == "enqueue":
+                continue
             if event.picks is not None:
                 picks.append(event.picks)
+                count += len(event.picks)
             if event.results is not None:
-                if event.kind == "initial":
-                    before = len(event.results)
-                tickets.append(np.arange(before) if event.tickets is None else event.tickets)
+                if event.kind == "add":
+                    added.append(np.arange(count - len(event.results), count))
+                    tickets.append(added[-1])
+                elif event.tickets is not None:
+                    tickets.append(event.tickets)
                 results.append(event.results)
         dims = journal.about.get("dims")
         every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
@@ -150,7 +147,9 @@ def evaluations_of(journal: Journal) -> Evaluations:
         values[observed] = np.concatenate([np.zeros((0, *columns)), *results])
         known = np.zeros(len(every), np.bool_)
         known[observed] = True
-    return Evaluations(every, values, known, len(every) - before)
+    unasked = np.zeros(len(every), np.bool_)
+    unasked[np.concatenate(added)] = True
+    return Evaluations(every, values, known, unasked)
 
 
 def row_of(number: int, row: HistoryRow) -> Row:
@@ -163,9 +162,7 @@ def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) ->
     found, on_box = [], evaluations.picks.ndim > 1
     with as_written(journal.path, "the history"):
         for _, summary in rows:
-            row = HistoryRow(indices=[], values=[], **summary)
-            if wrong := [name for name, kinds in _KINDS.items() if type(getattr(row, name)) not in kinds]:
-                raise TypeError(f"{wrong[0]} is {getattr(row, wrong[0])!r}")
+            row = HistoryRow(indices=[], values=[], **summary).checked()
             if row.tickets and not 0 <= min(row.tickets) <= max(row.tickets) < len(evaluations.picks):
                 raise StorageError(
                     f"the history has evaluation {max(row.tickets)}, but the events before it end at "

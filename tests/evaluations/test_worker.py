@@ -159,7 +159,7 @@ def test_a_script_without_the_main_guard_is_told_so(tmp_path):
 def test_runs_with_lists_make_the_picks_of_runs_with_tensors(executor):
     arms = torch.rand(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     settings = {"arms": arms, "policy": RandomSearch(batch_size=6), "budget": 20, "seed": 1}
-    workers = None if executor is None else Workers(executor=executor, count=2)
+    workers = None if executor is None else Workers(executor=executor, count=2, asynchronous=False)
     expected = maximize(lambda x: light.smooth(x), vectorized=False, **settings).history
     for vectorized, objective in ((True, light.smooth_all), (False, light.smooth)):
         history = maximize(objective, vectorized=vectorized, arrays="list", executor=workers, **settings).history

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo import BBKB, AskTell, Choice, Float, ObjectiveError, optimize
+from sparse_bo import BBKB, AskTell, Choice, Float, ObjectiveError, Workers, observations_of, optimize
 from sparse_bo.domains import Box
 from sparse_bo.policies import Mechanism, Outcomes, Proposal, Report, State
 from sparse_bo.policies.persistence import KEPT, freeze_fields, thaw_fields
@@ -242,7 +242,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(domain, tmp_path):
     assert str(again) == str(every)
     recorded = read_run(path)
     np.testing.assert_array_equal(recorded.evaluations.values, np.array(every))
-    assert (recorded.told, recorded.failed, recorded.before) == (22, 0, 2)
+    assert (recorded.told, recorded.failed, int(recorded.evaluations.added.sum())) == (22, 0, 2)
     for name, other in (("objectives", {"yield": "max"}), ("constraints", None), ("reference", {"yield": 0.0, "cost": 1.0})):
         with pytest.raises(ValueError, match="has the outcomes"):
             optimize(experiment, **{**how, name: other}, budget=20, storage=path, resume=True)
@@ -258,7 +258,7 @@ def test_a_history_keeps_its_outcomes_in_a_file(tmp_path):
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_workers_return_outcomes(executor):
-    result = scattered(executor=executor, workers=2)
+    result = scattered(executor=Workers(executor=executor, count=2, asynchronous=False))
     assert [row.outcomes for row in result.history.rows] == [row.outcomes for row in scattered().history.rows]
 
 
@@ -301,3 +301,21 @@ def test_failures_of_all_outcomes_are_marked():
     assert str(row.outcomes) == "[(nan, nan, nan), (1.0, 0.5, 0.1), (2.0, nan, 0.2)]"
     assert (row.failed, loop.state.pulls) == (1, 2)
     assert row.predicted == 5
+
+
+def test_observations_are_added_and_taken_over_by_name(tmp_path):
+    before, after = tmp_path / "before.journal", tmp_path / "after.journal"
+    with AskTell(bounds=BOX, objectives=OBJECTIVES, constraints=CONSTRAINTS, policy=Scatter(), storage=before) as loop:
+        loop.add([[0.1, 0.2], [0.3, 0.4]], [{"yield": 1.0, "cost": math.nan, "impurity": 0.2}, (2.0, 0.5, 0.3)])
+        batch = loop.ask()
+        loop.tell(batch.tickets, {"yield": [3.0, 4.0, 5.0], "cost": [0.1, 0.2, 0.3], "impurity": [0.4] * 3})
+        with pytest.raises(ValueError, match="at least one outcome of every added observation, got none of number 0"):
+            loop.add([[0.5, 0.5]], [math.nan])
+    assert str(AskTell.resume(before, policy=Scatter()).history.rows[0].outcomes) == "[(1.0, nan, 0.2), (2.0, 0.5, 0.3)]"
+    fewer = {"objectives": {"cost": "min"}, "constraints": {"colour": (None, 1.0)}}
+    with AskTell(bounds=BOX, **fewer, policy=Scatter(), initial=observations_of(before), storage=after) as other:
+        (row,) = other.history.rows
+    assert [cost for cost, _ in row.outcomes] == [0.5, 0.1, 0.2, 0.3]  # the first has no cost
+    assert all(math.isnan(colour) for _, colour in row.outcomes)
+    with pytest.raises(ValueError, match="has the outcomes yield, cost, impurity, this one has others; pass objectives="):
+        AskTell(bounds=BOX, initial=observations_of(before))

@@ -1,7 +1,8 @@
 """Independent posteriors of several outcomes, and the acquisition function of a search for feasible points of a front.
 
-The acquisition function is ``log E[hypervolume improvement] + log P(feasible)`` (Gelbart et al. 2014, "Bayesian optimization with
-unknown constraints", for one objective); before a feasible point is known, the second term and a little of the objectives.
+The acquisition function is ``log E[hypervolume improvement] + log P(feasible)`` (for one objective Gelbart et al. 2014,
+"Bayesian optimization with unknown constraints"). Before a feasible point is known, the second term and a little of the
+objectives take its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trust-region policy on a box with several outcomes: a local GP of each, and a region around the best points.
 
-After MORBO (Daulton et al. 2022, "Multi-objective Bayesian optimization over high-dimensional search spaces") and SCBO (Eriksson
-& Poloczek 2021, "Scalable constrained Bayesian optimization"), with expected improvement in place of Thompson samples.
+After MORBO (Daulton et al. 2022, "Multi-objective Bayesian optimization over high-dimensional search spaces") and SCBO
+(Eriksson & Poloczek 2021, "Scalable constrained Bayesian optimization"), with expected improvement in place of samples.
 """
 
 from __future__ import annotations
@@ -154,7 +154,10 @@ class OutcomeSearch(Mechanism[OutcomeState]):
         """Return the region after a batch that begins at the row ``newest``."""
         settings, dims, total = self.settings, self.box.dims, state.pulls
         Y, fresh = state.estimates, total - newest
-        noise = max((f.gp.noise_variance**0.5 for f, r in zip(state.fitted, state.replicates) if r.exact is False), default=0.0)
+        noise = max(
+            (f.gp.noise_variance**0.5 for f, r in zip(state.fitted, state.replicates, strict=True) if r.exact is False),
+            default=0.0,
+        )
         centre = int(self._centres(state, Y)[0])
         region = state.region or Region(centre=centre, length=settings.first_length)
         front = front_of(self.outcomes, Y)
@@ -178,13 +181,19 @@ class OutcomeSearch(Mechanism[OutcomeState]):
         )
 
     def _scores(self, state: OutcomeState) -> Tensor:
-        """Return ``n`` numbers to compare evaluations by: of feasible ones the warped objective, else minus the violation."""
+        """Return ``n`` numbers to compare evaluations by: of feasible ones the objective, else minus the total violation.
+
+        The unit of objectives is the distance from the best to the median feasible one: infeasible ones may be far away.
+        """
         Y = state.estimates
         feasible, values = self.outcomes.feasible(Y), state.warped[:, 0]
         missing = self.outcomes.gains(Y).isnan().any(dim=-1)
         violations = (-self.outcomes.total_violation(Y)).where(~missing, -torch.inf)
         if self.outcomes.only is None or not bool(feasible.any()):
             return violations
+        values = values - values[feasible].max()
+        unit = float(-values[feasible].median())
+        values = values / unit if unit > 0.0 else values
         return torch.where(feasible, values, violations + (values[feasible].min() - 1.0))
 
     def _rise(self, state: OutcomeState, newest: int) -> float:
@@ -230,7 +239,7 @@ class OutcomeSearch(Mechanism[OutcomeState]):
         """
         U, settings = state.U, self.settings
         n, d = U.shape
-        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=state.exact is True)
+        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=state.exact is not False)
         everywhere = Corners(U.new_zeros(d), U.new_ones(d))
         all_rows = torch.ones(n, dtype=torch.bool, device=U.device)
         anywhere = make(
@@ -242,22 +251,23 @@ class OutcomeSearch(Mechanism[OutcomeState]):
         centres = U[self._centres(state, state.estimates)]
         reach = torch.stack([fitted.learned.reach for fitted in state.fitted]).log().mean(dim=0).exp()
         some = replace(settings, candidates=-(-settings.candidates // len(centres)))
-        points, lowers, uppers, shared = [], [], [], []
+        points, of_points = [], []
         for centre in centres:
             lower, upper = region.corners(centre, reach)
             below, above = self.box.neighbours(centre.unsqueeze(0))
             corners = Corners(lower.minimum(below[0]), upper.maximum(above[0]))
             points.append(points_around(centre, corners, some, groups=self.box.groups, generator=generator))
-            for rows, corner in ((lowers, corners.lower), (uppers, corners.upper), (shared, centre)):
-                rows.append(corner.expand_as(points[-1]))
+            limits = torch.stack([corners.lower, corners.upper, centre])
+            of_points.append(limits.unsqueeze(1).expand(-1, len(points[-1]), -1))
         own, near = all_rows, torch.ones(len(out), dtype=torch.bool, device=U.device)
         if single:  # a region after a restart begins anew
             own = torch.arange(n, device=U.device) >= region.start
             near = corners.contain(out)
+        lowers, uppers, shared = torch.cat(of_points, dim=1)
         around = make(
             torch.cat(points),
-            Corners(torch.cat(lowers), torch.cat(uppers)),
+            Corners(lowers, uppers),
             gain=state.gain(own).given(means[near]),
-            centre=torch.cat(shared) if self.box.dims > settings.many_inputs else None,
+            centre=shared if self.box.dims > settings.many_inputs else None,
         )
         return [around, anywhere]

@@ -50,9 +50,7 @@ def ranking_of(outcomes: Outcomes, Y: Tensor) -> Tensor:
 
 def warpings(outcomes: Outcomes, outcome: int) -> tuple[str, ...]:
     """Return the kinds of warpings of an outcome: none that bends of several objectives, whose volumes have units."""
-    if outcome >= len(outcomes.objectives):
-        return ("plain", "asinh")
-    return KINDS if outcomes.only is not None else ("plain",)
+    return ("plain",) if outcomes.only is None and outcome < len(outcomes.objectives) else KINDS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,9 +85,10 @@ class OutcomeModels(State):
 
     @property
     def signs(self) -> Tensor:
-        """``m``: −1 for objectives to be minimised, else 1."""
-        k = len(self.outcomes.objectives)
-        return self.Y.new_tensor([*self.outcomes.signs, *[1.0] * (self.Y.shape[1] - k)])
+        """``m``: −1 for objectives to be minimised and outcomes with an upper limit alone, else 1: better ones are higher."""
+        limits = self.outcomes.constraints
+        others = [-1.0 if limits[name][0] is None else 1.0 for name in self.outcomes.names[len(self.outcomes.objectives) :]]
+        return self.Y.new_tensor([*self.outcomes.signs, *others])
 
     def rows_of(self, outcome: int) -> Tensor:
         """Return the evaluations with a result of an outcome, ascending."""

@@ -252,7 +252,7 @@ def batch_of(
     generator: torch.Generator,
     only_worthwhile: bool = False,
 ) -> Tensor:
-    """Return picks (``q x d``) of the first search or, with probability ``exploration``, of the others, each given those before.
+    """Return picks (``q x d``) of the first search or, with probability ``exploration``, of the others, given those before.
 
     With ``only_worthwhile`` they end where no search has a worthwhile point, not with a candidate of the last one. Draws one
     uniform number a pick.

@@ -79,8 +79,9 @@ def dense_picks(state, q: int, pending: list[int]) -> list[int]:
     limits = []
     for name, pair in outcomes.constraints.items():
         j = outcomes.names.index(name)
-        ends = torch.tensor([-torch.inf if pair[0] is None else pair[0], torch.inf if pair[1] is None else pair[1]])
-        low, high = warps[j](ends.double()).where(ends.isfinite(), ends).tolist()
+        low, high = (-math.inf if pair[0] is None else pair[0], math.inf if pair[1] is None else pair[1])
+        ends = torch.tensor([low, high] if state.signs[j] > 0.0 else [-high, -low], dtype=torch.float64)
+        low, high = warps[j](ends).where(ends.isfinite(), ends).tolist()
         limits.append((j, low, high))
 
     def kept(at: Tensor) -> Tensor:
@@ -104,8 +105,10 @@ def dense_picks(state, q: int, pending: list[int]) -> list[int]:
             score = 0.1 * means[:, :k].mean(dim=-1)
         for j, low, high in limits:
             sd = variances[:, j].sqrt()
-            over, under = torch.special.log_ndtr((high - means[:, j]) / sd), normal.cdf((low - means[:, j]) / sd)
-            score = score + (over if math.isinf(low) else (over.exp() - under).log())
+            below, above = (means[:, j] - low) / sd, (high - means[:, j]) / sd  # one of them may be infinite
+            tails = torch.special.log_ndtr(torch.minimum(below, above))
+            both = (normal.cdf(below) - normal.cdf(-above)).log()
+            score = score + (both if math.isfinite(high - low) else tails)
         if state.exact is not False:
             score[torch.cat([state.told, torch.tensor(picks, dtype=torch.long)])] = -torch.inf
         picks.append(int(score.argmax()))
