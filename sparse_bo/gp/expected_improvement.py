@@ -62,6 +62,13 @@ def log_expected_improvement(mean: Tensor, variance: Tensor, best: float) -> Log
     return LogImprovement(sigma.log() + value, slope / sigma, (1.0 - slope * u) / (2.0 * variance))
 
 
+def log_noise_factor(variance: Tensor, noise_variance: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``log(1 − τ/√(variance + τ²))`` and its derivative by the variance, elementwise; τ² > 0 is the noise variance."""
+    half_log = 0.5 * torch.log1p(variance / noise_variance)
+    left = -torch.expm1(-half_log)
+    return left.log(), 0.5 * torch.exp(-half_log) / (left * (variance + noise_variance))
+
+
 def log_augmented_improvement(mean: Tensor, variance: Tensor, best: float, *, noise_variance: float) -> LogImprovement:
     """Return the log augmented expected improvement ``log EI + log(1 − τ/√(variance + τ²))``, elementwise.
 
@@ -77,7 +84,5 @@ def log_augmented_improvement(mean: Tensor, variance: Tensor, best: float, *, no
     plain = log_expected_improvement(mean, variance, best)
     if noise_variance <= 0.0:
         return plain
-    half_log = 0.5 * torch.log1p(variance / noise_variance)
-    left = -torch.expm1(-half_log)
-    by_variance = 0.5 * torch.exp(-half_log) / (left * (variance + noise_variance))
-    return LogImprovement(plain.value + left.log(), plain.by_mean, plain.by_variance + by_variance)
+    factor, by_variance = log_noise_factor(variance, noise_variance)
+    return LogImprovement(plain.value + factor, plain.by_mean, plain.by_variance + by_variance)

@@ -44,10 +44,18 @@ class LogGain(NamedTuple):
 def front_rows(F: Tensor) -> Tensor:
     """Return the rows (int64, ascending) of ``n x k`` values that no other dominates; of equal rows the first, NaN none.
 
-    O(n · front).
+    O(n · front); for one or two objectives O(n log n).
     """
     there = (~F.isnan().any(dim=-1)).nonzero().squeeze(-1)
-    return there[is_non_dominated(F[there])]
+    if F.shape[-1] > 2 or not len(there):
+        return there[is_non_dominated(F[there])]
+    # In descending order of the first objective, then of the last, the front rises in the last one.
+    order = there[F[there, -1].argsort(descending=True, stable=True)]
+    order = order[F[order, 0].argsort(descending=True, stable=True)]
+    last = F[order, -1]
+    rises = torch.ones_like(order, dtype=torch.bool)
+    rises[1:] = last[1:] > last.cummax(dim=0).values[:-1]
+    return order[rises].sort().values
 
 
 def reference_point(F: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.kernels import CovarianceFunction
-from sparse_bo.policies.failures import Refusal, box_correlation, kernel_correlation, refused, spared
+from sparse_bo.policies.failures import Correlation, Refusal, box_correlation, kernel_correlation, refused, spared
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import Report, State
 
@@ -51,6 +51,15 @@ class PointState(State):
             return None
         correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
         return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation, pending=pending)
+
+    def avoided(self, correlation: Correlation) -> tuple[Refusal | None, Tensor]:
+        """Return the refusal of points near failures in the unit cube by a correlation, and the recent failures (``f x d``)."""
+        failures = self.failures
+        if failures is None or not len(failures.where):
+            return None, self.U[:0]
+        failures = replace(failures, where=self.box.to_unit(failures.where))
+        near = refused(failures, pulls=self.pulls, succeeded=self.U, correlation=correlation)
+        return near, failures.where[failures.speaking(self.pulls)]
 
     def left_alone(self) -> Tensor:
         """Return the points (``f x d``, in the user's units) where evaluations failed that are not to be tried again yet."""

@@ -53,6 +53,8 @@ from sparse_bo.report.plots import (
 )
 from sparse_bo.report.view import OutcomeColumns, RunView, cell, number, visible
 
+MOST_BARS = 20
+
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("sparse_bo", "report"),
     autoescape=True,
@@ -157,6 +159,8 @@ def sections_of(view: RunView) -> Iterator[Section]:
     inputs = inputs_of(view)
     if inputs is not None:
         yield Section("inputs", "Inputs", plots=[inputs])
+    if view.importance:
+        yield Section("importance", "Importance of the inputs", plots=[_importance(view)])
     if view.outcomes is not None and view.computed and not view.outcomes.models:
         text = "The state has no model of the outcomes (the initial design is not complete, or the policy has none): no slices."
         yield Section("slices", "Slices", text)
@@ -228,6 +232,18 @@ def _progress(view: RunView) -> Iterator[Plot]:
     if view.regret is not None and len(view.regret):
         yield lines(regret_so_far(view.regret, minimize=view.minimize))
     yield lines(batch_sizes(view.batches))
+
+
+def _importance(view: RunView) -> Plot:
+    shown = dict(list(view.importance.items())[:MOST_BARS])
+    text = (
+        "Share in the variance of the posterior mean, interactions included, where all inputs are uniform in their ranges; "
+        f"{view.importance_by}."
+    )
+    if len(shown) < len(view.importance):
+        rest = sum(view.importance.values()) - sum(shown.values())
+        text += f" {len(shown)} of {len(view.importance)} inputs; the others have {number(100.0 * rest, 2)} % together."
+    return bars("Importance", text, {name: 100.0 * share for name, share in shown.items()}, unit="%")
 
 
 def _sparse(view: RunView) -> Iterator[Plot]:

@@ -121,7 +121,7 @@ def _types() -> dict[str, Any]:
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value of JSON has a type of the fields above: numbers, text, lists and mappings of them, or none."""
+    """Return whether a value of JSON has a type of the fields above: numbers, texts, lists and mappings of them, none."""
     parts = get_args(hint)
     if isinstance(hint, UnionType):
         return any(_is_of(value, part) for part in parts)

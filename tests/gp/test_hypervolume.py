@@ -92,9 +92,10 @@ def test_a_front_keeps_the_first_of_equal_rows_and_no_missing_values():
     assert front_rows(torch.tensor([[1.0], [3.0], [3.0], [2.0]], **CUBE)).tolist() == [1]
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("n", [300, 1500])  # BoTorch has two algorithms
-def test_a_front_is_what_no_pair_excludes(n, generator):
-    F = (4.0 * values(n, 3, generator)).round() + (values(n, 3, generator) > 0.99)
+def test_a_front_is_what_no_pair_excludes(n, k, generator):
+    F = (4.0 * values(n, k, generator)).round() + (values(n, k, generator) > 0.99)
     worse = ((F.unsqueeze(0) >= F.unsqueeze(1)).all(dim=-1) & (F.unsqueeze(0) > F.unsqueeze(1)).any(dim=-1)).any(dim=1)
     same = (F.unsqueeze(0) == F.unsqueeze(1)).all(dim=-1).tril(-1).any(dim=1)
     assert front_rows(F).tolist() == (~worse & ~same).nonzero().squeeze(-1).tolist()

@@ -243,8 +243,8 @@ class OutcomeArmSearch(Mechanism[OutcomeArmState]):
     def _improving(self, state: OutcomeArmState, q: int, *, pending: Tensor) -> Tensor:
         """Return ``q`` arms of the highest acquisition function, each conditioned on pending and earlier ones.
 
-        Where replicates have shown noise, resolved arms and those that a model does not know are left out while there are
-        others; else all evaluated ones.
+        Where replicates have shown noise, improvement that it would hide counts for less, and arms that are resolved, or that a
+        model does not know, are left out while there are others. Else all evaluated arms are.
         """
         told = state.told
         arms = torch.arange(len(self.arms), device=self.domain.device)
@@ -254,7 +254,8 @@ class OutcomeArmSearch(Mechanism[OutcomeArmState]):
         failures = state.failures  # recent ones count as pending
         failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
         everything = torch.ones(len(told), dtype=torch.bool, device=told.device)
-        improving = OutcomePicks(state.sweeps, state.unit, state.gain(everything), pending=pending, failing=failing)
+        gain = state.gain(everything)
+        improving = OutcomePicks(state.sweeps, state.unit, gain, pending=pending, failing=failing, noisy=noisy)
         seen = torch.isin(arms, torch.cat([told, pending]))
         known = torch.stack([torch.isin(arms, sweep.support) for sweep in state.sweeps]).all(dim=0)
         outside = torch.isin(arms, told) & ~known  # would look as promising as before

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sparse_bo.gp.expected_improvement import log_noise_factor
 from sparse_bo.gp.hypervolume import Cells, front_rows, least_crowded, log_feasibility, reference_point
 from sparse_bo.gp.posterior import Moments
 from sparse_bo.linalg.cholesky import safe_cholesky
@@ -54,10 +55,20 @@ class ConditionedArms:
 class OutcomePicks:
     """The arms of the highest log expected hypervolume improvement plus log feasibility, one after the other. Lives in one ask.
 
-    Before a feasible arm is known, log feasibility and a little of the objectives' means (:class:`.OutcomeGain`).
+    Before a feasible arm is known, log feasibility and a little of the objectives' means (:class:`.OutcomeGain`). As many means
+    of pending arms and picks enter the front as points of it count (:data:`.MOST_OF_FRONT`): cells are computed anew for each.
     """
 
-    def __init__(self, sweeps: Sequence[ArmSweep], X: Tensor, gain: OutcomeGain, *, pending: Tensor, failing: Tensor) -> None:
+    def __init__(
+        self,
+        sweeps: Sequence[ArmSweep],
+        X: Tensor,
+        gain: OutcomeGain,
+        *,
+        pending: Tensor,
+        failing: Tensor,
+        noisy: bool,
+    ) -> None:
         """Condition on pending arms, whose means count as reached where they keep the limits, and on arms that failed lately.
 
         Args:
@@ -66,9 +77,13 @@ class OutcomePicks:
             gain: Beyond all evaluations.
             pending: Arms.
             failing: Arms.
+            noisy: Whether replicates have shown noise: improvement that noise would hide counts for less. The factor is the
+                geometric mean of those of the objectives (:func:`.log_noise_factor`).
         """
         self.each = [ConditionedArms(sweep, X) for sweep in sweeps]
         self.mean = torch.stack([sweep.mean for sweep in sweeps], dim=-1)
+        noises = [sweep.gp.noise_variance for sweep in sweeps[: gain.objectives]]
+        self.noise = self.mean.new_tensor(noises) if noisy else None
         self.picks, self.gain = 0, gain
         self.cells: Cells | None = None
         self._condition(torch.cat([pending, failing]))
@@ -83,14 +98,16 @@ class OutcomePicks:
         """Condition on a pick (1 arm)."""
         self.picks += 1
         self._condition(arm)
-        reached = self.gain.given(self.mean[arm]).reached
+        reached, most = self.gain.given(self.mean[arm]).reached, MOST_OF_FRONT[self.gain.objectives]
         if len(reached) == len(self.gain.reached):
             return
         if self.cells is None:
             self._reach(reached)
-        elif len(reached) - 1 in front_rows(reached).tolist():
-            self.gain = replace(self.gain, reached=reached)
-            self.cells = self._cells(reached)
+            return
+        front = front_rows(reached)
+        if len(front) <= 2 * most and int(front[-1]) == len(reached) - 1:  # the pick's
+            self.gain = replace(self.gain, reached=reached[front])
+            self.cells = self._cells(self.gain.reached)
 
     def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
         """Return the best arm, one index; ``None`` if all are excluded.
@@ -132,7 +149,7 @@ class OutcomePicks:
     def _evaluate(self, rows: Tensor, variance: Tensor) -> None:
         k = self.gain.objectives
         if self.cells is not None:
-            self.improvement[rows] = self.cells.log_improvement(self.mean[rows, :k], variance[rows, :k]).value
+            self.improvement[rows] = self._improvement(self.cells, self.mean[rows, :k], variance[rows, :k])
         self.exact[rows] = True
 
     def _reach(self, reached: Tensor) -> None:
@@ -151,7 +168,12 @@ class OutcomePicks:
         self.gain = replace(self.gain, reached=front, reference=reference)
         self.cells = self._cells(front)
         coarse = self._cells(front[least_crowded(front, COARSE)])
-        self.improvement = coarse.log_improvement(objectives, self.variance[:, :k]).value
+        self.improvement = self._improvement(coarse, objectives, self.variance[:, :k])
+
+    def _improvement(self, cells: Cells, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return log expected improvements at moments of the objectives (``N x k``); they rise with the variances."""
+        value = cells.log_improvement(mean, variance).value
+        return value if self.noise is None else value + log_noise_factor(variance, self.noise)[0].mean(dim=-1)
 
     def _cells(self, front: Tensor) -> Cells:
         assert self.gain.reference is not None

@@ -231,6 +231,10 @@ class ExpectedImprovement(ImprovementSettings):
     O(n³ + a n) per batch, O(a n²) when hyper-parameters are learned anew, and 16 a n bytes for a arms and n points of the
     model. For millions of arms, for 10⁴ evaluations, or where every evaluation counts: :class:`sparse_bo.BBKB`.
 
+    With several outcomes each has a model, and picks maximise expected hypervolume improvement (Yang et al. 2019) among arms
+    that keep all limits. The reference point, unless it is given, is below the front that the models expect. Of objectives
+    with noise, the factor for what noise would hide is the geometric mean of theirs.
+
     The settings are those of :class:`.ImprovementSettings`, and a kernel. The model is larger than on a box, as every arm is a
     candidate.
 

@@ -18,7 +18,7 @@ from sparse_bo.gp.hypervolume import Cells, LogGain, front_rows, least_crowded, 
 from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.policies.trust_region.search import is_resolved
 
-MOST_OF_FRONT = {1: 1, 2: 100, 3: 40, 4: 20}
+MOST_OF_FRONT = {1: 1, 2: 50, 3: 40, 4: 20}
 """Points of a front from which improvements are computed, by number of objectives: the least crowded ones. Cost and memory are
 proportional to the number of cells between them."""
 OBJECTIVES_FIRST = 0.1
@@ -114,6 +114,11 @@ class OutcomeGain:
     """``k``: reference point in warped units; ``None``: inferred from ``reached``."""
     objectives: int
     """k: the first outcomes are the objectives."""
+
+    @property
+    def costly(self) -> bool:
+        """See :class:`.Gain`."""
+        return self.objectives > 1
 
     @cached_property
     def cells(self) -> Cells | None:

@@ -27,7 +27,6 @@ from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
     Candidates,
     Corners,
-    avoided,
     batch_of,
     candidates_of,
     points_anywhere,
@@ -212,7 +211,7 @@ class OutcomeSearch(Mechanism[OutcomeState]):
 
     def _picks(self, state: OutcomeState, region: Region, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q x d`` maximisers of expected improvement."""
-        refuse, failed = avoided(state, state.fitted[0].gp.prior.kernel.cross)
+        refuse, failed = state.avoided(state.fitted[0].gp.prior.kernel.cross)
         out = self.box.to_unit(pending)
         known = state.posteriors
         gp = known.condition(torch.cat([out, failed]))

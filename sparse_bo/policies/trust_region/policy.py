@@ -24,7 +24,6 @@ from sparse_bo.policies.trust_region.search import (
     Corners,
     Improvement,
     OnlineKnowledgeGradient,
-    avoided,
     batch_of,
     candidates_of,
     combined_points,
@@ -136,7 +135,7 @@ class RegionSearch(Mechanism[RegionState]):
         best = state.X[state.best_row].unsqueeze(0)
         picks = self._picks(state, q, pending=pending, generator=generator, worthwhile=True)
         missing = q - len(picks)
-        refuse, _ = avoided(state, state.fitted.gp.prior.kernel.cross)
+        refuse, _ = state.avoided(state.fitted.gp.prior.kernel.cross)
         if missing and refuse is not None and bool(refuse(self.box.to_unit(best))):
             others = self._picks(state, missing, pending=torch.cat([pending, picks]), generator=generator)
             return torch.cat([picks, others])
@@ -150,7 +149,7 @@ class RegionSearch(Mechanism[RegionState]):
         assert fitted is not None
         assert region is not None
         with one_thread():
-            refuse, failed = avoided(state, fitted.gp.prior.kernel.cross)
+            refuse, failed = state.avoided(fitted.gp.prior.kernel.cross)
             out = self.box.to_unit(pending)
             gp = fitted.gp.condition(torch.cat([out, failed]))
             knowledge = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -19,8 +20,7 @@ from sparse_bo.domains.box import Box, sobol_points
 from sparse_bo.gp.expected_improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.gp.hypervolume import LogGain
 from sparse_bo.gp.posterior import Moments, Posterior
-from sparse_bo.policies.box_states import PointState
-from sparse_bo.policies.failures import Correlation, Refusal, refused
+from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.trust_region.observations import Warp
 from sparse_bo.policies.trust_region.region import RegionSettings
 
@@ -81,6 +81,11 @@ class Surrogate(Protocol):
 class Gain(Protocol):
     """An acquisition function of posterior moments. A value."""
 
+    @property
+    def costly(self) -> bool:
+        """Whether its values are bounded by those before a pick rather than computed for all candidates."""
+        ...
+
     def __call__(self, mean: Tensor, variance: Tensor) -> LogImprovement | LogGain:
         """Return values (``N``) and derivatives at points with moments of ``N``, or ``N x m``."""
         ...
@@ -108,6 +113,11 @@ class Improvement:
     """Of an observation, where replicates have shown noise: see :func:`.log_augmented_improvement`."""
     knowledge: OnlineKnowledgeGradient | None = None
     """Acquisition function where every evaluation counts; ``None``: expected improvement."""
+
+    @property
+    def costly(self) -> bool:
+        """See :class:`Gain`."""
+        return False
 
     def __call__(self, mean: Tensor, variance: Tensor) -> LogImprovement:
         """See :class:`Gain`."""
@@ -167,16 +177,37 @@ class Candidates:
     """The box, for the points that can be evaluated; ``None``: all can."""
     once: bool = False
     """Whether no point is picked twice, as there is no noise."""
+    highest: Tensor | None = None
+    """``N`` values before the last pick; ``None``: unknown."""
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """``N`` values of the acquisition function; below the two highest ones maybe those before the last pick.
+
+        A pick lowers expected improvement, so that candidates are computed in order of their values before it until the
+        others cannot be higher (Minoux 1978, "Accelerated greedy algorithms"). The probability of feasibility may rise with a
+        pick: such a candidate comes late.
+        """
+        if self.highest is None:
+            return self.gain(self.moments.mean, self.moments.variance).value
+        scores, order = self.highest.clone(), self.highest.argsort(descending=True, stable=True)
+        for start in range(0, len(order), 64):
+            some = order[start : start + 64]
+            scores[some] = self.gain(self.moments.mean[some], self.moments.variance[some]).value
+            rest = order[start + 64 : start + 65]
+            if len(rest) and bool(scores[order[: start + 64]].topk(2).values[1] >= self.highest[rest]):
+                break
+        return scores
 
     def after(self, gp: Surrogate, pick: Tensor, at_pick: Any) -> Candidates:
         """Return the candidates after a pick (``1 x d``) by ``gp``, whose mean there counts as reached. O(N n)."""
         moments = gp.moments_given(self.U, self.moments, pick, at_pick)
-        return replace(self, moments=moments, gain=self.gain.after(at_pick))
+        highest = vars(self).get("scores", self.highest) if self.gain.costly else None
+        return replace(self, moments=moments, gain=self.gain.after(at_pick), highest=highest)
 
     def pick(self, gp: Surrogate) -> Tensor:
         """Return the best point (``1 x d``) that climbs from the two best candidates reach."""
-        scores = self.gain(self.moments.mean, self.moments.variance).value
-        best = scores.topk(min(2, len(self.U))).indices
+        best = self.scores.topk(min(2, len(self.U))).indices
         starts, corners = self.U[best], self.corners.of(best)
         free = torch.ones_like(starts, dtype=torch.bool) if self.centre is None else starts != self.centre[best]
         U = self._climbed(gp, starts, corners, free=free)
@@ -279,16 +310,6 @@ def _next(gp: Surrogate, searches: Sequence[Candidates], *, picked: int) -> Tens
         if each.gain.worthwhile(at) and not evaluated and not each.gain.resolved(gp, at, picked=picked):
             return u
     return None
-
-
-def avoided(state: PointState, correlation: Correlation) -> tuple[Refusal | None, Tensor]:
-    """Return the refusal of points near failures in the unit cube, and the recent failures (``f x d``)."""
-    failures, box = state.failures, state.box
-    if failures is None or not len(failures.where):
-        return None, state.U[:0]
-    failures = replace(failures, where=box.to_unit(failures.where))
-    near = refused(failures, pulls=state.pulls, succeeded=state.U, correlation=correlation)
-    return near, failures.where[failures.speaking(state.pulls)]
 
 
 def is_known(gp: Surrogate, U: Tensor) -> Tensor:

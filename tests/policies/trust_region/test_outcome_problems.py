@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from botorch.test_functions.multi_objective import C2DTLZ2, DTLZ2, ZDT1
+from botorch import test_functions
 
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.outcomes import Outcomes
@@ -23,19 +23,21 @@ def volume(problem, *, reference, budget, limits=None, seed=0):
 
 
 def test_the_front_of_zdt1_is_reached():
-    assert volume(ZDT1(dim=6), reference=11.0, budget=44) > 120.4  # of 120.66
+    assert volume(test_functions.ZDT1(dim=6), reference=11.0, budget=44) > 120.4  # of 120.66
 
 
 def test_the_front_of_dtlz2_is_reached():
-    assert volume(DTLZ2(dim=4, num_objectives=2), reference=1.1, budget=40) > 0.37  # of 0.4246
+    assert volume(test_functions.DTLZ2(dim=4, num_objectives=2), reference=1.1, budget=40) > 0.37  # of 0.4246
 
 
 def test_three_objectives_are_searched():
-    assert volume(DTLZ2(dim=4, num_objectives=3), reference=1.1, budget=32) > 0.38  # of 0.8
+    assert volume(test_functions.DTLZ2(dim=4, num_objectives=3), reference=1.1, budget=32) > 0.38  # of 0.8
 
 
 def test_a_constrained_front_is_reached():
-    assert volume(C2DTLZ2(dim=4, num_objectives=2), limits={"c": (0.0, None)}, reference=1.1, budget=40) > 0.36  # of 0.4
+    assert (
+        volume(test_functions.C2DTLZ2(dim=4, num_objectives=2), limits={"c": (0.0, None)}, reference=1.1, budget=40) > 0.36
+    )  # of 0.4
 
 
 def welded_beam(X):
@@ -69,6 +71,7 @@ def beam(budget, seed=0):
     return searched(TrustRegion(batch_size=8), bounds, BEAM, welded_beam, budget=budget, seed=seed)[1].report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_the_cheapest_beam_is_found(seed):
     """Few random beams carry their load."""
