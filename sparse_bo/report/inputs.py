@@ -133,7 +133,8 @@ def slice_of(one: Slice, view: RunView) -> Plot:
     x = np.array(one.values, np.float64)[order]
     band = Band(x, one.lower[order], one.upper[order], "s0")
     median = one.median[order]
-    here = Curve("best", np.array([float(one.here)]), np.array([float(np.interp(one.here, x, median))]), "s2", dots=True)
+    best = "best" if view.outcomes is None or view.outcomes.only else "there"
+    here = Curve(best, np.array([float(one.here)]), np.array([float(np.interp(one.here, x, median))]), "s2", dots=True)
     values = view.values if view.outcomes is None else view.outcomes.values[one.outcome]
     seen = np.flatnonzero(np.isfinite(values)) if one.name in view.columns else np.zeros(0, int)
     seen = seen[np.unique(np.linspace(0, len(seen) - 1, min(len(seen), 200)).astype(int))]
