@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.expected_improvement import log_noise_factor
-from sparse_bo.gp.hypervolume import Cells, front_rows, least_crowded, log_feasibility, reference_point
+from sparse_bo.gp.hypervolume import Cells, front_rows, least_crowded, log_feasibility
 from sparse_bo.gp.posterior import Moments
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.reductions import first_largest
@@ -159,13 +159,9 @@ class OutcomePicks:
         if not len(reached):
             self.cells, self.improvement = None, OBJECTIVES_FIRST * objectives.mean(dim=-1)
             return
-        reference = self.gain.reference
-        if reference is None:  # below the front that the models expect, lest its ends are never reached
-            expected = objectives[self.gain.limits.kept(self.mean)]
-            reference = reference_point(torch.cat([reached, expected]))
         front = reached[front_rows(reached)]
         front = front[least_crowded(front, MOST_OF_FRONT[k])]
-        self.gain = replace(self.gain, reached=front, reference=reference)
+        self.gain = replace(self.gain, reached=front).beyond(self.mean)
         self.cells = self._cells(front)
         coarse = self._cells(front[least_crowded(front, COARSE)])
         self.improvement = self._improvement(coarse, objectives, self.variance[:, :k])

@@ -153,6 +153,17 @@ class OutcomeGain:
         """Return the function after points with means ``N x m``, which count as reached where they keep the limits."""
         return replace(self, reached=torch.cat([self.reached, means[self.limits.kept(means), : self.objectives]]))
 
+    def beyond(self, means: Tensor) -> OutcomeGain:
+        """Return the function with a reference point below the front that the models expect, by their means ``N x m``.
+
+        One below the front that was reached may exclude its ends: they have the best value of one objective and, in another, a
+        worse one than any so far.
+        """
+        if self.reference is not None or not len(self.reached):
+            return self
+        expected = means[self.limits.kept(means), : self.objectives]
+        return replace(self, reference=reference_point(torch.cat([self.reached, expected])))
+
     def worthwhile(self, at: OutcomeMoments) -> bool:
         """See :class:`.Gain`: always."""
         return True

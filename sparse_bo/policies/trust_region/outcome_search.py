@@ -241,12 +241,11 @@ class OutcomeSearch(Mechanism[OutcomeState]):
         make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=state.exact is not False)
         everywhere = Corners(U.new_zeros(d), U.new_ones(d))
         all_rows = torch.ones(n, dtype=torch.bool, device=U.device)
-        anywhere = make(
-            points_anywhere(U, settings.candidates, generator=generator), everywhere, gain=state.gain(all_rows).given(means)
-        )
+        of_all = state.gain(all_rows).given(means)
+        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), everywhere, gain=of_all)
         single = self.outcomes.only is not None or not len(state.front)
         if single and region.centre is None:
-            return [anywhere] * 2
+            return [replace(anywhere, gain=of_all.beyond(anywhere.moments.mean))] * 2
         centres = U[self._centres(state, state.estimates)]
         reach = torch.stack([fitted.learned.reach for fitted in state.fitted]).log().mean(dim=0).exp()
         some = replace(settings, candidates=-(-settings.candidates // len(centres)))
@@ -263,10 +262,12 @@ class OutcomeSearch(Mechanism[OutcomeState]):
             own = torch.arange(n, device=U.device) >= region.start
             near = corners.contain(out)
         lowers, uppers, shared = torch.cat(of_points, dim=1)
+        of_own = state.gain(own).given(means[near])
         around = make(
             torch.cat(points),
             Corners(lowers, uppers),
-            gain=state.gain(own).given(means[near]),
+            gain=of_own,
             centre=shared if self.box.dims > settings.many_inputs else None,
         )
-        return [around, anywhere]
+        expected = torch.cat([around.moments.mean, anywhere.moments.mean])
+        return [replace(around, gain=of_own.beyond(expected)), replace(anywhere, gain=of_all.beyond(expected))]
