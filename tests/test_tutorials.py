@@ -20,6 +20,7 @@ def test_tutorials_are_found():
         "adaptive_batches",
         "asynchronous_workers",
         "choosing_a_kernel",
+        "constraints",
         "drop_in_at_scale",
         "fingerprints_in_plates",
         "finite_arms",
@@ -30,6 +31,7 @@ def test_tutorials_are_found():
         "simulation_archive",
         "size_and_precision",
         "sparse_gp_drop_in",
+        "two_objectives",
     ]
 
 

@@ -59,6 +59,10 @@ Kernel, mean and noise are learned by default. With --preset published, policies
 of the paper (Gaussian kernel of width² 5, regularization 0.2, noise variance 0.01, RKHS norm 20, failure probability \
 1/budget, width authors). sbpe and bpe always have a prior there and on gp-draw. Options replace settings of a preset.
 
+Several outcomes: the function returns a dictionary by name, or numbers in the order of the options.
+
+  sparse-bo run --objective experiment:measure --space space.toml --objectives yield:max,cost:min --constraint "impurity<=0.05"
+
 Arms that do not fit into memory_bytes (--set) are streamed (bbkb, bkb).
 """
 PLAN_HELP = """Forecast a BBKB run: dictionary size, memory, time; and settings with which it fits.
@@ -216,6 +220,9 @@ def run(
     ] = None,
     one_by_one: Annotated[bool, option(OWN, "--objective takes one arm (d), returns a number.", "--one-by-one")] = False,
     minimize: Annotated[bool, option(OWN, "The lowest value of --objective is the best.", "--minimize")] = False,
+    objectives: Annotated[str | None, option(OWN, "Several outcomes by name, as yield:max,cost:min.")] = None,
+    constraint: Annotated[list[str] | None, options.constraint] = None,
+    reference: Annotated[str | None, option(OWN, "Worst value of interest of each objective, as yield=0,cost=10.")] = None,
     memory: Annotated[int | None, options.memory("Plan", "GiB: plan, and take settings that fit (bbkb, bkb).")] = None,
     seconds: Annotated[float | None, real("Run", f"{options.SECONDS_HELP} bbkb and bkb take settings that fit.")] = None,
     target: options.Target = None,
@@ -256,6 +263,8 @@ def compare(
     noise_sd: options.NoiseSD = None,
     arms: options.NumArms = None,
     dims: options.NumDims = None,
+    objectives: Annotated[str | None, typer.Option(hidden=True)] = None,
+    constraint: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Check everything, run each policy, report."""
     execute("comparison", "compare", locals())

@@ -119,23 +119,31 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         "picks": "; ".join(audit.differing) if audit.differing else "made again from the last snapshot on: as recorded",
         "failures": failures if failing.failed else "none",
     }
+    if failing.missing:
+        of = audit.recorded.told
+        lines["missing"] = ", ".join(f"{name} in {count:,} of {of:,}" for name, count in failing.missing.items())
     if failing.often:
         lines["failing again"] = "; ".join(f"{_place(pick)} {times:,} times" for pick, times in failing.often)
     seen = facts(view)
     lines["certificate"] = seen.get("certificate", "none: no sparse model over arms")
-    lines["leave-one-out"] = "none: no model of which the prior is at hand, or too few inputs"
+    one = audit.recorded.history.outcomes is None
+    lines["leave-one-out"] = (
+        "none: of runs with one outcome" if not one else "none: no model of which the prior is at hand, or too few inputs"
+    )
     if audit.calibration is not None:
         lines["leave-one-out"] = (
             f"of {audit.calibration.results:,} inputs predicted from the others, {calibrated(audit.calibration)}"
         )
     lines |= {name: text for name, text in seen.items() if name == "calibration"}
-    lines["drift"] = "none looked for: too few repeated evaluations, and no leave-one-out errors"
+    lines["drift"] = "none looked for: too few repeated evaluations" + (", and no leave-one-out errors" if one else "")
     if drift is not None:
         kind = "repeated evaluations" if audit.repeated else "leave-one-out errors"
+        kind = kind if audit.drifting is None else f"{kind} of {audit.drifting}"
         moves = f"{kind} move by {1000 * drift.slope:+.3g} per 1,000 evaluations"
         lines["drift"] = f"{moves}, {abs(drift.score):.1f} standard errors (below {MOST_ERRORS:g}: no sign of any)"
     title = f"audit of {audit.recorded.about['policy']}, seed {audit.recorded.about['seed']}, in {path}"
-    warnings = [*advice_of(view), *miscalibrated(audit.calibration), *drifting(0.0 if drift is None else drift.score)]
+    what = "objective" if audit.drifting is None else f"outcome {audit.drifting}"
+    warnings = [*advice_of(view), *miscalibrated(audit.calibration), *drifting(0.0 if drift is None else drift.score, what)]
     return table(title, lines), warnings
 
 

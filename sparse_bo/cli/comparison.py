@@ -46,6 +46,11 @@ class Contestant(NamedTuple):
 def compare(options: Namespace) -> None:
     """``compare``: run each policy, print a table, draw regrets, write the histories."""
     seed, out, quiet = options.seed, options.out, options.quiet
+    if options.objectives is not None or options.constraint:
+        raise ValueError(
+            "compare runs built-in problems, whose evaluations have one outcome, and compares regrets; of several outcomes "
+            "make a run for each policy: run --objective experiment:measure --objectives yield:max,cost:min --policy …"
+        )
     made = described_problem(vars(options))
     problem = make_problem(**made).to(check_device("--device", options.device))
     budget = budget_of(options.budget, made["name"])
@@ -130,7 +135,7 @@ def plot_comparison(title: str, contestants: Sequence[Contestant]) -> Figure:
         left, right = figure.subplots(1, 2)
         draw(left, Panel("Cumulative regret", "", sums, y_name="sum of (best − chosen)", zero=True))
         draw(right, Panel("Regret per evaluation so far", "", means, log_x=True, log_y=True))
-        figure.suptitle(title, fontsize=11, parse_math=False)  # a "$" in a name is no formula
+        figure.suptitle(title, fontsize=11)
     return figure
 
 

@@ -14,6 +14,7 @@ import torch
 
 from sparse_bo import problems
 from sparse_bo.cli.options import POLICIES, PROBLEMS
+from sparse_bo.cli.outcomes import outcomes_of
 from sparse_bo.domains.space import Space
 from sparse_bo.errors import RankError, StorageError
 from sparse_bo.evaluations.pools import Workers, workers_of
@@ -83,14 +84,18 @@ def described_problem(options: Mapping[str, Any]) -> dict[str, Any]:
         if foreign := given("problem", "scaling", "standardize", "noise_sd", "arms", "dims"):
             raise ValueError(f"{foreign}: of the built-in problems, not of an --objective of your own; drop it")
         file, space = options["arms_file"], options["space"]
+        if options["minimize"] and options["objectives"] is not None:
+            raise ValueError("--minimize contradicts --objectives, which has directions; drop it, and write name:min")
+        outcomes = outcomes_of(options["objectives"], options["constraint"], options["reference"])
         return {
             "objective": options["objective"],
             "arms_file": None if file is None else str(file.absolute()),
             "grid": options["grid"],
             "one_by_one": options["one_by_one"],
             **({} if space is None else {"space": Space.load(space).describe()}),
+            **({} if outcomes is None else {"outcomes": outcomes.describe()}),
         }
-    if own := given("space", "arms_file", "names", "grid", "one_by_one", "minimize"):
+    if own := given("space", "arms_file", "names", "grid", "one_by_one", "minimize", "objectives", "constraint", "reference"):
         raise ValueError(f"{own} needs --objective package.module:function; add it, or drop {own}")
     name = check_choice("problem", options["problem"] or "cadata", PROBLEMS)
     if name != "gp-draw" and (drawn := given("arms", "dims")):

@@ -120,6 +120,12 @@ def option(panel: str, text: str, *flags: str, **settings: Any) -> Any:
 
 count = partial(option, parser=whole_number, metavar="<int>")
 real = partial(option, parser=real_number, metavar="<float>")
+constraint = option(
+    "Your own problem",
+    'Limits of an outcome, as "impurity<=0.05" or "0<=a<=1"; repeatable.',
+    "--constraint",
+    metavar="<limits>",
+)
 memory = partial(option, parser=gibibytes, metavar="<float>")
 
 Budget = Annotated[int | None, count("Run", "Evaluations (default 10,000; on a box or of your own objective 200).")]

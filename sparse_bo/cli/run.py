@@ -24,6 +24,7 @@ from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
+from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.problems.names import TABLES
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
@@ -59,6 +60,11 @@ def run(options: Namespace) -> None:
         problem = problem_of(made).to(device_on_rank(check_device("--device", options.device), group))
         workers = parallel(options.executor, options.workers, options.asynchronous)
         ends = vars(Ends(**_ends(options)))
+        several = problem.outcomes if isinstance(problem, OwnProblem) else None
+        if several is not None and several.only is None and options.target is not None:
+            raise ValueError(
+                f"expected --target with one objective, got {len(several.objectives)}; use --patience or --seconds"
+            )
         planned = memory is not None or (seconds is not None and options.policy in ("bbkb", "bkb") and "arms" in problem.domain)
         chosen, why = policy_of(
             options.policy,
@@ -70,6 +76,7 @@ def run(options: Namespace) -> None:
             preset=options.preset,
             workers=workers,
             certified=planned or options.certify_every is not None,
+            several=several is not None,
         )
         if planned:
             if group.size > 1:
@@ -88,6 +95,7 @@ def run(options: Namespace) -> None:
                 names=None if options.names is None else options.names.read_text(encoding="utf-8").splitlines(),
                 initial=taken_over(options.initial or [], options.default or []),
                 notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
+                **({} if several is None else several.describe()),
                 **spread_over(problem.domain, group),
             )
         undo.callback(_forget, loop, storage)  # a journal without a single evaluation would block the retry
@@ -141,10 +149,11 @@ def policy_of(
     preset: str,
     workers: Workers | None = None,
     certified: bool = False,
+    several: bool = False,
 ) -> tuple[Policy, str]:
     """Return the policy of a run and the reason for it, empty if it was named.
 
-    Without a name it is the default, or BBKB if the default lacks one of the settings, certificates or a plan.
+    Without a name it is the default, or with one outcome BBKB if the default lacks one of the settings, certificates or a plan.
     """
     check_choice("goal", goal, get_args(Goal))
     build: dict[str, Any] = {"problem": name, "budget": budget, "preset": preset}
@@ -153,12 +162,16 @@ def policy_of(
         goals = {"goal": goal} if POLICIES[policy] is TrustRegion else {}
         return make_policy(policy, {**given, **goals}, **build), ""
     count = None if workers is None else workers.count
-    chosen, why = chosen_policy(check_domain(**domain), goal=goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
+    how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": count, "several": several}
+    chosen, why = chosen_policy(check_domain(**domain), **how)
     if isinstance(chosen, TwoStage):  # its first policy takes settings too
         own = {key: value for key, value in given.items() if key not in _fields(chosen.first)}
         first = {key: value for key, value in given.items() if key not in own}
     else:
         own, first = dict(given), {}
+    if several and (certified or (other := own.keys() - _fields(chosen))):
+        wrong = "certificates and plans are" if certified else f"{', '.join(sorted(other))} is"
+        raise ValueError(f"{wrong} of policies for one outcome, got several by --objectives; drop that")
     if not isinstance(chosen, TrustRegion | BBKB) and (certified or preset == "published" or own.keys() - _fields(chosen)):
         return make_policy("bbkb", given, **build), "it has what is asked for"
     if isinstance(chosen, BBKB):

@@ -17,7 +17,7 @@ from sparse_bo.domains.lazy import LazyArms, ProductGrid
 from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.space import Space
 from sparse_bo.planning.costs import available_bytes, bytes_text
-from sparse_bo.policies import Report
+from sparse_bo.policies import Outcomes, Report
 from sparse_bo.problems.names import GRID_EXAMPLE
 from sparse_bo.runs.history import History, HistoryRow
 
@@ -34,6 +34,8 @@ class OwnProblem:
     description: str
     space: Space | None = None
     """Named parameters instead of arms: the function takes one dictionary."""
+    outcomes: Outcomes | None = None
+    """Several outcomes; ``None``: the function returns a number for each point."""
 
     @property
     def call_with(self) -> Literal["X", "parameters"]:
@@ -58,7 +60,13 @@ class OwnProblem:
 
 
 def own_problem(
-    *, objective: str, arms_file: str | None, grid: str | None, one_by_one: bool, space: Mapping[str, Any] | None = None
+    *,
+    objective: str,
+    arms_file: str | None,
+    grid: str | None,
+    one_by_one: bool,
+    space: Mapping[str, Any] | None = None,
+    outcomes: Mapping[str, Any] | None = None,
 ) -> OwnProblem:
     """Return the problem of the options. A journal stores them, so that a resume makes the same problem.
 
@@ -68,18 +76,20 @@ def own_problem(
         grid: See :func:`parsed_grid`.
         one_by_one: The function takes one arm (``d``) and returns a number.
         space: Description of a space (:meth:`sparse_bo.Space.describe`): the function takes one dictionary.
+        outcomes: Description of several outcomes (:meth:`.Outcomes.describe`).
 
     Raises:
         ValueError: If not exactly one of file, grid and space is passed, the file is invalid, or the function does not exist.
         TypeError: If the function is not callable, or the file has the wrong dtype.
         FileNotFoundError: If the file does not exist.
     """
+    several = None if outcomes is None else Outcomes.of(**outcomes)
     if space is not None:
         if arms_file is not None or grid is not None:
             raise ValueError("expected one of --space, --arms-file and --grid, got --space with another; drop one")
         named = Space.of(space)
         described = f"parameters {', '.join(named.names)}"
-        return OwnProblem(objective.split(":")[1], None, imported(objective), False, described, named)
+        return OwnProblem(objective.split(":")[1], None, imported(objective), False, described, named, several)
     arms = own_arms(None if arms_file is None else Path(arms_file), grid)
     if arms is None:
         others = "--grid low:high:points,..., or --space FILE.toml"
@@ -87,7 +97,8 @@ def own_problem(
     function = imported(objective)
     where = Path(arms_file).name if arms_file is not None else f"the grid {grid}"
     a, d = arms.shape
-    return OwnProblem(objective.split(":")[1], arms, function, not one_by_one, f"{a:,} arms with {d} inputs of {where}")
+    described = f"{a:,} arms with {d} inputs of {where}"
+    return OwnProblem(objective.split(":")[1], arms, function, not one_by_one, described, outcomes=several)
 
 
 def own_arms(file: Path | None, grid: str | None) -> LazyArms | None:

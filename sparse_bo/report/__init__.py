@@ -1,5 +1,5 @@
 """Figures and the page of a run, from a value of plain columns."""
 
-from sparse_bo.report.view import Batches, Observation, RunView, Slice
+from sparse_bo.report.view import Batches, Observation, OutcomeColumns, RunView, Slice
 
-__all__ = ["Batches", "Observation", "RunView", "Slice"]
+__all__ = ["Batches", "Observation", "OutcomeColumns", "RunView", "Slice"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sparse_bo.report.view import Numbers, RunView, arm_name, cell, number
+from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, arm_name, cell, number
 
 if TYPE_CHECKING:
     from sparse_bo.widths import Calibration
@@ -19,6 +19,7 @@ MOST_ERRORS = 4.0
 """Standard errors from which a trend in time is taken for one."""
 FEWEST = 20
 """Evaluations or predicted results from which statistics are judged."""
+STOP = "More of the same gains little: stop, search another range, or evaluate the best points again to see their noise."
 
 
 def facts(view: RunView, *, most_inputs: int = 10) -> dict[str, str]:
@@ -27,10 +28,12 @@ def facts(view: RunView, *, most_inputs: int = 10) -> dict[str, str]:
     lines = {"evaluations": counts(view), "searched": searched(view)}
     if len(sizes):
         lines["batches"] = f"{len(sizes):,}, the largest of {int(sizes.max()):,}"
-    if view.best_mean is not None:
+    if view.outcomes is not None:
+        lines |= outcome_facts(view, view.outcomes, most_inputs)
+    elif view.best_mean is not None:
         lines["best"] = "; ".join(filter(None, [number(view.best_mean), interval(view)]))
         lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view, most_inputs).items())
-    if view.best_observed is not None:
+    if view.best_observed is not None and view.outcomes is None:
         lines["best observed"] = observed(view)
         lines["observed at"] = ", ".join(
             f"{name} = {value}" for name, value in shown(view.best_observed.at, most_inputs).items()
@@ -47,6 +50,86 @@ def facts(view: RunView, *, most_inputs: int = 10) -> dict[str, str]:
     if view.calibration is not None:
         lines["calibration"] = f"of {view.calibration.results:,} results, {calibrated(view.calibration)}"
     return {name: text for name, text in lines.items() if text}
+
+
+def outcome_facts(view: RunView, outcomes: OutcomeColumns, most_inputs: int) -> dict[str, str]:
+    """Return the facts about several outcomes, by name; the best point has at most ``most_inputs`` inputs."""
+    n, feasible = len(outcomes.feasible), int(outcomes.feasible.sum())
+    lines = {"aims": aims(outcomes), "feasible": f"{feasible:,} of {n:,} evaluations"}
+    lines["missing"] = ", ".join(f"{name} in {count:,}" for name, count in missing_counts(outcomes).items())
+    if not feasible:
+        lines["best"] = nothing_feasible(outcomes)
+    elif outcomes.only is not None:
+        value = view.best_mean if view.best_mean is not None else best_outcomes(outcomes)[outcomes.only]
+        lines["best feasible"] = "; ".join(filter(None, [number(value), interval(view)]))
+        others = {name: value for name, value in best_outcomes(outcomes).items() if name != outcomes.only}
+        lines["with"] = ", ".join(f"{name} = {number(value)}" for name, value in others.items())
+        lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view, most_inputs).items())
+    else:
+        lines |= front_facts(outcomes)
+    return lines
+
+
+def aims(outcomes: OutcomeColumns) -> str:
+    """Return objectives with their directions and limits of constrained outcomes."""
+    verbs = {"max": "maximise", "min": "minimise"}
+    parts = [f"{verbs[direction]} {name}" for name, direction in outcomes.directions.items()]
+    return ", ".join([*parts, *(f"{name} {_limits(*limits)}" for name, limits in outcomes.limits.items())])
+
+
+def _limits(lower: float | None, upper: float | None) -> str:
+    if lower is None or upper is None:
+        return f"at most {number(upper, 6)}" if lower is None else f"at least {number(lower, 6)}"
+    return f"from {number(lower, 6)} to {number(upper, 6)}"
+
+
+def missing_counts(outcomes: OutcomeColumns) -> dict[str, int]:
+    """Return the number of evaluations, failed ones left out, in which an outcome is missing; names without any left out."""
+    counts = {name: int(np.isnan(y[~outcomes.failed]).sum()) for name, y in outcomes.values.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def best_outcomes(outcomes: OutcomeColumns) -> dict[str, float]:
+    """Return the outcomes of the best evaluation, by name; empty without one."""
+    row = outcomes.best_row
+    return {} if row is None else {name: float(y[row]) for name, y in outcomes.values.items()}
+
+
+def nothing_feasible(outcomes: OutcomeColumns) -> str:
+    """Return by how much the limits are violated in the evaluation of the least violation."""
+    row = outcomes.best_row
+    if row is None:
+        return "no feasible evaluation yet"
+    by = {name: float(distance[row]) for name, distance in outcomes.violations.items()}
+    violated = ", ".join(
+        f"{name} = {number(float(outcomes.values[name][row]))}, which has to be {_limits(*outcomes.limits[name])}"
+        for name, distance in by.items()
+        if distance > 0.0
+    )
+    least = (
+        violated or f"none of a limit, but {' and '.join(n for n, y in outcomes.values.items() if np.isnan(y[row]))} is missing"
+    )
+    return f"no feasible evaluation yet; the least violation is {least} (evaluation {row + 1:,})"
+
+
+def origin(outcomes: OutcomeColumns) -> str:
+    """Return the reference point of hypervolumes as text."""
+    at = ", ".join(f"{name} = {number(value)}" for name, value in outcomes.reference.items())
+    return f"the reference point {at}, {'inferred from the results' if outcomes.inferred else 'as given'}"
+
+
+def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
+    """Return the facts about a front that is not empty."""
+    size = len(outcomes.front)
+    lines = {
+        "front": f"{size:,} evaluation{'' if size == 1 else 's'}",
+        "hypervolume": f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}",
+    }
+    for name, direction in outcomes.directions.items():
+        values = outcomes.values[name][list(outcomes.front)]
+        worst, best = (values.min(), values.max()) if direction == "max" else (values.max(), values.min())
+        lines[f"{name} on the front"] = f"{number(best)} at best, {number(worst)} at worst"
+    return lines
 
 
 def counts(view: RunView) -> str:
@@ -134,6 +217,7 @@ def advice_of(view: RunView) -> list[Advice]:
     return [
         *_failures(view),
         *_missing_model(view),
+        *_of_outcomes(view.outcomes),
         *miscalibrated(view.calibration),
         *_progress(view),
         *_edges(view),
@@ -157,6 +241,57 @@ def _failures(view: RunView) -> Iterator[Advice]:
             f"{out:,} evaluations are out: asked for, with no result yet.",
             "If the run is over, they were lost: AskTell.resume(…).reissue() hands them out again.",
         )
+
+
+def _of_outcomes(outcomes: OutcomeColumns | None) -> Iterator[Advice]:
+    if outcomes is None:
+        return
+    n, gone = len(outcomes.feasible), missing_counts(outcomes)
+    if n >= FEWEST and not outcomes.feasible.any() and (violated := _most_violated(outcomes)):
+        yield Advice(
+            f"No evaluation is feasible after {n:,}: {violated}.",
+            "Check that limit and its units; search a range where it can be kept; or begin with a feasible point (initial=).",
+        )
+    for name, count in gone.items():
+        if n >= FEWEST and count > 0.2 * n:
+            yield Advice(
+                f"{name} is missing in {count:,} of {n:,} evaluations.",
+                "Where it is missing, no evaluation counts as feasible. Return float('nan') only for what cannot be measured.",
+            )
+    columns = {name: y[~outcomes.failed] for name, y in outcomes.values.items()}
+    for name, y in columns.items():
+        y = y[~np.isnan(y)]
+        if len(y) >= FEWEST and y.min() == y.max():
+            role = "objective" if name in outcomes.directions else "constrained outcome"
+            yield Advice(
+                f"The {role} {name} is {number(float(y[0]), 6)} in all evaluations.",
+                "Check that the objective function computes it from its input, or leave it out.",
+            )
+    names = list(outcomes.directions)
+    for k, one in enumerate(names):
+        for other in names[k + 1 :]:
+            both = ~np.isnan(columns[one]) & ~np.isnan(columns[other])
+            a, b = columns[one][both], columns[other][both]
+            if len(a) >= FEWEST and a.min() < a.max() and (np.array_equal(a, b) or np.array_equal(a, -b)):
+                sign = "" if np.array_equal(a, b) else ", up to the sign"
+                yield Advice(
+                    f"The objectives {one} and {other} are the same in all evaluations{sign}.",
+                    "Check that the objective function returns the right column for each, or leave one of them out.",
+                )
+
+
+def _most_violated(outcomes: OutcomeColumns) -> str:
+    """Return the constraint that is violated most often, how often, and by how much; empty if none is."""
+    often = {name: int((distance > 0.0).sum()) for name, distance in outcomes.violations.items()}
+    name = max(often, key=lambda one: often[one], default="")
+    if not name or not often[name]:
+        return ""
+    distance = outcomes.violations[name]
+    by = distance[distance > 0.0]
+    return (
+        f"{name} is not {_limits(*outcomes.limits[name])} in {often[name]:,} of them, "
+        f"by {number(float(by.min()))} at least and {number(float(np.median(by)))} in the median"
+    )
 
 
 def _missing_model(view: RunView) -> Iterator[Advice]:
@@ -187,16 +322,25 @@ def miscalibrated(found: Calibration | None) -> Iterator[Advice]:
         )
 
 
-def drifting(score: float) -> Iterator[Advice]:
-    """Yield the warning about an objective that changes with time; ``score`` is its trend in standard errors."""
+def drifting(score: float, what: str = "objective") -> Iterator[Advice]:
+    """Yield the warning about an objective or outcome that changes with time; ``score`` is its trend in standard errors."""
     if abs(score) >= MOST_ERRORS:
         yield Advice(
-            f"The objective changes with time: a trend of {abs(score):.1f} standard errors, from {MOST_ERRORS:g} on a warning.",
+            f"The {what} changes with time: a trend of {abs(score):.1f} standard errors, from {MOST_ERRORS:g} on a warning.",
             "Trust the newest results, and repeat the best points.",
         )
 
 
 def _progress(view: RunView) -> Iterator[Advice]:
+    if view.outcomes is not None:
+        n, entered = len(view.outcomes.feasible), np.flatnonzero(view.outcomes.entered)
+        if n >= 5 * FEWEST and len(entered) and entered[-1] < n // 4:
+            better = "no later one was better" if view.outcomes.only else "the front has not changed since"
+            yield Advice(
+                f"The last improvement is evaluation {entered[-1] + 1:,} of {n:,}: {better}.",
+                STOP,
+            )
+        return
     good = view.merit[np.isfinite(view.merit)]
     if len(good) < 5 * FEWEST:
         return
@@ -205,7 +349,7 @@ def _progress(view: RunView) -> Iterator[Advice]:
     if where < len(good) // 4 and not equal:
         yield Advice(
             f"The {extreme} result is number {where + 1:,} of {len(good):,}: nothing better has come since.",
-            "More of the same gains little: stop, search another range, or evaluate the best points again to see their noise.",
+            STOP,
         )
     if equal:
         yield Advice("All results are equal.", "Check that the objective uses its input.")
@@ -213,7 +357,7 @@ def _progress(view: RunView) -> Iterator[Advice]:
 
 def _edges(view: RunView) -> Iterator[Advice]:
     bounds = view.about.get("bounds")
-    if bounds is None or "space" in view.about or not view.best:
+    if bounds is None or "space" in view.about or not view.best or (view.outcomes is not None and not view.outcomes.only):
         return
     at = [(name, float(v), low, high) for (name, v), low, high in zip(view.best.items(), *bounds, strict=False)]
     edge = [name for name, v, low, high in at if min(v - low, high - v) < 0.01 * (high - low)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from sparse_bo.report.facts import mean_regret
-from sparse_bo.report.view import Batches, Numbers, visible
+from sparse_bo.report.view import Batches, Numbers, OutcomeColumns, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +37,7 @@ STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "legend.frameon": False,
+    "text.parse_math": False,  # a "$" in a name is no formula
 }
 MOST = 400
 """Points of a curve, at most: a drawing does not grow with its run."""
@@ -53,6 +54,8 @@ class Curve:
     y: Numbers
     colour: str
     dots: bool = False
+    marker: str = "o"
+    """Of matplotlib, of dots."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,15 @@ class Panel:
     log_y: bool = False
     zero: bool = False
     """Whether the vertical axis reaches down to zero."""
+    from_zero: bool = True
+    """Whether the horizontal axis begins at zero in a figure."""
 
     def draw(self, axes: Axes, colours: Mapping[str, str]) -> list[Curve]:
         """Draw the panel, without its names; return the curves as they were drawn."""
         drawn = [c if c.dots else Curve(c.name, *thinned(c.x, c.y), c.colour) for c in self.curves]
         for c in drawn:
             y = np.where(np.isfinite(c.y), c.y, np.nan)
-            style: dict[str, Any] = {"marker": "o", "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
+            style: dict[str, Any] = {"marker": c.marker, "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
             axes.plot(drawable(c.x), drawable(y), color=colours[c.colour], label=c.name, **style)
         for b in self.bands:
             known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf) & (b.low < np.inf))
@@ -112,19 +117,99 @@ class Panel:
         return drawn
 
 
-def best_so_far(batches: Batches, values: Numbers, *, minimize: bool) -> Panel | None:
-    """Return the best result and the best posterior mean so far; ``None`` without a result."""
+def best_so_far(batches: Batches, values: Numbers, outcomes: OutcomeColumns | None = None, *, minimize: bool) -> Panel | None:
+    """Return the best result and the best posterior mean so far; ``None`` without a result.
+
+    With outcomes only feasible results count, and means from the first of them on.
+    """
+    result = "result"
+    if outcomes is not None:
+        values, result = np.where(outcomes.feasible, values, np.nan), "feasible result"
+        found = np.add.accumulate(outcomes.feasible)[batches.evaluations.astype(int) - 1] > 0
+        batches = replace(batches, best_mean=np.where(found, batches.best_mean, np.nan))
     if not np.isfinite(values).any():
         return None
     at, spread = batches.evaluations, 1.96 * batches.best_sd
     extreme, sign = ("lowest", -1.0) if minimize else ("highest", 1.0)
     best = sign * np.maximum.accumulate(np.where(np.isfinite(values), sign * values, -np.inf))
     return Panel(
-        "Best so far",
-        f"The {extreme} result so far, and the best point by the model with its 95 % interval.",
-        [Curve(f"{extreme} result", _numbers(values), best, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")],
+        "Best so far" if outcomes is None else "Best feasible so far",
+        f"The {extreme} {result} so far, and the best point by the model with its 95 % interval.",
+        [Curve(f"{extreme} {result}", _numbers(values), best, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")],
         [Band(at, batches.best_mean - spread, batches.best_mean + spread, "s0")] if np.isfinite(spread).any() else [],
     )
+
+
+def feasible_so_far(outcomes: OutcomeColumns) -> Panel:
+    """Return the number of feasible evaluations so far."""
+    feasible = np.add.accumulate(outcomes.feasible.astype(np.float64))
+    text = f"{int(feasible[-1]):,} of {len(feasible):,} evaluations keep all limits."
+    curves = [Curve("feasible evaluations", _numbers(feasible), feasible, "s3")]
+    return Panel("Feasible evaluations", text, curves, y_name="feasible so far", zero=True)
+
+
+def hypervolume_so_far(outcomes: OutcomeColumns) -> Panel | None:
+    """Return the hypervolume of the feasible results so far; ``None`` without one."""
+    at, volume = outcomes.volumes
+    text = "Volume between the feasible results up to there and the reference point, in the product of the objectives' units."
+    return Panel("Hypervolume so far", text, [Curve("hypervolume", at, volume, "s0")], zero=True) if len(at) else None
+
+
+def trade_offs(outcomes: OutcomeColumns) -> list[Panel]:
+    """Return a panel of all results for each two objectives; of two objectives in all the front is connected by steps."""
+    names = list(outcomes.directions)
+    return [_trade_off(outcomes, x, y) for k, x in enumerate(names) for y in names[k + 1 :]]
+
+
+def _trade_off(outcomes: OutcomeColumns, x: str, y: str) -> Panel:
+    X, Y = outcomes.values[x], outcomes.values[y]
+    front = np.array(outcomes.front, int)
+    behind = outcomes.feasible.copy()
+    behind[front] = False
+    there = np.isfinite(X) & np.isfinite(Y)
+    kinds = {"infeasible": (there & ~outcomes.feasible, "s1", "x"), "feasible": (behind, "s0", "o")}
+    curves = []
+    for name, (rows, colour, marker) in kinds.items():
+        some = np.flatnonzero(rows)
+        some = some[spread(len(some), MOST)]
+        if len(some):
+            curves.append(Curve(name, X[some], Y[some], colour, dots=True, marker=marker))
+    if len(front):
+        two = len(outcomes.directions) == 2
+        if two and len(front) > 1:
+            curves.append(Curve("front", *_steps(X[front], Y[front]), "s2"))
+        some = front[spread(len(front), MOST)]
+        curves.append(Curve("front", X[some], Y[some], "s2", dots=True))
+    if outcomes.reference:
+        at = np.array([outcomes.reference[x]]), np.array([outcomes.reference[y]])
+        curves.append(Curve("reference", *at, "s4", dots=True, marker="D"))
+    words = {"max": "higher", "min": "lower"}
+    text = f"{words[outcomes.directions[x]].capitalize()} {x} and {words[outcomes.directions[y]]} {y} are better."
+    return Panel(f"{y} and {x}", text, curves, x_name=x, y_name=y, from_zero=False)
+
+
+def fronts_over_time(outcomes: OutcomeColumns) -> Panel | None:
+    """Return the fronts of two objectives after a quarter, half and all of the evaluations; ``None`` of others."""
+    if len(outcomes.directions) != 2 or not len(outcomes.front):
+        return None
+    (x, y), n = outcomes.directions, len(outcomes.feasible)
+    signs = np.array([[1.0 if direction == "max" else -1.0] for direction in outcomes.directions.values()])
+    gains = signs * np.array([outcomes.values[x], outcomes.values[y]])
+    curves = []
+    for colour, k in (("s1", max(n // 4, 1)), ("s3", max(n // 2, 1)), ("s2", n)):
+        rows = np.flatnonzero(outcomes.feasible[:k])
+        rows = rows[np.lexsort((-gains[1, rows], -gains[0, rows]))]
+        if len(rows):
+            best = np.maximum.accumulate(np.concatenate([[-np.inf], gains[1, rows[:-1]]]))
+            rows = rows[gains[1, rows] > best]
+            curves.append(Curve(f"after {k:,}", *_steps(outcomes.values[x][rows], outcomes.values[y][rows]), colour))
+    text = "Fronts of the results up to there: nothing observed before was better in both objectives."
+    return Panel("Front over time", text, curves, x_name=x, y_name=y, from_zero=False)
+
+
+def _steps(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the corners of the steps through points of a front, sorted by their first objective, the best first."""
+    return np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
 
 
 def regret_so_far(regret: Numbers, *, minimize: bool) -> Panel:
@@ -198,15 +283,16 @@ def plot_run(
     batches: Batches,
     values: Numbers,
     about: Mapping[str, Any],
+    outcomes: OutcomeColumns | None = None,
     *,
     regret: Sequence[float] | None = None,
     best_possible: float | None = None,
 ) -> Figure:
-    """Draw a run as four panels: progress, batch sizes, dictionary, time by phase. Arguments and errors: ``History.plot``."""
+    """Draw a run as panels: progress, batch sizes, dictionary, time by phase. Arguments and errors: ``History.plot``."""
     if not len(batches.sizes):
         raise ValueError("expected a history of at least one batch, got none; run the loop first")
-    minimize = bool(about.get("minimize"))
-    progress, at = best_so_far(batches, values, minimize=minimize), batches.evaluations
+    minimize = bool(about.get("minimize")) or (outcomes is not None and next(iter(outcomes.directions.values())) == "min")
+    progress, at = best_so_far(batches, values, outcomes, minimize=minimize), batches.evaluations
     if regret is not None:
         total = np.add.accumulate(np.asarray(regret, np.float64))
         curve = Curve("regret", np.arange(1.0, len(total) + 1), total, "s0")
@@ -216,18 +302,25 @@ def plot_run(
     elif best_possible is not None:
         gap = Curve("gap", at, (batches.best_mean - best_possible) * (1.0 if minimize else -1.0), "s0")
         progress = Panel("Gap between the best possible and the best posterior mean", "", [gap])
+    first: list[tuple[Panel | None, str]] = [(progress, "Best so far: no evaluation succeeded")]
+    last: list[tuple[Panel | None, str]] = [(batch_sizes(batches), ""), (dictionary_sizes(batches), "No dictionary")]
+    if outcomes is not None and outcomes.only is not None:
+        first, last = [(progress, "No feasible evaluation yet")], [(feasible_so_far(outcomes), ""), (batch_sizes(batches), "")]
+    elif outcomes is not None:
+        volume = (hypervolume_so_far(outcomes), "No feasible evaluation yet")
+        first, last = [(panel, "") for panel in trade_offs(outcomes)], [volume, (batch_sizes(batches), "")]
+    panels = [*first, *last, (seconds_so_far(batches), "")]
+    rows = 2 if len(panels) < 9 else 3
+    columns = len(panels) // rows
     with matplotlib.rc_context(STYLE):
-        figure = NotebookFigure(figsize=(10.0, 6.4), layout="constrained")
-        (best, sizes), (dictionary, time) = figure.subplots(2, 2)
-        draw(best, progress, "Best so far: no evaluation succeeded")
-        draw(sizes, batch_sizes(batches))
-        draw(dictionary, dictionary_sizes(batches), "No dictionary")
-        draw(time, seconds_so_far(batches))
+        figure = NotebookFigure(figsize=(5.0 * columns, 3.2 * rows), layout="constrained")
+        for axes, (panel, otherwise) in zip(figure.subplots(rows, columns).flat, panels, strict=True):
+            draw(axes, panel, otherwise)
         title, color = _title(about), INK
         if batches.refuted is not None:
             title += f"\nCERTIFICATE REFUTED by the results, after {batches.refuted_after:,} evaluations"
             color = RED
-        figure.suptitle(visible(title), fontsize=11, parse_math=False, color=color)  # a "$" in a name is no formula
+        figure.suptitle(visible(title), fontsize=11, color=color)
     return figure
 
 
@@ -237,14 +330,15 @@ def draw(axes: Axes, panel: Panel | None, otherwise: str = "") -> None:
         axes.set_title(otherwise, pad=20.0)
         axes.set_axis_off()
         return
-    drawn = panel.draw(axes, COLOURS)
-    axes.set_title(panel.title, pad=20.0)  # above the names of the curves, at one height in all panels
-    axes.set(xlabel=panel.x_name, ylabel=panel.y_name)
-    if not panel.log_x:
+    panel.draw(axes, COLOURS)
+    axes.set_title(visible(panel.title), pad=20.0)  # above the names of the curves, at one height in all panels
+    axes.set(xlabel=visible(panel.x_name), ylabel=visible(panel.y_name))
+    if panel.from_zero and not panel.log_x:
         axes.set_xlim(left=0)
-    if len(drawn) > 1:
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # a curve and its dots have one name
+    if len(named) > 1:
         place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
-        axes.legend(ncols=4, fontsize=8, columnspacing=0.9, handlelength=1.4, **place)
+        axes.legend(named.values(), named, ncols=4, fontsize=8, columnspacing=0.9, handlelength=1.4, **place)
 
 
 def _title(about: Mapping[str, Any]) -> str:

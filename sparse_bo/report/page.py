@@ -11,34 +11,48 @@ from typing import Any
 import jinja2
 import numpy as np
 from markupsafe import Markup
-from scipy.stats import spearmanr
 
 from sparse_bo._version import __version__
-from sparse_bo.report.facts import advice_of, best_point, calibrated, counts, dictionary, facts, interval, observed, searched
+from sparse_bo.report.facts import (
+    advice_of,
+    aims,
+    best_outcomes,
+    best_point,
+    calibrated,
+    counts,
+    dictionary,
+    facts,
+    front_facts,
+    interval,
+    missing_counts,
+    nothing_feasible,
+    observed,
+    origin,
+    searched,
+)
 from sparse_bo.report.figures import (
-    Band,
     Curve,
     Panel,
     batch_sizes,
     best_so_far,
     dictionary_sizes,
+    feasible_so_far,
+    fronts_over_time,
+    hypervolume_so_far,
     regret_so_far,
     seconds_so_far,
+    trade_offs,
 )
+from sparse_bo.report.inputs import best_evaluations, inputs_of, slice_of
 from sparse_bo.report.plots import (
-    ParallelAxis,
     Plot,
     Table,
     bars,
     histogram,
     lines,
-    parallel,
 )
-from sparse_bo.report.view import RunView, Slice, cell, number, visible
+from sparse_bo.report.view import OutcomeColumns, RunView, cell, number, visible
 
-LINES, BEST_LINES = 300, 60
-"""Evaluations on the parallel axes, and the number of best ones among them."""
-MOST_AXES = 10
 MOST_BARS = 20
 
 TEMPLATES = jinja2.Environment(
@@ -72,15 +86,62 @@ def run_page(view: RunView) -> str:
     return TEMPLATES.get_template("page.html.jinja").render(
         view=view,
         title=f"{view.about.get('policy', 'run')}, seed {view.about.get('seed', '?')}{source}",
-        counts=f"{'Minimising' if view.minimize else 'Maximising'} over {searched(view)}: {counts(view)}.",
-        interval=interval(view),
-        best=best_point(view, 40).items(),
-        observed="" if view.best_observed is None else observed(view),
+        counts=f"{_aim(view)} over {searched(view)}: {counts(view)}.",
+        headline=_headline(view),
+        below=_below(view),
+        best=_best(view),
+        observed="" if view.best_observed is None or view.outcomes is not None else observed(view),
         guarantees=view.guarantees.items(),
         advice=advice_of(view),
         sections=list(sections_of(view)),
         version=__version__,
     )
+
+
+def _aim(view: RunView) -> str:
+    if view.outcomes is None:
+        return "Minimising" if view.minimize else "Maximising"
+    return f"To {aims(view.outcomes)},"
+
+
+def _headline(view: RunView) -> str:
+    """Return the best value of a run, or the hypervolume of several objectives."""
+    several = view.outcomes
+    if several is not None and view.succeeded:
+        if not several.feasible.any():
+            return "No feasible evaluation yet."
+        if several.only is None:
+            return f"hypervolume {number(several.hypervolume, 6)}"
+    value = view.best_mean
+    if value is None and several is not None and several.only is not None:
+        value = best_outcomes(several).get(several.only)
+    if value is None:
+        return "No evaluation has succeeded." if view.failed else "No result yet."
+    return number(value, 6) if several is None else f"{several.only} {number(value, 6)}"
+
+
+def _below(view: RunView) -> list[str]:
+    """Return the lines below the headline."""
+    several = view.outcomes
+    if several is None:
+        return [] if view.best_mean is None else [interval(view)]
+    if not several.feasible.any():
+        return [nothing_feasible(several)] if view.succeeded else []
+    share = f"{int(several.feasible.sum()):,} of {len(several.feasible):,} evaluations are feasible."
+    if several.only is not None:
+        return [*([] if view.best_mean is None else [interval(view)]), share]
+    named = {name: text for name, text in front_facts(several).items() if name != "hypervolume"}
+    return [f"Beyond {origin(several)}.", share, *(f"{name}: {text}" for name, text in named.items())]
+
+
+def _best(view: RunView) -> list[tuple[str, str]]:
+    """Return the best point by name, with its outcomes; nothing of several objectives."""
+    several = view.outcomes
+    if several is None:
+        return [] if view.best_mean is None else list(best_point(view, 40).items())
+    if several.only is None or not view.succeeded:
+        return []
+    return [*((name, number(y, 5)) for name, y in best_outcomes(several).items()), *best_point(view, 40).items()]
 
 
 def result_card(view: RunView) -> str:
@@ -92,20 +153,27 @@ def sections_of(view: RunView) -> Iterator[Section]:
     """Yield the sections that the view has data for."""
     if len(view.batches.sizes):
         yield Section("progress", "Progress", plots=list(_progress(view)))
-    inputs = _inputs(view)
+    if view.outcomes is not None and view.succeeded:
+        heading = "Best evaluations" if view.outcomes.only else "Front"
+        yield Section("evaluations", heading, table=best_evaluations(view, view.outcomes))
+    inputs = inputs_of(view)
     if inputs is not None:
         yield Section("inputs", "Inputs", plots=[inputs])
     if view.importance:
         yield Section("importance", "Importance of the inputs", plots=[_importance(view)])
+    if view.outcomes is not None and view.computed and not view.outcomes.models:
+        text = "The state has no model of the outcomes (the initial design is not complete, or the policy has none): no slices."
+        yield Section("slices", "Slices", text)
     if view.slices:
-        text = "Median and 95 % interval of the objective along one input at a time, the others as at the best point."
-        more = "" if len(view.slices) >= len(view.names) else f" {len(view.slices)} of {len(view.names)} inputs."
+        point, text = _point_of_slices(view)
+        shown = len({one.name for one in view.slices})
+        more = "" if shown >= len(view.names) else f" {shown} of {len(view.names)} inputs."
         if view.widened > 1.0:
             more += (
                 f" The intervals are {view.widened:.2g} times as wide as the model's, which cross-validation showed too narrow."
             )
-        plots = [_slice(one, view) for one in view.slices]
-        yield Section("slices", "Slices through the best point", text + more, plots, narrow=True)
+        plots = [slice_of(one, view) for one in view.slices]
+        yield Section("slices", f"Slices through the {point}", text + more, plots, narrow=True)
     if len(view.residuals) >= 8:
         yield Section("calibration", "Calibration", plots=[_calibration(view)])
     elif view.calibration is not None:
@@ -117,11 +185,38 @@ def sections_of(view: RunView) -> Iterator[Section]:
         yield Section("time", "Where the time went", plots=list(_time(view)))
     if view.failed:
         text = f"{view.failed:,} of {view.succeeded + view.failed:,} evaluations failed."
+        if view.outcomes is not None and (gone := missing_counts(view.outcomes)):
+            text += f" In others an outcome is missing: {', '.join(f'{name} in {count:,}' for name, count in gone.items())}."
         yield Section("failures", "Failed evaluations", text, table=_failures(view))
     yield Section("settings", "Settings and versions", pairs=list(_settings(view.about)))
 
 
+def _point_of_slices(view: RunView) -> tuple[str, str]:
+    """Return a name of the point that slices go through, and the text above them."""
+    what = "Median and 95 % interval of {} along one input at a time, the others as at {}."
+    if view.outcomes is None:
+        return "best point", what.format("the objective", "the best point")
+    at = ", ".join(f"{name} = {number(value)}" for name, value in best_outcomes(view.outcomes).items())
+    if not view.outcomes.feasible.any():
+        return "least violation", what.format("each outcome", f"the evaluation of the least violation ({at})")
+    if view.outcomes.only is None:
+        return "front", what.format("each outcome", f"the point of the front that dominates most by itself ({at})")
+    return "best point", what.format("each outcome", f"the best point ({at})")
+
+
+def _progress_of_outcomes(view: RunView, outcomes: OutcomeColumns) -> Iterator[Plot]:
+    panels = [*trade_offs(outcomes), hypervolume_so_far(outcomes), fronts_over_time(outcomes)]
+    if outcomes.only is not None:
+        panels = [best_so_far(view.batches, view.values, outcomes, minimize=view.minimize)]
+    for panel in (*panels, feasible_so_far(outcomes), batch_sizes(view.batches)):
+        if panel is not None:
+            yield lines(panel)
+
+
 def _progress(view: RunView) -> Iterator[Plot]:
+    if view.outcomes is not None:
+        yield from _progress_of_outcomes(view, view.outcomes)
+        return
     if best := best_so_far(view.batches, view.values, minimize=view.minimize):
         yield lines(best)
         good = np.flatnonzero(np.isfinite(view.values))
@@ -186,98 +281,8 @@ def _time(view: RunView) -> Iterator[Plot]:
     yield lines(seconds_so_far(view.batches))
 
 
-def _inputs(view: RunView) -> Plot | None:
-    good = np.flatnonzero(np.isfinite(view.values))
-    if len(good) < 2 or not view.columns or len(view.names) < 2:
-        return None
-    order = good[view.merit[good].argsort(kind="stable")]
-    rows = order
-    if len(order) > LINES:
-        spread = np.linspace(0, len(order) - 1 - BEST_LINES, LINES - BEST_LINES).astype(int)
-        rows = np.concatenate([order[spread], order[-BEST_LINES:]])
-    names = _relevant(view, good)
-    axes = [_axis(name, [view.columns[name][k] for k in rows], log=view.logs.get(name, False)) for name in names]
-    text = f"{len(rows):,} evaluations, a line each, coloured from the worst to the best."
-    if len(names) < len(view.names):
-        text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
-    arms = [[view.arms[k]] if view.arms else [] for k in rows[::-1][:10]]
-    cells = [
-        [*arm, number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)]
-        for arm, k in zip(arms, rows[::-1][:10], strict=True)
-    ]
-    heads = [*(["arm"] if view.arms else []), "value", *names]
-    table = Table(heads, cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
-    value = _axis("value", view.values[rows].tolist(), log=False)
-    return parallel("Inputs and values", text, [*axes, value], np.linspace(0.0, 1.0, len(rows)), table=table)
-
-
-def _relevant(view: RunView, good: Any) -> list[str]:
-    """Return at most :data:`MOST_AXES` inputs in order: those of the largest rank correlation with the value."""
-    if len(view.names) <= MOST_AXES:
-        return list(view.names)
-    rows = good[np.linspace(0, len(good) - 1, min(len(good), 2000)).astype(int)]
-
-    def correlation(name: str) -> float:
-        at = _axis(name, [view.columns[name][k] for k in rows], log=view.logs.get(name, False)).at
-        constant = at.std() == 0 or view.values[rows].std() == 0
-        return 0.0 if constant else abs(float(spearmanr(at, view.values[rows]).statistic))
-
-    best = set(sorted(view.names, key=correlation, reverse=True)[:MOST_AXES])
-    return [name for name in view.names if name in best]
-
-
-def _numeric(values: Sequence[Any]) -> bool:
-    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-
-
-def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
-    """Return an axis of parallel ones: numbers by their size, anything else by name; below them points without the input."""
-    there = np.array([not (isinstance(v, float) and np.isnan(v)) for v in values])  # NaN: its condition does not hold
-    if there.any() and not there.all():
-        inner = _axis(name, [value for value, here in zip(values, there, strict=True) if here], log=log)
-        at = np.zeros(len(values))
-        at[there] = 0.15 + 0.85 * inner.at
-        return ParallelAxis(name, at, [(0.0, "–"), *((0.15 + 0.85 * tick, label) for tick, label in inner.labels)])
-    if _numeric(values):
-        v = np.array(values, np.float64)
-        scaled = np.log10(v) if log else v / max(float(np.abs(v).max()), 1.0)  # differences of the largest numbers are finite
-        low, high = float(scaled.min()), float(scaled.max())
-        at = np.full(len(v), 0.5) if high <= low else (scaled - low) / (high - low)
-        return ParallelAxis(name, at, [(0.0, number(float(v.min()), 3)), (1.0, number(float(v.max()), 3))])
-    kinds = sorted({str(v) for v in values})
-    at = np.array([kinds.index(str(v)) / max(len(kinds) - 1, 1) for v in values])
-    return ParallelAxis(name, at, [(k / max(len(kinds) - 1, 1), kind) for k, kind in enumerate(kinds[:8])])
-
-
-def _slice(one: Slice, view: RunView) -> Plot:
-    text = f"At the best point: {cell(one.here)}."
-    beyond = "above" if view.minimize else "below"
-    if np.isinf([one.lower, one.upper]).any() and one.floor is not None:
-        text += f" {beyond.capitalize()} {number(one.floor)} the model does not tell values apart."
-
-    def value(v: float) -> str:
-        return f"{beyond} {number(one.floor)}" if np.isinf(v) else number(v)
-
-    ends = zip(one.values, one.lower, one.median, one.upper, strict=True)
-    cells = [[cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]
-    table = Table([one.name, "2.5 %", "median", "97.5 %"], cells, "posterior of the objective")
-    if not _numeric(one.values):
-        return Plot(one.name, text, Markup(""), "", table)
-    order = np.array(one.values, np.float64).argsort(kind="stable")
-    x = np.array(one.values, np.float64)[order]
-    band = Band(x, one.lower[order], one.upper[order], "s0")
-    median = one.median[order]
-    here = Curve("best", np.array([float(one.here)]), np.array([float(np.interp(one.here, x, median))]), "s2", dots=True)
-    seen = np.flatnonzero(np.isfinite(view.values)) if one.name in view.columns else np.zeros(0, int)
-    seen = seen[np.unique(np.linspace(0, len(seen) - 1, min(len(seen), 200)).astype(int))]
-    at = np.array([view.columns[one.name][k] for k in seen], np.float64)
-    observed = Curve("observed, at any other inputs", at, view.values[seen], "s1", dots=True)
-    curves = [observed, Curve("median", x, median, "s0"), here]
-    return replace(lines(Panel(one.name, text, curves, [band], x_name=one.name, log_x=one.log)), table=table)
-
-
 def _failures(view: RunView) -> Table | None:
-    bad = np.flatnonzero(np.isnan(view.values))
+    bad = np.flatnonzero(np.isnan(view.values) if view.outcomes is None else view.outcomes.failed)
     if not view.columns or not len(bad):
         return None
     names = list(view.names)[:8]

@@ -129,7 +129,8 @@ def lines(panel: Panel) -> Plot:
             axes.set_title(canvas.text(panel.y_name), loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
         rows = [[c.name, number(c.x[k]), number(c.y[k])] for c in drawn for k in spread(len(c.x), TABLE_ROWS)]
         table = Table(["curve", panel.x_name, "value"], rows, "numbers behind the figure")
-        return canvas.plot(panel.title, panel.text, table, [(c.name, c.colour) for c in panel.curves])
+        legend = list(dict.fromkeys((c.name, c.colour) for c in panel.curves))
+        return canvas.plot(panel.title, panel.text, table, legend)
 
 
 def bars(title: str, text: str, values: Mapping[str, float], *, unit: str) -> Plot:
@@ -163,7 +164,19 @@ def histogram(title: str, text: str, values: Numbers) -> Plot:
         return canvas.plot(title, text, table, [("residuals", "s0"), ("normal", "s2")])
 
 
-def parallel(title: str, text: str, axes: Sequence[ParallelAxis], shade: Numbers, *, table: Table) -> Plot:
+SHADES = (("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5"))
+"""Names of the colours of parallel axes."""
+
+
+def parallel(
+    title: str,
+    text: str,
+    axes: Sequence[ParallelAxis],
+    shade: Numbers,
+    *,
+    table: Table,
+    legend: Sequence[tuple[str, str]] = SHADES,
+) -> Plot:
     """Return parallel axes; lines are coloured by ``shade`` (in [0, 1]), the highest drawn last."""
     with matplotlib.rc_context(STYLE):
         canvas = _Canvas(290, left=34, right=34, top=46, bottom=30)
@@ -186,4 +199,4 @@ def parallel(title: str, text: str, axes: Sequence[ParallelAxis], shade: Numbers
                 edge = height in (0.0, 1.0)  # beyond the ends, where no lines are
                 offset = (0, -14 if height == 0.0 else 5) if edge else (3, -4)
                 plot.annotate(canvas.text(label[:9]), (j, height), offset, ha="center" if edge else "left", **style)
-        return canvas.plot(title, text, table, [("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5")])
+        return canvas.plot(title, text, table, legend)

@@ -66,6 +66,8 @@ class Slice:
     """``n`` upper ends (y); ``inf`` where the model has no upper bound."""
     floor: float | None = None
     """Value (y) below which (in a run that minimises: above which) the model does not tell observations apart."""
+    outcome: str = ""
+    """Name of the outcome, of several."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,73 @@ class Observation:
     count: int
     at: Mapping[str, Any] = field(default_factory=dict)
     """The point, by name; ``"arm"`` is its number."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutcomeColumns:
+    """Several outcomes of a run, with an entry for each of ``n`` evaluations in order."""
+
+    directions: Mapping[str, str]
+    """``"max"`` or ``"min"`` of each objective."""
+    limits: Mapping[str, tuple[float | None, float | None]]
+    """Lower and upper limit of each constrained outcome."""
+    values: Mapping[str, Numbers]
+    """``n`` results of each outcome, objectives first; NaN: missing."""
+    violations: Mapping[str, Numbers]
+    """``n`` distances of each constrained outcome from its limits, 0 within them; NaN: missing."""
+    total_violation: Numbers
+    """``n`` sums of the violations in units of the outcomes' standard deviations; infinite where an outcome is missing."""
+    feasible: NDArray[np.bool_]
+    """``n``: whether all objectives are there, and all limits are kept."""
+    front: Sequence[int]
+    """Feasible evaluations that no other one dominates, by the first objective, the best first; of one objective the best."""
+    entered: NDArray[np.bool_]
+    """``n``: whether the evaluation was feasible, and no earlier one dominated it."""
+    reference: Mapping[str, float] = field(default_factory=dict)
+    """Reference point of the hypervolume, by objective; empty with one objective, and without a feasible evaluation."""
+    inferred: bool = False
+    """Whether the reference point was inferred from the results."""
+    hypervolume: float | None = None
+    """Of the front; ``None`` with one objective."""
+    volumes: tuple[Numbers, Numbers] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
+    """Numbers of evaluations, and the hypervolume of the results up to there."""
+    best_row: int | None = None
+    """The best feasible evaluation of one objective, a compromise of several; the least violation where none is feasible."""
+    models: bool = True
+    """Whether the state had a model of each outcome."""
+
+    @property
+    def only(self) -> str | None:
+        """Name of the objective, if there is one only."""
+        return next(iter(self.directions)) if len(self.directions) == 1 else None
+
+    @property
+    def complete(self) -> NDArray[np.bool_]:
+        """``n``: whether no outcome is missing."""
+        return np.asarray(~np.isnan(np.stack(list(self.values.values()))).any(axis=0))
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        """``n``: whether all outcomes are missing."""
+        return np.asarray(np.isnan(np.stack(list(self.values.values()))).all(axis=0))
+
+    @property
+    def ranking(self) -> Numbers:
+        """``n`` numbers in [0, 1]: infeasible ones by violation up to 0.4, feasible ones from 0.6 on; NaN: one is missing.
+
+        Of one objective the feasible ones are ranked by it; of several those of the front have 1, and the others 0.6.
+        """
+        found = np.full(len(self.feasible), np.nan)
+        bad = np.flatnonzero(~self.feasible & np.isfinite(self.total_violation) & self.complete)
+        found[bad[np.argsort(-self.total_violation[bad], kind="stable")]] = np.linspace(0.0, 0.4, len(bad))
+        good = np.flatnonzero(self.feasible)
+        if self.only is None:
+            found[good] = 0.6
+            found[list(self.front)] = 1.0
+        else:
+            sign = 1.0 if self.directions[self.only] == "max" else -1.0
+            found[good[np.argsort(sign * self.values[self.only][good], kind="stable")]] = np.linspace(0.6, 1.0, len(good))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,15 +206,21 @@ class RunView:
     """``n`` differences from the best possible value (y); ``None`` where it is unknown."""
     source: str | None = None
     """File name of the journal."""
+    outcomes: OutcomeColumns | None = None
+    """All outcomes; ``None`` with one. :attr:`values` are those of the first objective then."""
 
     @property
     def minimize(self) -> bool:
-        """Whether the lowest value is the best one."""
+        """Whether the lowest value, with several outcomes of the first objective, is the best one."""
+        if self.outcomes is not None:
+            return next(iter(self.outcomes.directions.values())) == "min"
         return bool(self.about.get("minimize", False))
 
     @property
     def merit(self) -> Numbers:
-        """``n`` results, those of a run that minimises with the other sign: higher is better."""
+        """``n`` results, higher is better: those of a run that minimises with the other sign, of several outcomes ranks."""
+        if self.outcomes is not None:
+            return self.outcomes.ranking
         return -self.values if self.minimize else self.values
 
 

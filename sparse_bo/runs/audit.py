@@ -6,7 +6,7 @@ Reads a journal and computes its state again from its policy, arms and results; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from sparse_bo.widths.calibration import Calibration, calibration
 
 
 class Failing(NamedTuple):
-    """Failures of a run."""
+    """Failures of a run; with several outcomes evaluations of which all are missing."""
 
     failed: int
     """Number of failed evaluations."""
@@ -34,6 +34,8 @@ class Failing(NamedTuple):
     """Number of failures among the newest evaluations, and number of these."""
     often: Sequence[tuple[Any, int]]
     """The three arms or points with the most failures above one, with their counts."""
+    missing: Mapping[str, int]
+    """Number of other evaluations in which each of several outcomes is missing, by name; empty with one outcome."""
 
 
 class Audit(NamedTuple):
@@ -45,20 +47,24 @@ class Audit(NamedTuple):
     certificate: Certificate | None
     """``None`` without a sparse model over arms."""
     calibration: Calibration | None
-    """Calibration of leave-one-out predictions of distinct inputs by kernel, mean and λ; ``None`` without a prior, or with
-    fewer than eight inputs."""
+    """Calibration of leave-one-out predictions of distinct inputs by kernel, mean and λ; ``None`` without a prior, with fewer
+    than eight inputs, or with several outcomes."""
     failing: Failing
     drift: Trend | None
     """Trend of repeated evaluations (y per evaluation), or, without enough of them, of leave-one-out errors; ``None`` with too
     few of either."""
     repeated: bool
     """Whether the trend is that of repeated evaluations."""
+    drifting: str | None
+    """Name of the outcome of the trend, of several the one that changes most; ``None`` with one outcome."""
     differing: Sequence[str]
     """Warnings of picks that differ from the recorded ones."""
 
 
 def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     """Audit a run from its journal, also while it is being written. Computes on the CPU.
+
+    Certificate and leave-one-out predictions are of runs with one outcome.
 
     Cost: a resume, the certificate (:func:`sparse_bo.certify`), and O(min(n, 2,000)³).
 
@@ -76,19 +82,24 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     every = recorded.evaluations
     picks = every.picks[every.known].tolist()
     picks = [tuple(pick) for pick in picks] if every.picks.ndim > 1 else picks
-    y = torch.from_numpy(every.values[every.known])
+    Y = torch.from_numpy(every.values[every.known])
+    Y = Y.reshape(len(Y), *every.values.shape[1:] or (1,))
     engine, _, differing = replayed(journal, arms)
     predicted = _predicted(engine.state, -1.0 if engine.minimize else 1.0)
     numbers: dict[Any, int] = {}
-    groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64, device=y.device)
-    good = (~y.isnan()).nonzero().squeeze(-1)
-    drift = trend(good, y[good], torch.unique(groups[good], return_inverse=True)[1])  # each around the mean of its input
+    groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64, device=Y.device)
+    names = [None] if engine.outcomes is None else engine.outcomes.names
+    trends = {name: found for name, y in zip(names, Y.unbind(-1), strict=True) if (found := _trend(y, groups)) is not None}
+    drifting = max(trends, key=lambda name: abs(trends[name].score), default=None)
+    drift = trends.get(drifting)
     repeated = drift is not None or predicted is None
     if drift is None and predicted is not None:
         _, errors, times = predicted
         drift = trend(times, errors, torch.zeros_like(times, dtype=torch.int64))
-    failures = Counter(pick for pick, failed in zip(picks, y.isnan().tolist(), strict=True) if failed)
-    newest = y[-100:].isnan()
+    bad = Y.isnan().all(dim=-1)
+    missing = (Y.isnan() & ~bad.unsqueeze(-1)).sum(dim=0).tolist()
+    failures = Counter(pick for pick, failed in zip(picks, bad.tolist(), strict=True) if failed)
+    newest = bad[-100:]
     return Audit(
         recorded=recorded,
         state=engine.state,
@@ -98,11 +109,19 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
             failed=recorded.failed,
             newest=(int(newest.sum()), len(newest)),
             often=[(pick, times) for pick, times in failures.most_common(3) if times > 1],
+            missing={name: count for name, count in zip(names, missing, strict=True) if name is not None},
         ),
         drift=drift,
         repeated=repeated,
+        drifting=drifting,
         differing=differing,
     )
+
+
+def _trend(y: Tensor, groups: Tensor) -> Trend | None:
+    """Return the trend of results (``n``, NaN: missing) around the mean of their input; ``None`` with too few repeated ones."""
+    good = (~y.isnan()).nonzero().squeeze(-1)
+    return trend(good, y[good], torch.unique(groups[good], return_inverse=True)[1])
 
 
 def _predicted(state: State, sign: float) -> tuple[Tensor, Tensor, Tensor] | None:

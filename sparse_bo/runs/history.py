@@ -22,7 +22,8 @@ from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.results import FAILED, Value, is_failed
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.policies.states import Phase, Summary
-from sparse_bo.report.view import Batches
+from sparse_bo.report.view import Batches, OutcomeColumns
+from sparse_bo.runs.outcome_columns import outcome_columns
 from sparse_bo.widths.calibration import Calibration, calibration
 
 if TYPE_CHECKING:
@@ -171,6 +172,19 @@ class History:
         described = self.info.get("outcomes")
         return None if described is None else Outcomes.of(**described)
 
+    def outcome_columns(self, report: Report | None = None) -> OutcomeColumns | None:
+        """Return several outcomes of all evaluations; ``None`` with one. O(evaluations · front).
+
+        Args:
+            report: Of the state after them, with the reference point that it has chosen; ``None``: it is inferred.
+        """
+        outcomes, results = self.outcomes, [one for row in self.rows for one in row.results]
+        if outcomes is None:
+            return None
+        if report is None:
+            return outcome_columns(outcomes, results)
+        return outcome_columns(outcomes, results, reference=report.reference, hypervolume=report.hypervolume)
+
     @property
     def calibration(self) -> Calibration | None:
         """Calibration of all predictions; ``None`` without a model."""
@@ -236,17 +250,23 @@ class History:
     def plot(self, *, regret: Sequence[float] | None = None, best_possible: float | None = None) -> Figure:
         """Draw the run: best value, batch sizes, dictionary and effective dimension, time by phase.
 
+        With several outcomes: the best feasible value, or the trade-off of each two objectives with the front, and the
+        hypervolume; feasible evaluations, batch sizes, time by phase.
+
         Args:
             regret: Regret of every evaluation in order (y): draws its sum in place of the best value.
             best_possible: Best true value (y): draws the gap to it in place of the best value.
 
         Raises:
-            ValueError: If the history has no rows.
+            ValueError: If the history has no rows, or ``regret`` or ``best_possible`` is passed with several objectives.
         """
         from sparse_bo.report.figures import plot_run  # matplotlib is slow to import
 
         values = np.array([value for row in self.rows for value in row.values], np.float64)
-        return plot_run(self.batches(), values, self.info, regret=regret, best_possible=best_possible)
+        several, known = self.outcome_columns(), {"regret": regret, "best_possible": best_possible}
+        if several is not None and several.only is None and (given := [name for name, one in known.items() if one is not None]):
+            raise ValueError(f"expected {given[0]}= with one objective, got {len(several.directions)}; leave it out")
+        return plot_run(self.batches(), values, self.info, several, regret=regret, best_possible=best_possible)
 
     def save(self, path: str | Path) -> None:
         """Write JSON lines: one header, then one row per batch. An existing file is replaced once all is written.

@@ -23,7 +23,7 @@ class StatusColumn(ProgressColumn):
 
 
 class RunProgress(Progress):
-    """Progress bar of a run, updated after each batch: best value, regret, dictionary size m, batch size q.
+    """Progress bar of a run, updated after each batch: best value or hypervolume, regret, dictionary size m, batch size q.
 
     Args:
         history: The run so far.
@@ -59,6 +59,10 @@ class RunProgress(Progress):
         """Show a new row of the history."""
         self.evaluated += row.batch_size
         status = "" if row.best_mean is None else f"best {row.best_mean:.4g} "
+        if row.feasible is not None:
+            best = "" if row.best_mean is None else f"best feasible {row.best_mean:.4g} "
+            best = best if row.hypervolume is None else f"hypervolume {row.hypervolume:.4g} "
+            status = best if row.feasible else "none feasible "
         if self.regret_of is not None and (regrets := self.regret_of(row)) is not None:
             self.regret += float(regrets.sum())
             status += f"regret {self.regret / self.evaluated:.4g} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ from sparse_bo.policies import BanditState, EliminationState, Report, State
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.states import Summary
-from sparse_bo.policies.trust_region.observations import replicates_of
+from sparse_bo.policies.trust_region.observations import Replicates, replicates_of
+from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice, arm_name
@@ -47,6 +49,10 @@ class Predictions(NamedTuple):
     """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without.
     In a run that minimises: above which, and ``inf``."""
 
+    def mirrored(self) -> Predictions:
+        """Return the posterior of the objective with the other sign."""
+        return Predictions(-self.upper, -self.median, -self.lower, None if self.floor is None else -self.floor)
+
 
 Predict = Callable[[Tensor], Predictions | None]
 
@@ -58,9 +64,7 @@ def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widen
     as the model's (:func:`widening`).
     """
     found = _predictions(state, picks, widened)
-    if found is None or not minimize:
-        return found
-    return Predictions(-found.upper, -found.median, -found.lower, None if found.floor is None else -found.floor)
+    return found.mirrored() if found is not None and minimize else found
 
 
 def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | None:
@@ -79,6 +83,30 @@ def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | N
     return Predictions(mean - spread, mean, mean + spread)
 
 
+def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
+    """Return the marginal posterior of each of several outcomes, in the user's units; empty without models.
+
+    Args:
+        state: The state.
+        widen: Whether intervals are wider by the factor by which cross-validation shows them too narrow.
+    """
+    if not isinstance(state, OutcomeModels) or not state.fitted:
+        return []
+    models: list[Predict] = []
+    for j, fitted in enumerate(state.fitted):
+        rows, seen = state.rows_of(j), state.replicates[j]
+        widened = _widening(fitted, state.U[rows], seen, folds=4, most=150) if widen else 1.0
+        models.append(partial(_outcome, state, fitted, seen.y, minimize=float(state.signs[j]) < 0.0, widened=widened))
+    return models
+
+
+def _outcome(
+    state: OutcomeModels, fitted: FittedRegion, y: Tensor, picks: Tensor, *, minimize: bool, widened: float
+) -> Predictions:
+    found = _warped(fitted, state.modelled(picks), y, widened)
+    return found.mirrored() if minimize else found
+
+
 def widening(state: State, *, folds: int = 4, most: int = 150) -> float:
     """Return the factor by which 95 % intervals of a local model are too narrow, 1 to 10; 1 for other models.
 
@@ -88,19 +116,25 @@ def widening(state: State, *, folds: int = 4, most: int = 150) -> float:
     fitted = (
         state.fitted if isinstance(state, RegionState) else state.surrogate if isinstance(state, ImprovementState) else None
     )
-    if fitted is None or len(fitted.rows) < 2 * folds:
+    if fitted is None:
         return 1.0
     assert isinstance(state, RegionState | ImprovementState)
-    seen = state.replicates
+    return _widening(fitted, state.U, state.replicates, folds=folds, most=most)
+
+
+def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates, *, folds: int, most: int) -> float:
+    """Return the factor of :func:`widening`, of observations at ``n x d`` points of the unit cube."""
+    if len(fitted.rows) < 2 * folds:
+        return 1.0
     rows = fitted.rows[np.linspace(0, len(fitted.rows) - 1, min(len(fitted.rows), most)).round().astype(int)]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu").to(rows.device)
     scores = []
     for fold in range(folds):
         held, known = rows[order[fold::folds]], torch.cat([rows[order[k::folds]] for k in range(folds) if k != fold])
         told = torch.isin(seen.first, known)
-        U, y = state.U[told], state.y[told]
-        again = fitted_region(U, replicates_of(U, y), centre=U[y.argmax()], before=None, since=0, most=most)
-        score, clipped = again.errors(state.U[held], seen.values[held]), again.warp(seen.values[held]) <= again.warp(y.min())
+        some, y = U[told], seen.y[told]
+        again = fitted_region(some, replicates_of(some, y), centre=some[y.argmax()], before=None, since=0, most=most)
+        score, clipped = again.errors(U[held], seen.values[held]), again.warp(seen.values[held]) <= again.warp(y.min())
         scores.append(torch.where(clipped, score.clamp(max=0.0), score).abs())  # "at most the floor" is right below it
     sizes = torch.cat(scores).sort().values
     largest = float(sizes[min(math.ceil(0.95 * (len(sizes) + 1)), len(sizes)) - 1])
@@ -192,8 +226,23 @@ def view_of(
             return domain.space.decode(x.unsqueeze(0))[0]
         return dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
 
-    best, slices, widened, interval = named(report.best_x), list[Slice | None](), 1.0, None
-    if report.best_x is not None and state is not None and domain is not None:
+    several, best_x = history.outcome_columns(report), report.best_x
+    if several is not None:
+        several = replace(several, best_row=_best_row(history, report, several.best_row))
+        best_x = _inputs_of(history, domain, several.best_row)
+    best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
+    if several is not None and state is not None and domain is not None and best_x is not None:
+        models = outcome_models(state, widen=most_slices > 0)
+        several = replace(several, models=bool(models))
+        some = names[: 2 * most_slices // max(len(models), 2)]
+        slices = [
+            _slice(predict, domain, best_x, j, name, best, outcome)
+            for outcome, predict in zip(several.values, models, strict=False)
+            for j, name in enumerate(some)
+        ]
+        if models:
+            interval = _interval(models[0], domain, report)
+    elif report.best_x is not None and state is not None and domain is not None:
         x = report.best_x.to(device="cpu", dtype=torch.float64)
         widened = widening(state) if most_slices else 1.0
         predict = partial(predictions_of, state, minimize=minimize)
@@ -210,7 +259,7 @@ def view_of(
         point = arm | named(report.best_observed_x)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     values = np.array([value for row in history.rows for value in row.values], np.float64)
-    failed = int(np.isnan(values).sum())
+    failed = sum(row.failed for row in history.rows)
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
     return RunView(
         batches=batches,
@@ -234,8 +283,27 @@ def view_of(
         widened=widened,
         variance_factor=None if certificate is None else certificate.factor,
         regret=None if regret is None else np.asarray(regret, np.float64),
+        outcomes=several,
         **{**in_memory, **others},
     )
+
+
+def _best_row(history: History, report: Report, otherwise: int | None) -> int | None:
+    """Return the first evaluation of a report's best point."""
+    if report.best_index is not None and history.indices:
+        return history.indices.index(report.best_index)
+    if report.best_x is not None and history.points and (x := report.best_x.tolist()) in history.points:
+        return history.points.index(x)
+    return otherwise
+
+
+def _inputs_of(history: History, domain: Domain | None, row: int | None) -> Tensor | None:
+    """Return the inputs of an evaluation (``d``), float64 on the CPU; ``None`` where they are unknown."""
+    if row is None or domain is None:
+        return None
+    if history.points:
+        return torch.tensor(history.points[row], dtype=torch.float64, device="cpu")
+    return domain.inputs(torch.tensor([history.indices[row]], device=domain.device))[0].to("cpu", torch.float64)
 
 
 def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, float] | None:
@@ -271,7 +339,9 @@ def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)
 
 
-def _slice(predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any]) -> Slice | None:
+def _slice(
+    predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any], outcome: str = ""
+) -> Slice | None:
     """Return the model along input ``j`` through the best point; ``None`` without a model, or too few points there."""
     fewest, log, device = 3, False, domain.device
     if isinstance(domain, SpaceArms | SpaceBox):
@@ -294,7 +364,7 @@ def _slice(predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best:
     if found is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))
-    return Slice(name, values, log, best[name], lower, median, upper, found.floor)
+    return Slice(name, values, log, best[name], lower, median, upper, found.floor, outcome)
 
 
 def _along(space: Space, name: str) -> list[Any]:

@@ -31,11 +31,12 @@ from sparse_bo import AskTell, History, Storage, maximize
 from sparse_bo.cli.presets import make_policy
 from sparse_bo.errors import PendingBatchError, ScheduleComplete, StorageError
 from sparse_bo.evaluations import Batch, Workers
+from sparse_bo.evaluations.results import results_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, GPUCB, RandomSearch
 from sparse_bo.runs.records import evaluations_of, read_run
 from tests.attacks.objectives import Watched
-from tests.journal.every_policy import BUDGET, ON_ARMS, ON_BOXES, policy_of, shorten_searches
+from tests.journal.every_policy import BUDGET, ON_ARMS, ON_BOXES, outcomes_of, policy_of, result_of, shorten_searches
 from tests.journal.runs import arms, policy, value
 
 OUTCOMES = ("lost", "wrong", "hangs", "tracebacks")
@@ -52,6 +53,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "mini-meta": {**KERNEL, "ratio_threshold": 4.0},
     "epsilon-greedy": {"batch_size": 2},
     "random": {"batch_size": 2},
+    "expected-improvement, outcomes": {"batch_size": 2, "initial_design": 10},
 }
 EVALUATIONS = 24
 FEW_EVALUATIONS = 12
@@ -69,11 +71,11 @@ def scratch() -> Iterator[Path]:
 
 
 def started(name: str, storage: Path | Storage | None = None) -> AskTell:
-    chosen = make_policy(name, POLICIES[name], problem="gp-draw", budget=EVALUATIONS)
-    return AskTell(arms(), chosen, seed=4, storage=storage)
+    chosen = make_policy(name.split(",")[0], POLICIES[name], problem="gp-draw", budget=EVALUATIONS)
+    return AskTell(arms(), chosen, seed=4, storage=storage, **outcomes_of(name))
 
 
-def step(loop: AskTell, budget: int = EVALUATIONS) -> tuple[int, float] | None:
+def step(loop: AskTell, budget: int = EVALUATIONS) -> tuple[int, Any] | None:
     """Ask, or tell one result; return what was told. Which of them depends on the loop alone."""
     pending = loop.pending
     if loop.asked < budget and len(pending) < 4:
@@ -84,12 +86,15 @@ def step(loop: AskTell, budget: int = EVALUATIONS) -> tuple[int, float] | None:
         else:
             return None
     ticket = pending[(7 * loop.asked) % len(pending)]
-    y = valued(loop.reissue([ticket]))
+    batch = loop.reissue([ticket])
+    y = valued(batch)
+    if loop.history.outcomes is not None:
+        y = result_of(", outcomes", y, float(batch.X[0, 0]))
     loop.tell([ticket], [y])
     return ticket, y
 
 
-def valued(batch: Batch) -> float:
+def valued(batch: Batch) -> Any:
     """Evaluate one arm or point, the same whoever makes it."""
     (ticket,) = batch.tickets
     if batch.indices is not None:
@@ -97,7 +102,7 @@ def valued(batch: Batch) -> float:
     return math.nan if ticket % 17 == 5 else float(batch.X.sum()) + 0.1 * (ticket * 7919 % 101)
 
 
-def finished(loop: AskTell, told: dict[int, float] | None = None, *, budget: int = EVALUATIONS) -> AskTell:
+def finished(loop: AskTell, told: dict[int, Any] | None = None, *, budget: int = EVALUATIONS) -> AskTell:
     while loop.asked < budget or loop.pending:
         done = step(loop, budget)
         if done is not None and told is not None:
@@ -107,7 +112,7 @@ def finished(loop: AskTell, told: dict[int, float] | None = None, *, budget: int
 
 def course(loop: AskTell) -> tuple[Any, ...]:
     rows = loop.result().history.rows
-    return repr([row.indices for row in rows]), repr([row.values for row in rows]), loop.asked, loop.pending
+    return repr([row.indices for row in rows]), repr([row.results for row in rows]), loop.asked, loop.pending
 
 
 class Life(NamedTuple):
@@ -125,7 +130,7 @@ class Life(NamedTuple):
         policy = policy_of(self.domain, self.name)
         bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
         where: dict[str, Any] = {"arms": arms()} if self.domain == "arms" else {"bounds": bounds}
-        return AskTell(policy=policy, seed=4, storage=storage, **where)
+        return AskTell(policy=policy, seed=4, storage=storage, **where, **outcomes_of(self.name))
 
     @property
     def budget(self) -> int:
@@ -260,17 +265,17 @@ def _first_evaluation(pid: int, watched: Path) -> int | None:
 
 def _missing(storage: Path, log: Path) -> int:
     """Return how many results were logged as told and are not in the journal with their value."""
-    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+    lines = [line.split(" ", 1) for line in log.read_text().splitlines()] if log.exists() else []
     if not lines:
         return 0
     every = evaluations_of(Journal.read(storage))
-    there = {t: repr(float(v)) for t, v in enumerate(every.values) if every.known[t]}
+    there = {t: repr(v) for t, v in enumerate(results_of(every.values.tolist())) if every.known[t]}
     return sum(there.get(int(ticket)) != y for ticket, y in lines)
 
 
 def told_lost(loop: AskTell, told: dict[int, float]) -> int:
     """Return how many of the results told are not in the history with their value."""
-    there = {t: repr(v) for row in loop.history.rows for t, v in zip(row.tickets, row.values, strict=True)}
+    there = {t: repr(v) for row in loop.history.rows for t, v in zip(row.tickets, row.results, strict=True)}
     return sum(there.get(t) != repr(y) for t, y in told.items())
 
 
@@ -355,13 +360,17 @@ def damage(tries: int, seed: int) -> Counter[str]:
     generator, counts = random.Random(seed), Counter[str]()
     with scratch() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole = folder / "whole.journal"
-        with started("bbkb", whole) as loop:
-            finished(loop)
-        data, run = whole.read_bytes(), read_run(whole)
-        expected = list(zip(map(repr, run.history.indices), map(repr, _values(run.history)), strict=True))
+        wholes = []
+        for name in ("bbkb", "expected-improvement, outcomes"):
+            whole = folder / f"{name}.journal"
+            with started(name, whole) as loop:
+                finished(loop)
+            run = read_run(whole)
+            expected = list(zip(map(repr, run.history.indices), map(repr, _values(run.history)), strict=True))
+            wholes.append((whole.read_bytes(), expected))
         path = folder / "damaged.journal"
         for n in range(tries):
+            data, expected = wholes[n // 2 % len(wholes)]
             changed = _damaged(data, generator)
             path.write_bytes(changed)
             counts["tries"] += 1
@@ -384,8 +393,8 @@ def damage(tries: int, seed: int) -> Counter[str]:
     return counts
 
 
-def _values(history: History) -> list[float]:
-    return [value for row in history.rows for value in row.values]
+def _values(history: History) -> list[Any]:
+    return [result for row in history.rows for result in row.results]
 
 
 def _damaged(data: bytes, generator: random.Random) -> bytes:

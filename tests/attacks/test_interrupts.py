@@ -16,9 +16,10 @@ import pytest
 
 from sparse_bo import AskTell, RunInterrupted, Storage, maximize
 from sparse_bo.errors import PendingBatchError, StorageError
-from sparse_bo.policies import RandomSearch
+from sparse_bo.policies import ExpectedImprovement, RandomSearch
 from sparse_bo.runs.steps import Steps
 from tests.attacks.builders import At, interrupt, out_of_memory, told_lost
+from tests.journal.every_policy import OUTCOMES, result_of
 from tests.journal.runs import arms, policy, value
 
 BUDGET = 16
@@ -26,11 +27,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "in memory": {},
     "journal": {"storage": 0.0},
     "journal, certified": {"storage": 0.0, "certify_every": 1},
+    "journal, outcomes": {"storage": 0.0, "policy": ExpectedImprovement(initial_design=12, batch_size=2), **OUTCOMES},
 }
 """Name -> arguments; of a journal the time of replays: a snapshot after every update."""
 
 
-def step(loop: AskTell, told: dict[int, float]) -> None:
+def step(loop: AskTell, told: dict[int, Any]) -> None:
     """Ask two at a time, tell one at a time, as the loop alone decides; ``told`` gets what ``tell`` has returned for."""
     pending = loop.pending
     if loop.asked < BUDGET and len(pending) < 4:
@@ -41,12 +43,14 @@ def step(loop: AskTell, told: dict[int, float]) -> None:
         else:
             return
     ticket = pending[(7 * loop.asked) % len(pending)]
-    y = value(ticket, int(loop.reissue([ticket]).indices))
+    batch = loop.reissue([ticket])
+    y: Any = value(ticket, int(batch.indices))
+    y = y if loop.history.outcomes is None else result_of(", outcomes", y, float(batch.X[0, 0]))
     loop.tell([ticket], [y])
     told[ticket] = y
 
 
-def finished(loop: AskTell, told: dict[int, float]) -> AskTell:
+def finished(loop: AskTell, told: dict[int, Any]) -> AskTell:
     while loop.asked < BUDGET or loop.pending:
         step(loop, told)
     return loop
@@ -56,13 +60,13 @@ def started(folder: Path, name: str, settings: dict[str, Any]) -> AskTell:
     given = dict(settings)
     if "storage" in settings:
         given["storage"] = Storage(folder / f"{name}.journal", replay_seconds=settings["storage"])
-    return AskTell(arms(), policy(), seed=1, **given)
+    return AskTell(arms(), **{"policy": policy(), "seed": 1, **given})
 
 
 def course(loop: AskTell) -> list[Any]:
     rows = loop.result().history.rows
     best = [row.best_mean for row in rows]
-    return [[row.indices for row in rows], [row.values for row in rows], best, loop.asked, loop.pending, loop.state.pulls]
+    return [[row.indices for row in rows], [row.results for row in rows], best, loop.asked, loop.pending, loop.state.pulls]
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +89,7 @@ def lines_of(settings: dict[str, Any], folder: Path) -> int:
 
 def struck(line: int, strike: Callable[[], None], settings: dict[str, Any], folder: Path) -> tuple[AskTell, dict[int, float]]:
     """Run with one strike, and go on in the same process."""
-    told: dict[int, float] = {}
+    told: dict[int, Any] = {}
     loop = started(folder, f"{strike.__name__}-{line}", settings)
     with contextlib.suppress(KeyboardInterrupt, MemoryError, StorageError), At(line, strike):
         finished(loop, told)

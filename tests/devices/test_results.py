@@ -19,34 +19,52 @@ RUNS: dict[str, tuple[str, Callable[[], torch.Tensor], Any]] = {
     "elimination": ("arms", lambda: arms(60), SBPE(**PRIOR, horizon=40, rkhs_norm=2.0)),
     "box": ("bounds", unit_box, BBKB(**PRIOR, initial_design=4)),
     "trust region": ("bounds", unit_box, None),
+    "outcomes": ("bounds", unit_box, None),
+    "outcomes over arms": ("arms", lambda: arms(60), None),
 }
+OUTCOMES = {"objectives": {"y": "max", "cost": "min"}, "constraints": {"cost": (None, 0.9)}}
+
+
+def outcomes(X):
+    return torch.stack([waves(X), X[:, 0]], dim=-1)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path: Path):
     keyword, make, policy = RUNS[name]
+    several = OUTCOMES if name.startswith("outcomes") else {}
+    objective = outcomes if several else waves
     called = {}
     for device in (accelerator, torch.device("cpu")):
         path = tmp_path / f"{device.type}.journal"
-        loop = AskTell(policy=policy, seed=4, certify_every=2, storage=path, budget=20, **{keyword: make().to(device)})
+        how = {keyword: make().to(device), **several}
+        loop = AskTell(policy=policy, seed=4, certify_every=2, storage=path, budget=20, **how)
         batch = loop.ask(2)
         assert loop.pending == loop.reissue().tickets == batch.tickets
         assert loop.reissue(batch.tickets).X.device == batch.X.device == batch.picks.device
         loop.fail(batch.tickets[:1])
-        loop.tell(torch.tensor(batch.tickets[1:], device=device), waves(batch.X[1:]))
-        loop.run(waves, 14)
+        loop.tell(torch.tensor(batch.tickets[1:], device=device), objective(batch.X[1:]))
+        loop.run(objective, 14)
         loop.release()
-        loop.tell((more := loop.ask(1)).tickets, waves(more.X))
+        loop.tell((more := loop.ask(1)).tickets, objective(more.X))
         result, certificate = loop.result(), loop.certificate()
         shown = result.report(tmp_path / f"{device.type}.html")
-        assert "Slices through the best point" in shown or keyword == "arms"
-        result.plot(tmp_path / f"{device.type}.png", regret=[0.5] * result.history.observations)
+        assert f"Slices through the {'front' if several else 'best point'}" in shown or keyword == "arms"
+        regret = None if several else [0.5] * result.history.observations
+        result.plot(tmp_path / f"{device.type}.png", regret=regret)
         history = result.history
         history.save(tmp_path / f"{device.type}.jsonl")
         columns = {column: history.column(column) for column in History.load(tmp_path / f"{device.type}.jsonl").rows[0].plain()}
         values = {
             "AskTell": [loop.asked, loop.policy, loop.state.pulls, loop.about["seed"], certificate and certificate.factor],
-            "Result": [repr(result), result._repr_html_(), result.best_index, result.best_mean, result.best_x, result.space],
+            "Result": [
+                repr(result),
+                result._repr_html_(),
+                result.best_index,
+                result.best_mean,
+                result.best_x,
+                result.hypervolume,
+            ],
             "History": [history.batches().sizes, history.indices, history.points, history.calibration, history.parameters],
         }
         assert history.plot(best_possible=3.0) is not None
@@ -59,5 +77,9 @@ def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path:
         called[device.type] = values
     there, here = called.values()
     assert [there["Result"][2], there["History"][1]] == [here["Result"][2], here["History"][1]]
+    assert (here["Result"][5] is None) == (not several)
+    if several:
+        assert there["Result"][5] == pytest.approx(here["Result"][5], abs=1e-4)
+        return
     torch.testing.assert_close(there["Result"][4].cpu(), here["Result"][4], rtol=0.0, atol=1e-5)
     assert there["Result"][3] == pytest.approx(here["Result"][3], abs=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ ON_ARMS: dict[str, dict[str, Any]] = {
     "posterior-epsilon-greedy": {**POSTERIOR, "epsilon": 0.3},
     "random": BATCHES,
     "two-stage": {"after": 12},
+    "expected-improvement, outcomes": {"initial_design": 5, **BATCHES},
 }
 ON_BOXES: dict[str, dict[str, Any]] = {
     "bbkb": {**KERNEL, "ratio_threshold": 3.0},
@@ -50,6 +52,7 @@ ON_BOXES: dict[str, dict[str, Any]] = {
     "s-gp-ts": {**SURROGATE, **BATCHES},
     "qff-ts": {**SURROGATE, **BATCHES},
     "trust-region": {"initial_design": 3, **BATCHES},
+    "trust-region, outcomes": {"initial_design": 3, **BATCHES},
     "trust-region, own sizes": {"initial_design": 3, "exploration": 0.5},
     "trust-region, every evaluation": {"initial_design": 3, "goal": "cumulative", **BATCHES},
     "rembo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
@@ -57,6 +60,21 @@ ON_BOXES: dict[str, dict[str, Any]] = {
 }
 RUNS = [("arms", name) for name in ON_ARMS] + [("box", name) for name in ON_BOXES]
 BUDGET = {"arms": 24, "box": 8}
+
+
+OUTCOMES: dict[str, Any] = {"objectives": {"y": "max", "cost": "min"}, "constraints": {"cost": (None, 0.9)}}
+
+
+def outcomes_of(name: str) -> dict[str, Any]:
+    """Return the arguments of :class:`sparse_bo.AskTell` for several outcomes, of a run that has them."""
+    return OUTCOMES if name.endswith(", outcomes") else {}
+
+
+def result_of(name: str, y: float, cost: float) -> Any:
+    """Return a result: a number, or of a run with several outcomes a row, in which some costs are missing."""
+    if not outcomes_of(name):
+        return y
+    return (y, math.nan if math.isnan(y) or 0.3 < cost < 0.35 else cost)
 
 
 def policy_of(domain: str, name: str) -> Policy:

@@ -18,6 +18,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.journal.format import frame, header
 from sparse_bo.runs import audit_run, read_run
 from sparse_bo.runs.view import view_of_journal
+from tests.journal.every_policy import OUTCOMES
 from tests.journal.runs import arms, policy, records, rewritten
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 3.0]], dtype=torch.float64)
@@ -25,6 +26,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "arms": {"arms": arms(), "policy": policy()},
     "box": {"bounds": BOUNDS, "policy": BBKB(initial_design=4, ratio_threshold=3.0)},
     "trust region": {"bounds": BOUNDS},
+    "outcomes": {"bounds": BOUNDS, **OUTCOMES},
+    "outcomes over arms": {"arms": arms(), **OUTCOMES},
     "space": {"space": {"a": Float(0.1, 1, log=True), "b": Int(1, 9, when={"c": "x"}), "c": Choice("x", "y")}},
     "small space": {"space": {"a": Int(1, 9, when={"c": ["y"]}), "c": Choice("x", "y")}},
 }
@@ -40,7 +43,8 @@ def written(tmp_path_factory) -> dict[str, bytes]:
         with AskTell(**how, storage=Storage(path, replay_seconds=0.0), seed=1) as loop:
             for _ in range(8):
                 batch = loop.ask(2)
-                loop.tell(batch.tickets, batch.X.double().sum(-1))
+                y = batch.X.double().sum(-1)
+                loop.tell(batch.tickets, torch.stack([y, batch.X[:, 0].double()], dim=-1) if "objectives" in how else y)
             loop.ask(2)
         made[name] = path.read_bytes()
     return made

@@ -1,10 +1,51 @@
-"""Views of runs made by hand."""
+"""Views of runs made by hand, hostile words, and readers of pages."""
+
+import re
+from html.parser import HTMLParser
 
 import numpy as np
 import torch
 
 from sparse_bo.report import Batches, Observation, RunView, Slice
 from sparse_bo.widths.calibration import calibration
+
+HOSTILE = {
+    "a script": "</script><script>alert(1)</script>",
+    "an image": "\"><img src=x onerror='alert(1)'>",
+    "quotes": '" onload="alert(1)" \'',
+    "the end of a style": "</style></svg></title>",
+    "a comment": "<!-- --> ]]>",
+    "an entity": "&lt;b&gt; &amp;amp;",
+    "a template": "{{ 7 * 7 }}{% raw %}",
+    "a formula": "$x^2$ \\oops_",
+    "a token of a drawing": "~0~ ~1~",
+    "other scripts": "λ é 中 🙂 עברית",
+    "control characters": "\x1b[31m\r\x00",
+    "half a character": "\udcff",
+}
+SHOWN = {"control characters": "\\x1b[31m\\r\\x00", "half a character": "\\udcff"}
+TAGS = {
+    "html", "head", "meta", "title", "style", "body", "a", "header", "nav", "main", "section", "footer", "div", "p", "ul", "li",
+    "h1", "h2", "h3", "dl", "dt", "dd", "span", "strong", "figure", "details", "summary", "table", "caption", "thead", "tbody",
+    "tr", "th", "td", "svg", "g", "path", "text", "defs", "clippath", "rect", "use",
+}  # fmt: skip
+"""Elements of a page without a hostile word."""
+
+
+class Elements(HTMLParser):
+    """Elements, attributes and texts of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.texts = set(), set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.texts.append(data)
 
 
 def batches(sizes=(1,), **columns):
@@ -65,3 +106,9 @@ def hostile_view(word):
         source=word,
         batches=batches((4,), seconds={word: np.array([1.0])}),
     )
+
+
+def table_after(page, mark):
+    """Return the cells of the first table after a mark."""
+    table = page[page.index(mark) :].partition("</table>")[0]
+    return [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]

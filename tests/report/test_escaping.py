@@ -1,51 +1,10 @@
 """Names and values of users on a page: shown letter by letter, never markup."""
 
-import re
-from html.parser import HTMLParser
-
 import numpy as np
 import pytest
 
 from sparse_bo.report.page import result_card, run_page
-from tests.report.builders import hostile_view, slice_along, view
-
-HOSTILE = {
-    "a script": "</script><script>alert(1)</script>",
-    "an image": "\"><img src=x onerror='alert(1)'>",
-    "quotes": '" onload="alert(1)" \'',
-    "the end of a style": "</style></svg></title>",
-    "a comment": "<!-- --> ]]>",
-    "an entity": "&lt;b&gt; &amp;amp;",
-    "a template": "{{ 7 * 7 }}{% raw %}",
-    "a formula": "$x^2$ \\oops_",
-    "a token of a drawing": "~0~ ~1~",
-    "other scripts": "λ é 中 🙂 עברית",
-    "control characters": "\x1b[31m\r\x00",
-    "half a character": "\udcff",
-}
-SHOWN = {"control characters": "\\x1b[31m\\r\\x00", "half a character": "\\udcff"}
-TAGS = {
-    "html", "head", "meta", "title", "style", "body", "a", "header", "nav", "main", "section", "footer", "div", "p", "ul", "li",
-    "h1", "h2", "h3", "dl", "dt", "dd", "span", "strong", "figure", "details", "summary", "table", "caption", "thead", "tbody",
-    "tr", "th", "td", "svg", "g", "path", "text", "defs", "clippath", "rect", "use",
-}  # fmt: skip
-"""Elements of a page without a hostile word."""
-
-
-class Elements(HTMLParser):
-    """Elements, attributes and texts of a page."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.attributes, self.texts = set(), set(), []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-
-    def handle_data(self, data):
-        self.texts.append(data)
+from tests.report.builders import HOSTILE, SHOWN, TAGS, Elements, hostile_view, slice_along, table_after, view
 
 
 @pytest.mark.sampled(4)
@@ -99,9 +58,3 @@ def test_the_largest_numbers_are_drawn(huge):
     columns = {"x1": [0.0, 1.0, 2.0, 3.0], "x2": [huge, -huge, 0.0, 1.0]}
     page = run_page(view(values=values, columns=columns, names=["x1", "x2"], best={"x1": 0.0, "x2": huge}, best_mean=1e308))
     assert "1e+308" in page
-
-
-def table_after(page, mark):
-    """Return the cells of the first table after a mark."""
-    table = page[page.index(mark) :].partition("</table>")[0]
-    return [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]

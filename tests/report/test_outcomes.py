@@ -1,0 +1,300 @@
+"""Several outcomes on pages, in figures and in facts."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import optimize
+from sparse_bo.gp.hypervolume import hypervolume
+from sparse_bo.policies import Outcomes
+from sparse_bo.report.facts import advice_of, facts
+from sparse_bo.report.figures import fronts_over_time, hypervolume_so_far, trade_offs
+from sparse_bo.report.page import result_card, run_page
+from sparse_bo.runs import History
+from sparse_bo.runs.history import HistoryRow
+from sparse_bo.runs.outcome_columns import entering, outcome_columns
+from sparse_bo.runs.view import view_of
+from tests.report.builders import HOSTILE, SHOWN, TAGS, Elements, table_after, view
+
+TWO = Outcomes.of({"yield": "max", "cost": "min"}, {"impurity": (None, 0.5)}, {"yield": 0.0, "cost": 2.0})
+ONE = Outcomes.of({"cost": "min"}, {"yield": (0.4, None), "impurity": (0.1, 0.9)})
+
+
+def results(n=60, m=3, seed=0):
+    return np.random.default_rng(seed).random((n, m)).tolist()
+
+
+def seen(outcomes=TWO, rows=None, **changes):
+    """Return the view of results with several outcomes at two inputs."""
+    rows = results(m=len(outcomes.names)) if rows is None else rows
+    columns = outcome_columns(outcomes, rows)
+    inputs = np.random.default_rng(1).random((2, len(rows))).tolist()
+    given = {"names": ["a", "b"], "columns": dict(zip("ab", inputs, strict=True)), "about": {"policy": "p", "seed": 0}}
+    failed = int(columns.failed.sum())
+    return view(
+        values=np.array([row[0] for row in rows]),
+        outcomes=columns,
+        residuals=np.random.default_rng(1).standard_normal(100),
+        **{"succeeded": len(rows) - failed, "failed": failed, **given, **changes},
+    )
+
+
+def test_columns_are_those_of_a_count_by_hand():
+    rows = results(80)
+    found = outcome_columns(TWO, rows)
+    feasible = [k for k, row in enumerate(rows) if row[2] <= 0.5]
+
+    def dominates(k, j):
+        return k != j and rows[k][0] >= rows[j][0] and rows[k][1] <= rows[j][1]
+
+    front = [k for k in feasible if not any(dominates(j, k) for j in feasible)]
+    assert list(found.front) == sorted(front, key=lambda k: -rows[k][0])
+    assert np.flatnonzero(found.entered).tolist() == [
+        k for k in feasible if not any(dominates(j, k) for j in feasible if j < k)
+    ]
+    area, cost = 0.0, 2.0  # a sum of rectangles, the highest yield first
+    for k in found.front:
+        area, cost = area + rows[k][0] * (cost - rows[k][1]), rows[k][1]
+    assert found.hypervolume == pytest.approx(area, rel=1e-12)
+    at, volumes = found.volumes
+    assert (at[0], at[-1], volumes[-1]) == (1.0, 80.0, pytest.approx(area))
+    assert (np.diff(volumes) >= -1e-12).all()
+    gains = torch.tensor([[rows[k][0], -rows[k][1]] for k in feasible if k < 40], dtype=torch.float64)
+    half = volumes[np.searchsorted(at, 40, side="right") - 1]
+    assert half == pytest.approx(hypervolume(gains, torch.tensor([0.0, -2.0], dtype=torch.float64)))
+    beyond = [rows[k][0] * (2.0 - rows[k][1]) for k in found.front]
+    assert found.best_row == found.front[int(np.argmax(beyond))]
+
+
+def test_missing_outcomes_neither_enter_nor_count():
+    nan = math.nan
+    gains = np.array([[nan, 9.0], [1.0, 1.0], [1.0, 1.0], [2.0, 0.0], [0.5, 0.5], [3.0, 3.0]])
+    assert entering(gains).tolist() == [False, True, False, True, False, True]
+    found = outcome_columns(TWO, [(nan, 0.1, 0.1), (0.5, 0.5, nan), (nan, nan, nan), (0.2, 1.0, 0.4)])
+    assert list(found.front) == [3]
+    assert found.failed.tolist() == [False, False, True, False]
+    assert found.complete.tolist() == [False, False, False, True]
+    assert np.isnan(found.ranking).tolist() == [True, True, True, False]
+
+
+def test_a_reference_point_is_inferred_from_the_front_and_said_to_be():
+    inferred = Outcomes.of(TWO.objectives, TWO.constraints)
+    text = facts(seen(inferred))["hypervolume"]
+    assert "inferred from the results" in text
+    assert "yield = 0, cost = 2, as given" in facts(seen())["hypervolume"]
+    assert outcome_columns(inferred, [(1.0, 1.0, 0.9)]).reference == {}
+
+
+def test_facts_of_a_front_and_of_a_best_feasible_point():
+    found = seen()
+    lines = facts(found)
+    feasible, front = int(found.outcomes.feasible.sum()), found.outcomes.front
+    assert lines["feasible"] == f"{feasible} of 60 evaluations"
+    assert lines["front"] == f"{len(front)} evaluations"
+    assert lines["aims"] == "maximise yield, minimise cost, impurity at most 0.5"
+    assert "best" not in lines
+    one = seen(ONE, best_mean=0.125, best={"a": 0.5, "b": 1.0})
+    lines = facts(one)
+    row = one.outcomes.best_row
+    values = {name: y[row] for name, y in one.outcomes.values.items()}
+    lowest = min(y for y, good in zip(one.outcomes.values["cost"], one.outcomes.feasible, strict=True) if good)
+    assert values["cost"] == lowest
+    assert lines["best feasible"].startswith("0.125")
+    assert lines["with"] == f"yield = {values['yield']:.4g}, impurity = {values['impurity']:.4g}"
+    assert lines["aims"] == "minimise cost, yield at least 0.4, impurity from 0.1 to 0.9"
+
+
+def test_without_a_feasible_evaluation_the_least_violation_is_named():
+    rows = [(0.5, 0.1, 0.5), (0.6, 0.3, 1.5), (0.7, 0.35, 0.5), (0.1, math.nan, 0.5)]
+    found = seen(ONE, rows, best_mean=0.7)
+    text = facts(found)["best"]
+    assert text == (
+        "no feasible evaluation yet; the least violation is yield = 0.35, which has to be at least 0.4 (evaluation 3)"
+    )
+    page = run_page(found)
+    assert "No feasible evaluation yet." in page
+    assert "yield = 0.35, which has to be at least 0.4" in page
+    assert "No evaluation has succeeded." in run_page(seen(ONE, [(math.nan,) * 3] * 2))
+
+
+def with_column(rows, column, value):
+    return [(*row[:column], value(row) if callable(value) else value, *row[column + 1 :]) for row in rows]
+
+
+ADVICE = {
+    "nothing feasible": (
+        with_column(results(), 2, lambda row: 0.6 + row[2]),
+        "No evaluation is feasible after 60: impurity is not at most 0.5 in 60 of them, by 0.1",
+    ),
+    "an outcome is missing": (
+        with_column(results(), 1, lambda row: math.nan if row[0] > 0.5 else row[1]),
+        "cost is missing in",
+    ),
+    "an objective is constant": (with_column(results(), 1, 3.25), "The objective cost is 3.25 in all evaluations"),
+    "a constraint is constant": (with_column(results(), 2, 0.25), "The constrained outcome impurity is 0.25 in all"),
+    "the same twice": (with_column(results(), 1, lambda row: row[0]), "yield and cost are the same in all evaluations."),
+    "the negative": (with_column(results(), 1, lambda row: -row[0]), "yield and cost are the same in all evaluations, up to"),
+    "a front that stays": (
+        [(1.0, 0.0, 0.0), *with_column(results(150), 0, lambda row: row[0] - 1.0)],
+        "The last improvement is evaluation 1 of 151: the front has not changed since.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "expected"), ADVICE.values(), ids=ADVICE)
+def test_advice_is_given_where_there_is_reason(rows, expected):
+    found = [one for one in advice_of(seen(rows=rows)) if expected in one.warning]
+    assert len(found) == 1
+    assert found[0].remedy.endswith(".")
+
+
+def test_a_run_without_a_reason_gets_no_advice():
+    rows = [(0.01 * k, 1.0 + 0.02 * (k * 7 % 5), 0.3 + 0.001 * k) for k in range(150)]
+    assert advice_of(seen(rows=rows)) == []
+
+
+def test_trade_offs_show_every_pair_and_connect_the_front_of_two():
+    (panel,) = trade_offs(seen().outcomes)
+    steps, dots = (curve for curve in panel.curves if curve.name == "front")
+    assert len(steps.x) == 2 * len(dots.x) - 1
+    assert set(zip(dots.x, dots.y, strict=True)) <= set(zip(steps.x, steps.y, strict=True))
+    assert ((np.diff(steps.x) == 0.0) | (np.diff(steps.y) == 0.0)).all()
+    inside = {curve.name: curve for curve in panel.curves if curve.dots}["feasible"]
+    for x, y in zip(inside.x, inside.y, strict=True):  # nothing feasible is beyond a step
+        assert any(x <= a and y >= b for a, b in zip(dots.x, dots.y, strict=True))
+    three = outcome_columns(Outcomes.of({"a": "max", "b": "min", "c": "max"}), results())
+    assert [(one.x_name, one.y_name) for one in trade_offs(three)] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert all(sum(curve.name == "front" for curve in one.curves) == 1 for one in trade_offs(three))
+    assert fronts_over_time(three) is None
+    over_time = fronts_over_time(seen().outcomes)
+    assert over_time is not None
+    assert over_time.curves[-1].x.tolist() == steps.x.tolist()
+    volumes = hypervolume_so_far(seen().outcomes)
+    assert volumes is not None
+    assert volumes.curves[0].y[-1] == seen().outcomes.hypervolume
+
+
+def test_the_region_beyond_the_steps_is_empty():
+    """Every corner between two points is worse than one of them in one objective, and equal in the other."""
+    found = seen().outcomes
+    steps = next(curve for curve in trade_offs(found)[0].curves if curve.name == "front")
+    front = [(found.values["yield"][k], found.values["cost"][k]) for k in found.front]
+    for x, y in zip(steps.x, steps.y, strict=True):
+        assert any(x <= a and y >= b for a, b in front)
+
+
+def history(outcomes, n=40, seed=0, policy="p"):
+    rows = [
+        HistoryRow(
+            round=k + 1,
+            pulls=k + 1,
+            indices=[],
+            points=[[k / n, 0.5]],
+            values=[row[0]],
+            outcomes=[tuple(row)],
+            tickets=[k],
+            seconds={"pick": 0.1},
+        )
+        for k, row in enumerate(results(n, len(outcomes.names), seed))
+    ]
+    return History(rows, {"policy": policy, "seed": 0, "bounds": [[0.0, 0.0], [1.0, 1.0]], "outcomes": outcomes.describe()})
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # the font lacks a letter
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_figures_of_one_to_four_objectives(count, tmp_path):
+    names = ["cost in $", "a_b", "\x1b[31mred", "中"][:count]
+    many = history(Outcomes.of(dict.fromkeys(names, "max"), {"z": (0.2, None)}))
+    figure = many.plot()
+    pairs = count * (count - 1) // 2
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles[-1] == "Seconds so far"
+    assert len(titles) == (4 if count == 1 else pairs + 3)
+    assert ("Best feasible so far" in titles) == (count == 1)
+    assert ("Hypervolume so far" in titles) == (count > 1)
+    figure.savefig(tmp_path / "figure.png", dpi=20)
+    if count > 1:
+        with pytest.raises(ValueError, match=f"expected regret= with one objective, got {count}"):
+            many.plot(regret=[0.0] * 40)
+    page = run_page(view_of(many, None, None))
+    assert page.count("<svg") >= 5
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", page)
+
+
+def test_a_page_lists_the_front_with_all_outcomes():
+    found = seen()
+    page = run_page(found)
+    rows = table_after(page, '<h2 id="evaluations-h">Front</h2>')
+    values = found.outcomes.values
+    assert [row[:5] for row in rows] == [
+        [str(k + 1), *(f"{values[name][k]:.5g}" for name in TWO.names), "yes"] for k in found.outcomes.front[:20]
+    ]
+    one = seen(ONE)
+    rows = table_after(run_page(one), '<h2 id="evaluations-h">Best evaluations</h2>')
+    order = np.argsort(np.where(one.outcomes.feasible, one.values, np.inf), kind="stable")[:10]
+    assert [row[0] for row in rows] == [str(k + 1) for k in order]
+
+
+def smooth(x):
+    return {"gain": float(x[0] - x[1] ** 2), "loss": 2.0 + float((x[0] - 0.5) ** 2 + x[1]), "heat": float(x[0] + 0.5 * x[1])}
+
+
+@pytest.mark.parametrize(
+    ("objectives", "name"), [({"gain": "max", "loss": "min"}, "front"), ({"loss": "min"}, "best point")], ids=["two", "one"]
+)
+def test_slices_are_of_each_outcome(objectives, name):
+    limits = {"heat": (0.2, 1.0), "gain": (0.0, None)}
+    how = {"objectives": objectives, "constraints": limits, "budget": 14, "vectorized": False}
+    result = optimize(smooth, bounds=[(0.0, 1.0), (0.0, 1.0)], **how)
+    found = view_of(result.history, result.state, result.domain)
+    assert {(one.outcome, one.name) for one in found.slices} == {(y, x) for y in ("gain", "loss", "heat") for x in ("x1", "x2")}
+    for one in found.slices:
+        at = int(np.abs(np.array(one.values) - one.here).argmin())
+        observed = found.outcomes.values[one.outcome][found.outcomes.best_row]
+        assert one.median[at] == pytest.approx(observed, abs=0.1)
+        assert (one.lower <= one.median).all()
+        assert (one.median <= one.upper).all()
+    page = run_page(found)
+    assert f"Slices through the {name}" in page
+    assert "<h3>loss along x2</h3>" in page
+    heat = page[page.index("<h3>heat along x1</h3>") :].partition("</figure>")[0]
+    assert ">limit<" in heat
+    facts_of = facts(found)
+    if name == "front":
+        assert facts_of["hypervolume"].startswith(f"{result.hypervolume:.6g} beyond")
+        assert found.outcomes.hypervolume == result.hypervolume
+    else:
+        assert facts_of["at"] == ", ".join(f"x{j + 1} = {x:.6g}" for j, x in enumerate(result.best.x))
+
+
+def test_a_page_without_models_says_that_it_has_no_slices():
+    found = seen()
+    without = replace(found, outcomes=replace(found.outcomes, models=False))
+    assert "no slices" in run_page(without)
+    assert "no slices" not in run_page(found)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_names_of_outcomes_are_shown_letter_by_letter(kind):
+    word, shown = HOSTILE[kind], SHOWN.get(kind, HOSTILE[kind])
+    rows = with_column(results(), 1, math.nan)
+    for outcomes in (Outcomes.of({word: "max", "b": "min"}, {f"{word}!": (2.0, None)}), Outcomes.of({word: "min"})):
+        some = rows if len(outcomes.names) == 3 else [row[:1] for row in rows]
+        for page in (run_page(seen(outcomes, some)), result_card(seen(outcomes, some))):
+            read = Elements(page)
+            assert read.tags <= TAGS
+            assert "script" not in read.tags
+            assert shown in "".join(read.texts)
+            page.encode("utf-8")
+
+
+def test_a_long_run_is_drawn_in_seconds_and_stays_small():
+    rows = results(30_000, 3)
+    page = run_page(seen(rows=rows))
+    assert len(page) < 400_000
+    assert "of 30,000 evaluations" in page
