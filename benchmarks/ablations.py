@@ -1,6 +1,6 @@
 """Each device of the trust region switched off alone on BBOB's choosing half: wins, losses and ratios to the whole policy.
 
-    python benchmarks/ablations.py run --out devices.jsonl.gz                # 46 runs a device: 2, 5, 10 and 20 inputs
+    python benchmarks/ablations.py run --out devices.jsonl.gz                # 42 runs a device: 2, 5, 10 and 20 inputs
     python benchmarks/ablations.py run --out noisy.jsonl.gz --noise 0.05 --dims 2,5 --device repeats --device augmented
     python benchmarks/ablations.py page                                      # the table in results/ABLATIONS.md
 
@@ -35,8 +35,7 @@ from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
 from sparse_bo.gp.learn import PRIORS
 from sparse_bo.policies.trust_region import observations, policy, region, search, surrogate
 
-TURNS = {2: (0, 1), 5: (0,), 10: (0,), 20: (0,)}
-"""By inputs: shifts of the instances against the functions."""
+DIMS = (2, 5, 10, 20)
 FEWER = {20: (1, 3, 9, 13, 17, 21)}
 """Functions by inputs, where not all of the half's: one or two of each group."""
 PAGE = RESULTS / "ABLATIONS.md"
@@ -55,6 +54,11 @@ class Device:
     """Settings without it."""
     least: int = 1
     """Inputs from which on it acts."""
+    noisy: bool = False
+    """Whether it acts under noise alone."""
+
+    def acts(self, dims: int, noise: float) -> bool:
+        return self.least <= dims and (noise > 0.0 or not self.noisy)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -126,9 +130,7 @@ DEVICES = {
         "the part of the prior that all lengthscales share; each alone has its variance",
         ((surrogate, "PRIORS", replace(PRIORS, lengthscale_sd=math.hypot(0.8, 0.8), common_lengthscale_sd=0.0)),),
     ),
-    "exact-noise": Device(
-        "the limit of the noise of an exact objective", ((surrogate, "EXACT_NOISE", PRIORS.noises[1]),)
-    ),
+    "exact-noise": Device("the limit of the noise of an exact objective", ((surrogate, "EXACT_NOISE", PRIORS.noises[1]),)),
     "second-start": Device(
         "the second search for hyper-parameters, from the prior", ((surrogate.LearningData, "learned", _from_before),)
     ),
@@ -162,21 +164,22 @@ DEVICES = {
     "augmented": Device(
         "expected improvement augmented under noise",
         ((policy, "candidates_of", lambda *a, **o: search.candidates_of(*a, **{**o, "noise_variance": 0.0})),),
+        noisy=True,
     ),
     "upper-quarter": Device(
-        "recommendation among the highest quarter alone", ((surrogate.FittedRegion, "recommended", _of_all_means),)
+        "recommendation among the highest quarter alone",
+        ((surrogate.FittedRegion, "recommended", _of_all_means),),
+        noisy=True,
     ),
 }
 """Devices beyond TuRBO with a local GP and log expected improvement, and some parts of TuRBO, by name."""
 
 
-def cells(dims: int, turns: int | None = None) -> list[tuple[int, int]]:
-    """Return the functions and instances for a number of inputs; ``turns``: how many of each function, if not the default."""
+def cells(dims: int, turns: int) -> list[tuple[int, int]]:
+    """Return the functions and instances for a number of inputs, each function as often as there are turns."""
     half = BBOB["choosing"]
-    functions = FEWER.get(dims, half.functions)
-    shifts = TURNS[dims] if turns is None else range(turns)
-    at = enumerate(functions)
-    return [(f, half.instances[(i + 5 * shift + dims) % len(half.instances)]) for (i, f), shift in product(at, shifts)]
+    at = product(range(turns), enumerate(FEWER.get(dims, half.functions)))
+    return [(f, half.instances[(i + 5 * turn + dims) % len(half.instances)]) for turn, (i, f) in at]
 
 
 def run_all(chosen: Namespace) -> None:
@@ -192,16 +195,18 @@ def run_all(chosen: Namespace) -> None:
     about = {**environment(torch.device("cpu")), "coco-experiment": version("coco-experiment")}
     if about["commit"] == "uncommitted":
         raise RuntimeError("expected the code of a commit of this repository, got changes; commit them first")
-    problems = sorted((i / len(at), d, *cell) for d in chosen.dims for at in [cells(d, chosen.turns)] for i, cell in enumerate(at))
+    problems = sorted(
+        (i / len(at), d, *cell) for d in chosen.dims for at in [cells(d, chosen.turns)] for i, cell in enumerate(at)
+    )
     known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}
     for _, d, f, i in problems:
-        for name in [chosen.reference, *(name for name in names if DEVICES[name].least <= d)]:
+        for name in [chosen.reference, *(n for n in names if DEVICES[n].acts(d, chosen.noise))]:
             run = Run(name, d, f, i, BUDGETS[d], chosen.noise)
             if run in known:
                 continue
             record = {**measured(run), **about}
             append(chosen.out, record)
-            print(f"{record['date'] if 'date' in record else ''}{name}: {d} f{f} i{i} {record['precision'][-1]:.3g}", flush=True)
+            print(f"{name}: {d} f{f} i{i} {record['precision'][-1]:.3g}", flush=True)
 
 
 def measured(run: Run) -> dict[str, Any]:
@@ -235,7 +240,7 @@ def table(records: list[dict[str, Any]], measure_name: str, reference: str = "de
         middle, average = interval(all_, np.median), interval(all_, np.mean)
         by_dims = " ".join(
             f"{sum(r < -tie for r in part)}–{sum(r > tie for r in part)}"
-            for part in ([v for k, v in ratios.items() if k[0] == d] for d in (2, 5, 10, 20))
+            for part in ([v for k, v in ratios.items() if k[0] == d] for d in DIMS)
         )
         rows.append((
             mean(all_),
@@ -281,8 +286,8 @@ def main() -> None:
     make = commands.add_parser("run", help="make runs and append their records")
     make.add_argument("--out", type=Path, required=True, help="file of the records, .jsonl.gz")
     make.add_argument("--device", action="append", help="a device to switch off; repeatable (default all)")
-    make.add_argument("--dims", type=_numbers, default=list(TURNS), help="inputs, such as 2,5,10 (default 2,5,10,20)")
-    make.add_argument("--turns", type=int, choices=(1, 2), help="instances of each function (default 2 in 2 inputs, else 1)")
+    make.add_argument("--dims", type=_numbers, default=list(DIMS), help="inputs, such as 2,5,10 (default 2,5,10,20)")
+    make.add_argument("--turns", type=int, choices=(1, 2), default=1, help="instances of each function (default 1)")
     make.add_argument("--noise", type=float, default=0.0, help="sd in units of the median's distance from the optimum")
     make.add_argument("--reference", default="default", help="name of the runs with every device")
     make.set_defaults(command=run_all)
