@@ -5,8 +5,9 @@
     python benchmarks/ablations.py page                                      # the table in results/ABLATIONS.md
 
 Every run of a device has a run of the whole policy (``default``) beside it: the same function, instance, seed, budget and
-noise. Functions take turns over the instances, so that few runs cover all of both. Devices are switched off by other values of
-the policy's settings, or by replacing a function of the package within this process. Records are those of ``bbob.py``.
+noise. Where that shows that a device did not act, as a kernel that was never chosen, its record is a copy. Functions take
+turns over the instances, so that few runs cover all of both. Devices are switched off by other values of the policy's
+settings, or by replacing a function of the package within this process. Records are those of ``bbob.py``.
 """
 
 from __future__ import annotations
@@ -43,6 +44,56 @@ FILES = (RESULTS / "bbob-devices.jsonl.gz",)
 BEGIN, END = "<!-- made by python benchmarks/ablations.py page: begin -->\n", "<!-- end -->\n"
 
 
+class Signs:
+    """Traces that devices leave in a run of the whole policy."""
+
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+        self.families: set[str] = set()
+        self.clipped = self.unequal = self.restarted = False
+
+    def fitted_region(self, X: Tensor, seen: Any, **options: Any) -> surrogate.FittedRegion:
+        """Fit as the package does, and note the choices."""
+        fitted = surrogate.fitted_region(X, seen, **options)
+        self.kinds.add(fitted.warp.kind)
+        self.families.add(fitted.learned.family)
+        v, ell = seen.values[fitted.rows], fitted.learned.reach
+        floors = [warp.floor for warp in observations.warps(v)]
+        self.clipped |= any(floor is not None and float(v.min()) < floor for floor in floors)
+        self.unequal |= float((ell / ell.log().mean().exp()).log().abs().max()) > math.log(10.0)
+        return fitted
+
+    def after(self, before: region.Region, settings: Any, **options: Any) -> region.Region:
+        """Move the region as the package does, and note restarts."""
+        moved = _after(before, settings, **options)
+        self.restarted |= moved.restarts > 0
+        return moved
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """Note what the runs inside do."""
+        whole = self
+
+        def after(before: region.Region, settings: Any, **options: Any) -> region.Region:
+            return whole.after(before, settings, **options)
+
+        with patch.object(policy, "fitted_region", self.fitted_region), patch.object(region.Region, "after", after):
+            yield
+
+    def chose(self, name: str) -> bool:
+        """Return whether a kernel or warping was chosen, or was, maybe, before a sum took its place."""
+        return name in self.kinds | self.families or ADDITIVE in self.families
+
+    def names(self) -> list[str]:
+        """Return the devices that have acted, or may have."""
+        return [name for name, device in DEVICES.items() if device.sign is None or device.sign(self)]
+
+
+_learned = surrogate.LearningData.learned
+_searches = policy.RegionSearch._searches
+_after = region.Region.after
+
+
 @dataclass(frozen=True)
 class Device:
     """A device of the trust region, and its absence."""
@@ -54,14 +105,20 @@ class Device:
     """Settings without it."""
     least: int = 1
     """Inputs from which on it acts."""
+    most: int = 10**6
+    """Inputs up to which it acts."""
     noisy: bool = False
     """Whether it acts under noise alone."""
+    sign: Callable[[Signs], bool] | None = None
+    """Whether it acted in a run of the whole policy; ``None``: that does not show."""
 
     def acts(self, dims: int, noise: float) -> bool:
-        return self.least <= dims and (noise > 0.0 or not self.noisy)
+        """Return whether runs of a number of inputs and a noise can differ without the device."""
+        return self.least <= dims <= self.most and (noise > 0.0 or not self.noisy)
 
     @contextmanager
     def off(self) -> Iterator[None]:
+        """Switch the device off inside, in this process; settings are the caller's."""
         with ExitStack() as stack:
             for where, name, value in self.replaced:
                 stack.enter_context(patch.object(where, name, value))
@@ -70,11 +127,6 @@ class Device:
 
 def _kinds(*kinds: str) -> tuple[tuple[Any, str, Any], ...]:
     return ((surrogate, "warps", lambda y: (warp for warp in observations.warps(y) if warp.kind in kinds)),)
-
-
-_learned = surrogate.LearningData.learned
-_searches = policy.RegionSearch._searches
-_after = region.Region.after
 
 
 def _without_sums(data: Any, warp: Any, families: Any, priors: Any, **options: Any) -> Hyperparameters:
@@ -114,18 +166,34 @@ DEVICES = {
     "additive": Device(
         "sums of functions of one input among the kernels, and their candidates",
         ((surrogate.LearningData, "learned", _without_sums),),
+        sign=lambda signs: signs.chose(ADDITIVE),
     ),
     "combined": Device(
         "candidates that join the best value of each input, under a sum",
         ((policy, "combined_points", lambda gp, centre, *, generator: gp.support[:0]),),
+        sign=lambda signs: signs.chose(ADDITIVE),
     ),
-    "warping": Device("logarithms and asinh of the observations", _kinds("plain")),
-    "log": Device("the logarithm that bends at 0.3", _kinds("plain", "deep log", "asinh")),
-    "deep-log": Device("the logarithm that bends at 0.05", _kinds("plain", "log", "asinh")),
-    "asinh": Device("the asinh", _kinds("plain", "log", "deep log")),
-    "clipping": Device("clipping of the lowest observations", ((observations, "DEEPEST", 1e30),)),
-    "rbf": Device("the Gaussian kernel: Matérn-5/2 alone", ((surrogate, "FAMILIES", ("matern52",)),)),
-    "matern": Device("Matérn-5/2: the Gaussian kernel alone", ((surrogate, "FAMILIES", ("rbf",)),)),
+    "warping": Device("logarithms and asinh of the observations", _kinds("plain"), sign=lambda signs: signs.kinds != {"plain"}),
+    "log": Device(
+        "the logarithm that bends at 0.3", _kinds("plain", "deep log", "asinh"), sign=lambda signs: signs.chose("log")
+    ),
+    "deep-log": Device(
+        "the logarithm that bends at 0.05", _kinds("plain", "log", "asinh"), sign=lambda signs: signs.chose("deep log")
+    ),
+    "asinh": Device("the asinh", _kinds("plain", "log", "deep log"), sign=lambda signs: signs.chose("asinh")),
+    "clipping": Device(
+        "clipping of the lowest observations", ((observations, "DEEPEST", 1e30),), sign=lambda signs: signs.clipped
+    ),
+    "rbf": Device(
+        "the Gaussian kernel: Matérn-5/2 alone",
+        ((surrogate, "FAMILIES", ("matern52",)),),
+        sign=lambda signs: signs.chose("rbf"),
+    ),
+    "matern": Device(
+        "Matérn-5/2: the Gaussian kernel alone",
+        ((surrogate, "FAMILIES", ("rbf",)),),
+        sign=lambda signs: signs.chose("matern52"),
+    ),
     "common-lengthscale": Device(
         "the part of the prior that all lengthscales share; each alone has its variance",
         ((surrogate, "PRIORS", replace(PRIORS, lengthscale_sd=math.hypot(0.8, 0.8), common_lengthscale_sd=0.0)),),
@@ -138,7 +206,7 @@ DEVICES = {
         "later choices of kernel and warping",
         ((policy, "fitted_region", partial(surrogate.fitted_region, growth=math.inf)),),
     ),
-    "anywhere": Device("picks in the whole box", settings={"exploration": 0.0}),
+    "anywhere": Device("picks in the whole box", settings={"exploration": 0.0}, most=8),
     "repeats": Device("one replicate", ((policy, "unrepeated", lambda where, y, pending: where[:0]),)),
     "near": Device(
         "candidates around the centre",
@@ -157,10 +225,15 @@ DEVICES = {
     "own-best": Device(
         "improvement on the region's own best value: on the highest of all",
         ((policy.RegionSearch, "_searches", _on_the_highest),),
+        sign=lambda signs: signs.restarted,
     ),
-    "clipped-sides": Device("limits of the ratios of sides", ((region.Region, "corners", _unclipped),)),
+    "clipped-sides": Device(
+        "limits of the ratios of sides", ((region.Region, "corners", _unclipped),), sign=lambda signs: signs.unequal
+    ),
     "least-rise": Device("a least rise that counts as progress", ((region.Region, "after", _any_rise),)),
-    "restarts": Device("restarts at a length of 2⁻⁷: at 2⁻³⁰", settings={"shortest_length": 2.0**-30}),
+    "restarts": Device(
+        "restarts at a length of 2⁻⁷: at 2⁻³⁰", settings={"shortest_length": 2.0**-30}, sign=lambda signs: signs.restarted
+    ),
     "augmented": Device(
         "expected improvement augmented under noise",
         ((policy, "candidates_of", lambda *a, **o: search.candidates_of(*a, **{**o, "noise_variance": 0.0})),),
@@ -199,22 +272,32 @@ def run_all(chosen: Namespace) -> None:
         (i / len(at), d, *cell) for d in chosen.dims for at in [cells(d, chosen.turns)] for i, cell in enumerate(at)
     )
     known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}
+    same = [r for r in read(chosen.out) if r["method"] == chosen.reference and r["noise"] == chosen.noise]
+    wholes = {(r["dims"], r["function"], r["instance"]): r for r in same}
     for _, d, f, i in problems:
         for name in [chosen.reference, *(n for n in names if DEVICES[n].acts(d, chosen.noise))]:
             run = Run(name, d, f, i, BUDGETS[d], chosen.noise)
             if run in known:
                 continue
-            record = {**measured(run), **about}
+            whole = wholes.get((d, f, i))
+            if whole is not None and name not in whole["acted"]:
+                record = {**whole, "method": name, "seconds": 0.0}
+            else:
+                record = {**measured(run), **about}
             append(chosen.out, record)
+            if name == chosen.reference:
+                wholes[d, f, i] = record
             print(f"{name}: {d} f{f} i{i} {record['precision'][-1]:.3g}", flush=True)
 
 
 def measured(run: Run) -> dict[str, Any]:
-    """Return the record of a run without the device that is its method."""
+    """Return the record of a run without the device that is its method; of the whole policy with the devices that acted."""
     device = DEVICES.get(run.method, Device(""))
     settings = ", ".join(f"{name}={value!r}" for name, value in device.settings.items())
-    with device.off():
-        return {**measure(replace(run, method=f"{run.method}=TrustRegion({settings})")), "method": run.method}
+    signs = Signs()
+    with device.off() if run.method in DEVICES else signs.seen():
+        record = {**measure(replace(run, method=f"{run.method}=TrustRegion({settings})")), "method": run.method}
+    return record if run.method in DEVICES else {**record, "acted": signs.names()}
 
 
 def interval(values: list[float], of: Callable[..., Any], *, draws: int = 4000) -> tuple[float, float]:

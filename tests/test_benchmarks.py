@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -56,6 +56,46 @@ def test_bbob_refuses_the_other_half(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.setattr("sys.argv", ["bbob.py", "run", "--out", str(tmp_path / "a.jsonl.gz"), *wrong])
         with pytest.raises(SystemExit, match="they are the other half's"):
             importlib.import_module("bbob").main()
+
+
+@pytest.fixture
+def ablations() -> ModuleType:
+    for library in ("cocoex", "cma", "optuna"):
+        pytest.importorskip(library)
+    return importlib.import_module("ablations")
+
+
+def test_a_device_is_off_in_its_own_runs_alone(ablations: ModuleType) -> None:
+    """Every replaced attribute is the package's, and is there again afterwards."""
+    for device in ablations.DEVICES.values():
+        before = [getattr(where, name) for where, name, _ in device.replaced]
+        with device.off():
+            assert all(getattr(where, name) is value for where, name, value in device.replaced)
+        assert [getattr(where, name) for where, name, _ in device.replaced] == before
+        assert bool(device.replaced) != bool(device.settings)
+
+
+def test_ablations_keep_to_the_choosing_half_and_take_each_of_its_instances(ablations: ModuleType) -> None:
+    half = importlib.import_module("suites").BBOB["choosing"]
+    every = [cell for dims in ablations.DIMS for cell in ablations.cells(dims, 1)]
+    assert {function for function, _ in every} == {*half.functions}
+    assert {instance for _, instance in every} == {*half.instances}
+
+
+def test_the_table_of_ablations_compares_runs_of_the_same_problem(ablations: ModuleType) -> None:
+    def record(method: str, function: int, precision: float) -> dict[str, object]:
+        about = {"dims": 2, "instance": 1, "budget": 50, "noise": 0.0}
+        return {**about, "method": method, "function": function, "precision": [9.0, precision]}
+
+    wholes = [record("default", f, 1.0) for f in (1, 3, 5)]
+    others = [record("near", 1, 10.0), record("near", 3, 1e-2), record("near", 7, 1e-9), record("near", 5, 10.0)]
+    _, _, row = ablations.table([*wholes, *others], "precision")
+    assert row.startswith("| `near` | 3 | 1–2 | 1–2 0–0 0–0 0–0 | +1.000 (-2.000 to +1.000) | +0.000 (")
+
+
+def test_the_page_of_ablations_is_that_of_its_records(ablations: ModuleType) -> None:
+    page = ablations.PAGE.read_text(encoding="utf-8")
+    assert page.partition(ablations.BEGIN)[2].partition(ablations.END)[0] == ablations.page_text()
 
 
 NIGHTLY = {
