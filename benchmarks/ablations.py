@@ -272,9 +272,7 @@ def run_all(chosen: Namespace) -> None:
     about = {**environment(torch.device("cpu")), "coco-experiment": version("coco-experiment")}
     if about["commit"] == "uncommitted":
         raise RuntimeError("expected the code of a commit of this repository, got changes; commit them first")
-    problems = sorted(
-        (i / len(at), d, *cell) for d in chosen.dims for at in [cells(d, chosen.turns)] for i, cell in enumerate(at)
-    )
+    problems = sorted((i / len(FUNCTIONS[d]), d, *cell) for d in chosen.dims for i, cell in enumerate(cells(d)))
     known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}
     same = [r for r in read(chosen.out) if r["method"] == chosen.reference and r["noise"] == chosen.noise]
     wholes = {(r["dims"], r["function"], r["instance"]): r for r in same}
