@@ -37,7 +37,7 @@ from sparse_bo.policies.trust_region import observations, policy, region, search
 
 DIMS = (2, 5, 10, 20)
 FUNCTIONS = {
-    2: (3, 7, 9, 11, 13, 15, 17, 19, 21, 23) * 2 + (3, 9, 13, 17),
+    2: (3, 7, 9, 11, 13, 15, 17, 19, 21, 23) * 2 + (3, 9, 13, 19),
     5: (3, 7, 9, 11, 13, 15, 17, 19, 21, 23),
     10: (3, 9, 13, 17),
     20: (7, 21),
