@@ -2,6 +2,7 @@
 
     python benchmarks/ablations.py run --out devices.jsonl.gz                # 40 runs a device: 2, 5, 10 and 20 inputs
     python benchmarks/ablations.py run --out noisy.jsonl.gz --noise 0.05 --dims 2,5 --device repeats --device augmented
+    python benchmarks/ablations.py run --out sums.jsonl.gz --dims 5,10 --device additive --function 3
     python benchmarks/ablations.py page                                      # the table in results/ABLATIONS.md
 
 Every run of a device has a run of the whole policy (``default``) beside it: the same function, instance, seed, budget and
@@ -105,6 +106,8 @@ class Device:
     text: str
     replaced: tuple[tuple[Any, str, Any], ...] = ()
     """Objects, their attributes and the values of these without the device."""
+    kinds: tuple[str, ...] = ()
+    """Warpings that are the device."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings without it."""
     least: int = 1
@@ -123,14 +126,11 @@ class Device:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Switch the device off inside, in this process; settings are the caller's."""
-        with ExitStack() as stack:
+        kept = lambda y: (warp for warp in observations.warps(y) if warp.kind not in self.kinds)  # noqa: E731
+        with ExitStack() as stack, patch.object(surrogate, "warps", kept):
             for where, name, value in self.replaced:
                 stack.enter_context(patch.object(where, name, value))
             yield
-
-
-def _kinds(*kinds: str) -> tuple[tuple[Any, str, Any], ...]:
-    return ((surrogate, "warps", lambda y: (warp for warp in observations.warps(y) if warp.kind in kinds)),)
 
 
 def _without_sums(data: Any, warp: Any, families: Any, priors: Any, **options: Any) -> Hyperparameters:
@@ -177,14 +177,14 @@ DEVICES = {
         ((policy, "combined_points", lambda gp, centre, *, generator: gp.support[:0]),),
         sign=lambda signs: signs.chose(ADDITIVE),
     ),
-    "warping": Device("logarithms and asinh of the observations", _kinds("plain"), sign=lambda signs: signs.kinds != {"plain"}),
-    "log": Device(
-        "the logarithm that bends at 0.3", _kinds("plain", "deep log", "asinh"), sign=lambda signs: signs.chose("log")
+    "warping": Device(
+        "logarithms and asinh of the observations",
+        kinds=("log", "deep log", "asinh"),
+        sign=lambda signs: signs.kinds != {"plain"},
     ),
-    "deep-log": Device(
-        "the logarithm that bends at 0.05", _kinds("plain", "log", "asinh"), sign=lambda signs: signs.chose("deep log")
-    ),
-    "asinh": Device("the asinh", _kinds("plain", "log", "deep log"), sign=lambda signs: signs.chose("asinh")),
+    "log": Device("the logarithm that bends at 0.3", kinds=("log",), sign=lambda signs: signs.chose("log")),
+    "deep-log": Device("the logarithm that bends at 0.05", kinds=("deep log",), sign=lambda signs: signs.chose("deep log")),
+    "asinh": Device("the asinh", kinds=("asinh",), sign=lambda signs: signs.chose("asinh")),
     "clipping": Device(
         "clipping of the lowest observations", ((observations, "DEEPEST", 1e30),), sign=lambda signs: signs.clipped
     ),
@@ -252,6 +252,16 @@ DEVICES = {
 """Devices beyond TuRBO with a local GP and log expected improvement, and some parts of TuRBO, by name."""
 
 
+def device(names: str) -> Device:
+    """Return a device, or several that are off together: ``near+anywhere``."""
+    parts = [DEVICES[name] for name in names.split("+")]
+    if len(parts) == 1:
+        return parts[0]
+    settings = {name: value for part in parts for name, value in part.settings.items()}
+    kinds = tuple(kind for part in parts for kind in part.kinds)
+    return Device("several", tuple(one for part in parts for one in part.replaced), kinds, settings)
+
+
 def cells(dims: int) -> list[tuple[int, int]]:
     """Return the functions and instances for a number of inputs."""
     instances = BBOB["choosing"].instances
@@ -267,22 +277,25 @@ def run_all(chosen: Namespace) -> None:
         RuntimeError: If the working tree differs from its commit.
     """
     names = chosen.device or list(DEVICES)
-    if unknown := [name for name in names if name not in DEVICES]:
+    if unknown := [part for name in names for part in name.split("+") if part not in DEVICES]:
         raise SystemExit(f"expected --device {', '.join(DEVICES)}, got {', '.join(unknown)}")
     about = {**environment(torch.device("cpu")), "coco-experiment": version("coco-experiment")}
     if about["commit"] == "uncommitted":
         raise RuntimeError("expected the code of a commit of this repository, got changes; commit them first")
-    problems = sorted((i / len(FUNCTIONS[d]), d, *cell) for d in chosen.dims for i, cell in enumerate(cells(d)))
+    every = {
+        d: [(chosen.function, i) for i in BBOB["choosing"].instances] if chosen.function else cells(d) for d in chosen.dims
+    }
+    problems = sorted((i / len(every[d]), d, *cell) for d in chosen.dims for i, cell in enumerate(every[d]))
     known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}
     same = [r for r in read(chosen.out) if r["method"] == chosen.reference and r["noise"] == chosen.noise]
     wholes = {(r["dims"], r["function"], r["instance"]): r for r in same}
     for _, d, f, i in problems:
-        for name in [chosen.reference, *(n for n in names if DEVICES[n].acts(d, chosen.noise))]:
+        for name in [chosen.reference, *(n for n in names if device(n).acts(d, chosen.noise))]:
             run = Run(name, d, f, i, BUDGETS[d], chosen.noise)
             if run in known:
                 continue
             whole = wholes.get((d, f, i))
-            if whole is not None and name not in whole["acted"]:
+            if whole is not None and "+" not in name and name not in whole["acted"]:
                 record = {**whole, "method": name, "seconds": 0.0}
             else:
                 record = {**measured(run), **about}
@@ -294,12 +307,12 @@ def run_all(chosen: Namespace) -> None:
 
 def measured(run: Run) -> dict[str, Any]:
     """Return the record of a run without the device that is its method; of the whole policy with the devices that acted."""
-    device = DEVICES.get(run.method, Device(""))
-    settings = ", ".join(f"{name}={value!r}" for name, value in device.settings.items())
-    signs = Signs()
-    with device.off() if run.method in DEVICES else signs.seen():
+    whole, signs = run.method.split("+")[0] not in DEVICES, Signs()
+    without = Device("") if whole else device(run.method)
+    settings = ", ".join(f"{name}={value!r}" for name, value in without.settings.items())
+    with signs.seen() if whole else without.off():
         record = {**measure(replace(run, method=f"{run.method}=TrustRegion({settings})")), "method": run.method}
-    return record if run.method in DEVICES else {**record, "acted": signs.names()}
+    return {**record, "acted": signs.names()} if whole else record
 
 
 def interval(values: list[float], of: Callable[..., Any], *, draws: int = 4000) -> tuple[float, float]:
@@ -370,8 +383,11 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     make = commands.add_parser("run", help="make runs and append their records")
     make.add_argument("--out", type=Path, required=True, help="file of the records, .jsonl.gz")
-    make.add_argument("--device", action="append", help="a device to switch off; repeatable (default all)")
+    make.add_argument(
+        "--device", action="append", help="a device to switch off, or several: near+anywhere; repeatable (default all)"
+    )
     make.add_argument("--dims", type=_numbers, default=list(DIMS), help="inputs, such as 2,5,10 (default 2,5,10,20)")
+    make.add_argument("--function", type=int, choices=BBOB["choosing"].functions, help="this one alone, on all instances")
     make.add_argument("--noise", type=float, default=0.0, help="sd in units of the median's distance from the optimum")
     make.add_argument("--reference", default="default", help="name of the runs with every device")
     make.set_defaults(command=run_all)
