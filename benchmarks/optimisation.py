@@ -30,6 +30,8 @@ OURS, OUR_OTHER = "default", "bbkb"
 TITLES = {"boxes": "Boxes", "further": "Further boxes", "sets": "Sets of arms", "tables": "Tables"}
 NEAR = 2.0
 """Per cent of the range within which two methods are as good as each other."""
+FEWEST_SEEDS = 5
+"""A method with fewer on a problem is in its table and figures, but in no sentence that compares."""
 ABOUT = {
     "hartmann-6": "6 inputs, noise sd 0.05",
     "branin": "2 inputs",
@@ -189,17 +191,31 @@ def _costs(found: list[Record]) -> tuple[str, str]:
     return f"{'not on it' if spent is None else short(spent)}{early}", f"{batches:,.0f}"
 
 
+def enough(runs: Runs) -> Runs:
+    """Return the runs of methods with at least :data:`FEWEST_SEEDS` seeds on a problem: others are compared in no sentence."""
+    return {key: run for key, run in runs.items() if len(of(runs, *key[:2])) >= FEWEST_SEEDS}
+
+
+def seeds_of(runs: Runs) -> str:
+    """Return in words how many seeds each method has."""
+    counts = {len(of(runs, problem, method)) for problem, method, _ in runs}
+    return f"{min(counts)} seeds of each method" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds of each method"
+
+
 def standing(runs: Runs) -> str:
-    """Return in words how the default compares with the best of all methods."""
-    problems = [p for p in shown(runs)[0] if of(runs, p, OURS)]
+    """Return in words how the default compares with the best of all methods that have enough seeds."""
+    runs = enough(runs)
+    problems = [p for p in shown(runs)[0] if of(runs, p, OURS)] if runs else []
+    if not problems:
+        return f"Fewer than {FEWEST_SEEDS} seeds of the default: a table, and no comparison in words."
     if problems[0] in TABLES:
-        return f"**The default**: {_paid(runs, problems)}."
+        return f"**The default** ({seeds_of(runs)}): {_paid(runs, problems)}."
     told = []
     for field, what in (("recommended", "recommended point"), ("best", "best evaluated point")):
         late = {p: behind(runs, p, field)[OURS] for p in problems}
         worst = max(late, key=lambda p: late[p])
         told.append(f"{what}: {_near(late)}, at most {late[worst]:.1f} % behind ({worst})")
-    return f"**The default**, {'; '.join(told)}."
+    return f"**The default** ({seeds_of(runs)}), {'; '.join(told)}."
 
 
 def _near(late: dict[str, float]) -> str:
@@ -223,20 +239,20 @@ def _paid(runs: Runs, problems: list[str]) -> str:
 
 
 def headline(records: list[Record]) -> str:
-    """Return how the default stands; without records of it, what is there to compare with."""
+    """Return how the default stands among the methods that have enough seeds."""
     told = []
     for kind, title in TITLES.items():
-        for budget, runs in by_budget(records, kind):
-            problems, methods = shown(runs)
-            ours = [p for p in problems if of(runs, p, OURS)]
+        for budget, every in by_budget(records, kind):
+            runs = enough(every)
+            ours = [p for p in shown(runs)[0] if of(runs, p, OURS)] if runs else []
             if not ours:
-                told.append(f"{len(problems)} {title.lower()} at {budget:,}: {', '.join(methods)}")
-            elif kind == "tables":
-                told.append(f"T = {budget:,}: {_paid(runs, ours)}")
+                continue
+            if kind == "tables":
+                told.append(f"T = {budget:,} ({seeds_of(runs)}): {_paid(runs, ours)}")
             else:
                 near = _near({p: behind(runs, p, "recommended")[OURS] for p in ours})
-                told.append(f"{title.lower()} at {budget:,}: {near}")
-    return "; ".join(told)
+                told.append(f"{title.lower()} at {budget:,} ({seeds_of(runs)}): {near}")
+    return "; ".join(told) or f"nothing of {FEWEST_SEEDS} seeds yet"
 
 
 EXPERIMENT = Experiment(

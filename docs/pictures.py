@@ -1,13 +1,19 @@
-"""The pictures of two pages, drawn by the package's own functions: ``python docs/pictures.py`` writes them.
+"""The pictures of three pages: ``python docs/pictures.py`` writes them, ``python docs/pictures.py gallery`` one page's.
 
-Those of *How it works*, ``docs/how/*.png``, have one problem: a function on [0, 1], many results on the left, few on the right,
-a Gaussian kernel, noise sd 0.1. Those of *How to read the report*, ``docs/report/*.svg``, are panels of the pages of two runs.
+Those of the *Gallery*, ``docs/gallery/*.png``, are the last figures that are stored in the tutorials. The others are drawn by
+the package's own functions. Those of *How it works*, ``docs/how/*.png``, have one problem: a function on [0, 1], many results
+on the left, few on the right, a Gaussian kernel, noise sd 0.1. Those of *How to read the report*, ``docs/report/*.svg``, are
+panels of the pages of two runs.
 """
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import math
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +22,7 @@ from typing import Any
 
 import matplotlib as mpl
 import torch
+from PIL import Image
 from torch import Tensor
 
 from sparse_bo import BBKB, AskTell, Choice, Float, Int, maximize
@@ -31,7 +38,10 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-HERE, REPORT = (Path(__file__).parent / name for name in ("how", "report"))
+HERE, REPORT, GALLERY = (Path(__file__).parent / name for name in ("how", "report", "gallery"))
+TUTORIALS = Path(__file__).parents[1] / "tutorials"
+WIDTH = 640
+"""Pixels of a picture of the gallery."""
 NOISE = 0.01
 LENGTHSCALE = 0.08
 EXACT, SPARSE, POINTS = "0.45", "#1f6fb4", "#c8401e"
@@ -243,7 +253,21 @@ def page_source() -> str:
     return (resources.files("sparse_bo.report") / "page.html.jinja").read_text(encoding="utf-8")
 
 
+def gallery_pictures() -> None:
+    """Write the last figure of each tutorial, smaller."""
+    for path in sorted(TUTORIALS.glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", ())]
+        found = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+        picture = Image.open(io.BytesIO(base64.b64decode("".join(found[-1])))).convert("RGB")
+        smaller = picture.resize((WIDTH, round(WIDTH * picture.height / picture.width)), Image.Resampling.LANCZOS)
+        smaller.quantize(64, dither=Image.Dither.NONE).save(GALLERY / f"{path.stem}.png", optimize=True)
+
+
 if __name__ == "__main__":
+    gallery_pictures()
+    if sys.argv[1:] == ["gallery"]:
+        raise SystemExit
     report_pictures()
     for draw in (posterior_picture, leverage_picture, batch_picture, conditioning_picture, certificate_picture):
         draw()

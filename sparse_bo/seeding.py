@@ -42,11 +42,26 @@ def seeded(generator: torch.Generator, *, device: torch.device) -> Iterator[None
             stack.enter_context(_DrawsOnTheCPU())
         elif torch.get_default_device().type != "cpu":  # of the user; priors' parameters would be made there
             stack.enter_context(device)
-        if (dtype := torch.get_default_dtype()) != torch.float32:
-            stack.callback(torch.set_default_dtype, dtype)
-            torch.set_default_dtype(torch.float32)
+        stack.enter_context(float32_default())
         torch.default_generator.manual_seed(seed)
         yield
+
+
+@contextmanager
+def float32_default() -> Iterator[None]:
+    """Run a block with float32 as torch's default dtype, and put the old one back.
+
+    BoTorch's Sobol samples, temperatures and initial values are rounded to the default dtype, and in half precision not finite.
+    """
+    dtype = torch.get_default_dtype()
+    if dtype == torch.float32:
+        yield
+        return
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def check_points(name: str, X: Tensor, *, like: Tensor | None = None) -> Tensor:
     if X.shape[0] == 0 or X.shape[1] == 0:
         raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(X.shape)}; pass points")
     if X.dtype not in FLOATING:
-        raise TypeError(f"expected {name} of dtype torch.float64 (or float32), got {X.dtype}; use {name}.double()")
+        raise TypeError(f"expected {name} of dtype torch.float64 (or float32), got {X.dtype}; use {_as_code(name)}.double()")
     if like is not None:
         check_like(name, X, like)
         if X.shape[-1] != like.shape[-1]:
@@ -147,8 +147,13 @@ def check_like(name: str, X: Tensor, like: Tensor) -> None:
     if X.dtype != like.dtype or X.device != like.device:
         raise TypeError(
             f"expected {name} of dtype {like.dtype} on {like.device}, got {X.dtype} on {X.device}; "
-            f"use {name}.to(dtype={like.dtype}, device='{like.device}')"
+            f"use {_as_code(name)}.to(dtype={like.dtype}, device='{like.device}')"
         )
+
+
+def _as_code(name: str) -> str:
+    """Return the name of an argument as code; empty for a phrase."""
+    return name if name.isidentifier() else ""
 
 
 def check_finite(name: str, X: Tensor) -> None:
@@ -159,7 +164,7 @@ def check_finite(name: str, X: Tensor) -> None:
         ValueError: If an entry is; the first bad row and their number are named.
     """
     if X.layout != torch.strided:
-        raise TypeError(f"expected {name} as a dense tensor, got layout {X.layout}; use {name}.to_dense()")
+        raise TypeError(f"expected {name} as a dense tensor, got layout {X.layout}; use {_as_code(name)}.to_dense()")
     good = torch.isfinite(X)
     good = good.all(dim=-1) if X.dim() > 1 else good
     bad = int((~good).sum())

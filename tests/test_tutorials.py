@@ -1,6 +1,7 @@
 """Every tutorial runs from start to end in its short form."""
 
 import os
+import re
 import sys
 import types
 import warnings
@@ -19,13 +20,35 @@ def test_tutorials_are_found():
         "adaptive_batches",
         "asynchronous_workers",
         "drop_in_at_scale",
+        "fingerprints_in_plates",
         "finite_arms",
         "gssbo_large_budget",
         "large_arm_sets",
+        "reading_the_report",
         "sbpe_elimination",
         "size_and_precision",
         "sparse_gp_drop_in",
     ]
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_tutorial_says_first_what_it_teaches_and_last_where_to_go(path: Path) -> None:
+    texts = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    assert texts[0].startswith("# ")
+    assert "**Afterwards you can** (1)" in texts[0]
+    assert re.search(r"^## Where to go$", texts[-1], re.MULTILINE)
+
+
+def test_every_tutorial_has_its_place_in_the_order_and_its_picture() -> None:
+    docs = Path(__file__).parent.parent / "docs"
+    order = (docs / "tutorials.md").read_text(encoding="utf-8")
+    listed = re.findall(r"/tutorials/(\w+)\.\w+\)", order)
+    assert listed == re.findall(r"^\.\./tutorials/(\w+)$", order, re.MULTILINE)
+    assert sorted(listed) == sorted([path.stem for path in TUTORIALS] + ["shards"])
+    gallery = (docs / "gallery.md").read_text(encoding="utf-8")
+    shown = re.findall(r"\(gallery/(\w+)\.png\)\]\(\.\./tutorials/(\w+)\.ipynb\)", gallery)
+    assert sorted(shown) == [(path.stem, path.stem) for path in TUTORIALS]
+    assert sorted(path.stem for path in (docs / "gallery").glob("*.png")) == [path.stem for path in TUTORIALS]
 
 
 def script_of(path: Path) -> str:

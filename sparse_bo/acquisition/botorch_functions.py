@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -28,10 +29,12 @@ from botorch.acquisition import (
     qSimpleRegret,
     qUpperConfidenceBound,
 )
+from botorch.acquisition.logei import LogImprovementMCAcquisitionFunction
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from botorch.posteriors import GPyTorchPosterior
+from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
@@ -91,6 +94,25 @@ def check_acquisition(acq_function: Any, model: Model) -> AcquisitionFunction:
     return acq_function
 
 
+def check_scale(function: AcquisitionFunction, posterior: BatchPosterior, domain: Tensor) -> None:
+    """Check that the outcomes (y) at the first points of the domain are not beyond the temperatures of a logarithmic function.
+
+    Raises:
+        ValueError: If powers of the outcomes in units of the temperature, 1e-6, overflow: gradients would be NaN.
+    """
+    if not isinstance(function, LogImprovementMCAcquisitionFunction):
+        return
+    with torch.no_grad():
+        at = posterior.prepare(domain[:2])
+        largest = float(torch.maximum(at.mean.abs(), at.variance.sqrt()).max())
+    limit = torch.finfo(domain.dtype).max ** 0.25
+    if not largest <= limit:
+        raise ValueError(
+            f"expected outcomes within ±{limit:.1e} for {type(function).__name__}, whose temperatures do not scale with them, "
+            f"got about {largest:.1e}; divide the outcomes by their largest value"
+        )
+
+
 @contextmanager
 def unchanged(function: AcquisitionFunction) -> Iterator[None]:
     """Restore an acquisition function after the block: its own state and its sampler's, but not its models'."""
@@ -113,6 +135,28 @@ def own_pending(function: AcquisitionFunction) -> Tensor | None:
         points = function.X_baseline[..., function._X_baseline.shape[-2] :, :]
         return points if points.shape[-2] else None
     return getattr(function, "X_pending", None)
+
+
+def draw_again(function: AcquisitionFunction) -> None:
+    """Draw Sobol samples that a function has already used, and its baseline's, again: they depend on the default dtype.
+
+    Call it inside :func:`unchanged` and :func:`seeded`. With samples of the same seed under float32, which is torch's default,
+    nothing changes.
+    """
+    samplers = [part for part in function.modules() if type(part) is SobolQMCNormalSampler]
+    if all(sampler.base_samples is None for sampler in samplers):
+        return
+    for sampler in samplers:
+        sampler.base_samples = None  # until the next value
+    if getattr(function, "base_sampler", None) is None:
+        return
+    with torch.no_grad():  # as qNoisyExpectedImprovement.__init__ does
+        posterior = function.model.posterior(function.X_baseline, posterior_transform=function.posterior_transform)
+        samples = function.get_posterior_samples(posterior)
+        function.baseline_samples, function.baseline_obj = samples, function.objective(samples, X=function.X_baseline)
+        function._baseline_best_f = function._compute_best_feasible_objective(samples=samples, obj=function.baseline_obj)
+        function._baseline_L = function._compute_root_decomposition(posterior=posterior)
+    function.base_sampler, function.q_in = deepcopy(function.sampler), -1
 
 
 class Pending:

@@ -16,6 +16,8 @@ from sparse_bo.acquisition.botorch_functions import (
     AcquisitionChoices,
     Pending,
     check_acquisition,
+    check_scale,
+    draw_again,
     is_sampled,
     sampled_chooser,
     seeded_chooser,
@@ -76,7 +78,9 @@ def optimize_batch(
         bounds: ``2 x d`` finite lower and upper corner of a box.
         acq_function: An acquisition function of BoTorch, built on ``model``, that takes ``X_pending``, such as
             ``qLogExpectedImprovement(model, best_f=best_f)``. It is left as it was; points that it has pending already stay
-            so, but only those of the argument ``X_pending`` count towards the ratio. ``None``: upper confidence bounds.
+            so, but only those of the argument ``X_pending`` count towards the ratio. ``None``: upper confidence bounds. Its
+            Sobol samples are those of torch's default dtype float32, whatever the default was when it was built; a number
+            given as ``best_f`` BoTorch has rounded to that default: pass a tensor.
         ratio_threshold: C̃ ≥ 1. 1 gives batches of one; ``math.inf`` gives ``max_q`` points.
         max_q: The batch has at most so many points.
         stop_rule: ``"global"`` (above), ``"gp-bucb"``: ``Π_s (1 + σ²(x_s)/λ) ≤ ratio_threshold``, or ``"single"``.
@@ -105,7 +109,7 @@ def optimize_batch(
     Raises:
         TypeError: If an argument has the wrong kind, dtype or device; ``acq_function`` is an instance, no class or function.
         ValueError: If bounds, constraints, choices or settings are not valid, no point satisfies the constraints, or the
-            acquisition function was built on another model.
+            acquisition function was built on another model, or is logarithmic and the outcomes exceed 1e77 (float32: 4e9).
         UnsupportedError: If the model cannot be conditioned, or the acquisition function takes no pending points.
 
     Example:
@@ -146,6 +150,8 @@ def optimize_batch(
     generator = _checked_generator(generator)
     function = None if acq_function is None else check_acquisition(acq_function, model)
     posterior, spent = batch_posterior(model, in_batch=in_batch, like=domain), 0.0
+    if function is not None:
+        check_scale(function, posterior, domain)
     if X_pending is not None:
         with torch.no_grad():
             points = posterior.prepare(X_pending)
@@ -165,11 +171,9 @@ def optimize_batch(
         chooser: Chooser = best_choice(scores) if search is None else BoxChooser(scores, search)
         return pick_until(posterior, chooser, condition=True, **end)
     with unchanged(function):
-        if X_pending is None:
-            pending = Pending(function, None)
-        else:
-            with seeded(generator, device=domain.device):
-                pending = Pending(function, X_pending)
+        with seeded(generator, device=domain.device):
+            draw_again(function)
+            pending = Pending(function, X_pending)
         if search is None:
             chooser = AcquisitionChoices(pending, domain)
         elif isinstance(posterior, ClosedForm) and is_sampled(function, model, posterior):

@@ -82,6 +82,9 @@ class SparseBOSampler(BaseSampler):
     ) -> None:
         if policy is not None:
             check_policy(policy)
+        if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
+            got = "a class" if isinstance(independent_sampler, type) else type(independent_sampler).__name__
+            raise TypeError(f"expected independent_sampler to be a sampler of Optuna, got {got}; use RandomSampler(seed=0)")
         self._policy, self._independent, self._generator = policy, independent_sampler or RandomSampler(), torch.Generator()
         self._seed = self._generator.seed() if seed is None else check_count("seed", seed, minimum=0)
         self._seeds_independent = independent_sampler is None

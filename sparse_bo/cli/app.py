@@ -189,9 +189,18 @@ def run(
     storage: Annotated[
         Path | None, option("Run", "Journal to create, for `resume`, `report`, `audit`.", parser=journal, metavar="<path>")
     ] = None,
+    initial: Annotated[
+        list[Path] | None,
+        option("Run", "Journals whose results to start from.", parser=journal, metavar="<path>"),
+    ] = None,
+    default: Annotated[
+        list[str] | None, option("Run", "Value of a parameter that --initial lacks.", metavar="<name=value>")
+    ] = None,
     executor: Annotated[str | None, option("Run", "Evaluate in threads, processes or loky (default: here).")] = None,
     workers: options.NumWorkers = None,
-    asynchronous: Annotated[bool, option("Run", "Evaluate whenever a worker is free.", "--asynchronous")] = False,
+    asynchronous: Annotated[
+        bool | None, option("Run", options.ASYNCHRONOUS_HELP, "--asynchronous/--batch-by-batch", show_default=False)
+    ] = None,
     problem: options.ProblemName = None,
     scaling: options.Scaling = None,
     standardize: options.Standardize = False,

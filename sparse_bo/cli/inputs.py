@@ -143,10 +143,10 @@ def budget_of(budget: int | None, name: str) -> int:
     return check_budget(budget, name="--budget", minimum=1)
 
 
-def parallel(executor: str | None, workers: int | None, asynchronous: bool) -> Workers | None:
+def parallel(executor: str | None, workers: int | None, asynchronous: bool | None) -> Workers | None:
     """Return the workers of evaluations; ``None``: this process."""
-    if executor is None and (workers is not None or asynchronous):
-        asked = "--asynchronous" if workers is None else f"--workers {workers}"
+    if executor is None and (workers is not None or asynchronous is not None):
+        asked = f"--workers {workers}" if workers is not None else "--asynchronous" if asynchronous else "--batch-by-batch"
         raise ValueError(f"{asked} needs --executor (for example processes)")
     if workers is not None and workers > 10_000:
         raise ValueError(f"expected --workers of at most 10,000, got {workers}")

@@ -129,6 +129,7 @@ Device = Annotated[str, option("Run", "Device of the computation: cpu, cuda, cud
 Quiet = Annotated[bool, option("Run", "No progress bar and no summary.", "--quiet")]
 Traceback = Annotated[bool, option("Run", "Print the traceback of an error in the objective.", "--traceback")]
 NumWorkers = Annotated[int | None, count("Run", "Concurrent evaluations, with --executor.", "--workers")]
+ASYNCHRONOUS_HELP = "Evaluate whenever a worker is free, or in batches (default: the former with --one-by-one, --space)."
 SECONDS_HELP = "End after so many seconds."
 Target = Annotated[float | None, real("Run", "End with a result as good as this (y).")]
 Patience = Annotated[int | None, count("Run", "End after so many evaluations without a better result.")]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.ends import Ends
+from sparse_bo.runs.previous import RunObservations, observations_of
 from sparse_bo.runs.records import about_of
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts
@@ -83,12 +85,15 @@ def run(options: Namespace) -> None:
                 seed=seed,
                 certify_every=options.certify_every,
                 storage=storage,
+                initial=taken_over(options.initial or [], options.default or []),
                 notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
                 **spread_over(problem.domain, group),
             )
         undo.callback(_forget, loop, storage)  # a journal without a single evaluation would block the retry
         if why and not quiet:
             say(f"policy {chosen.name}: {why}")
+        if "taken" in loop.about and not quiet:
+            say(f"starts from {loop.about['taken']}")
         outcome = launch(loop, problem, budget, workers, storage=storage, quiet=quiet, traceback=options.traceback, ends=ends)
         undo.pop_all()
         finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
@@ -97,6 +102,24 @@ def run(options: Namespace) -> None:
 def _ends(options: Namespace) -> dict[str, Any]:
     """Return the options of ends before the budget."""
     return {name: getattr(options, name) for name in ("seconds", "target", "patience")}
+
+
+def taken_over(journals: Sequence[Path], defaults: Sequence[str]) -> RunObservations | None:
+    """Return the observations of ``--initial``, with ``--default name=value`` read as JSON, or else as text."""
+    if not journals:
+        if defaults:
+            raise ValueError(f"--default {defaults[0]} needs --initial; add it, or drop --default")
+        return None
+    values: dict[str, Any] = {}
+    for text in defaults:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"expected --default name=value, got {text!r}; write for example momentum=0.9")
+        try:
+            values[name] = json.loads(value)
+        except json.JSONDecodeError:
+            values[name] = value
+    return observations_of(*journals, defaults=values)
 
 
 def _forget(loop: AskTell, storage: Path | None) -> None:
@@ -186,7 +209,7 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
         count = options.workers
     if options.executor is not None:
         executor = None if options.executor == "here" else options.executor
-    workers = parallel(executor, count, asynchronous and executor is not None)
+    workers = parallel(executor, count, None if executor is None else asynchronous)
     device = device_on_rank(check_device("--device", about["device"]), group)
     problem = problem_of(notes["problem"]).to(device)
     with folder(out) if group.leads else nullcontext():

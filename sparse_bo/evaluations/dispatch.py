@@ -1,4 +1,4 @@
-"""Evaluations of an ask/tell loop: in this process batch by batch, or on an executor in chunks, with failures and retries."""
+"""Evaluations of an ask/tell loop on an executor, in chunks, with failures and retries."""
 
 from __future__ import annotations
 
@@ -8,116 +8,19 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Future
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from sparse_bo.errors import PendingBatchError, TicketError
+from sparse_bo.errors import PendingBatchError
 from sparse_bo.evaluations.batch import Batch, some
+from sparse_bo.evaluations.job import EvaluationFailed, Job
 from sparse_bo.evaluations.pools import Pool, Workers, packed
-from sparse_bo.evaluations.worker import FAILED, Evaluate, Outcome, evaluate_remotely, named
+from sparse_bo.evaluations.worker import Outcome, evaluate_remotely, named
 
 logger = logging.getLogger(__name__)
 
-TASK_SECONDS = 0.05
-"""Duration of a chunk of short evaluations, so that sending it costs little beside (s)."""
-
-
-class Loop(Protocol):
-    """The part of :class:`sparse_bo.AskTell` that evaluations need."""
-
-    @property
-    def asked(self) -> int:
-        """Number of evaluations asked so far."""
-
-    @property
-    def pending(self) -> list[int]:
-        """Tickets without a result."""
-
-    def ask(self, max_q: int | None = None) -> Batch:
-        """Return the next evaluations."""
-
-    def tell(self, tickets: list[int], y: list[float]) -> None:
-        """Report results."""
-
-    def fail(self, tickets: list[int]) -> None:
-        """Mark evaluations as failed."""
-
-    def reissue(self, tickets: list[int] | None = None) -> Batch:
-        """Return pending evaluations again."""
-
-
-class EvaluationFailed(RuntimeError):
-    """An evaluation raised, timed out or lost its worker, which ends the run."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """The evaluations of a run."""
-
-    loop: Loop
-    evaluate: Evaluate
-    end: int
-    """Number of evaluations to ask in all."""
-    evaluated: Callable[[float], None]
-    """Receives the seconds of evaluations, before their results are reported."""
-    observed: Callable[[], None]
-    """Called after results were reported."""
-    ended: Callable[[], bool] = lambda: False
-    """Whether no more evaluations are to be started; called after results were reported."""
-    together: float = TASK_SECONDS
-    """Seconds of evaluations of which the results are reported together."""
-    reported: Callable[[Batch, list[float]], None] = lambda batch, values: None
-    """Receives evaluations and their results (NaN: failed) after these were reported."""
-
-    def tell(self, batch: Batch, values: list[float], seconds: float) -> None:
-        """Report results; a callback or another thread may have reported some of them already."""
-        self.evaluated(seconds)
-        tickets = batch.tickets
-        try:
-            self.loop.tell(tickets, values)
-        except TicketError:
-            pending = set(self.loop.pending)
-            results = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in pending}
-            self.loop.tell(list(results), list(results.values()))
-        self.reported(batch, values)
-
-    def fail(self, batch: Batch) -> None:
-        """Report evaluations that have failed."""
-        self.loop.fail(batch.tickets)
-        self.reported(batch, [FAILED] * len(batch))
-
-
-def run_serially(job: Job) -> None:
-    """Evaluate pending evaluations in this process, then ask and evaluate batch by batch until the end."""
-    loop = job.loop
-    while (loop.asked < job.end or loop.pending) and not job.ended():
-        batch = loop.reissue() if loop.pending else loop.ask(job.end - loop.asked)
-        last = loop.asked >= job.end
-        _evaluate(job, batch)
-        if last:  # evaluations that a callback has asked beyond the end stay pending
-            return
-
-
-def _evaluate(job: Job, batch: Batch) -> None:
-    """Evaluate a batch and report its results: all at once if vectorised, else in chunks, also those before an exception."""
-    evaluate, q = job.evaluate, len(batch)
-    copy, size = evaluate.packed(batch, elsewhere=False), q if evaluate.vectorized else 1
-    done = 0
-    while done < q and not (done and job.ended()):
-        first, values, start = done, list[float](), time.perf_counter()
-        try:
-            while done < q and not (values and time.perf_counter() - start >= job.together):
-                values += evaluate(copy.part(slice(done, done + size)))
-                done += size
-        except (Exception, SystemExit) as error:
-            which = f"a batch of {q}" if evaluate.vectorized else f"ticket {batch.tickets[done]}"
-            raise EvaluationFailed(f"on {which} ({named(error)})") from error
-        finally:
-            if values:
-                job.tell(batch.part(slice(first, first + len(values))), values, time.perf_counter() - start)
-                job.observed()
+QUICK_ASK = 0.02
+"""Duration of an ask, in evaluations, up to which workers may wait for it: picks submitted in advance know fewer results."""
 
 
 class _Task(NamedTuple):
@@ -141,7 +44,10 @@ class Dispatch:
         self._ended = threading.Event()
         self._attempts: dict[int, int] = {}
         self._numbers = itertools.count()
+        wanted = workers.asynchronous
+        self.asynchronous = not job.evaluate.vectorized if wanted is None else wanted
         self._seconds: float | None = None  # of an evaluation, smoothed
+        self._asking = 0.0  # seconds of an ask, smoothed
         self._newest = -1  # largest ticket in the queue so far
 
     def run(self) -> None:
@@ -165,6 +71,8 @@ class Dispatch:
                 if self.job.ended():
                     self._queue.clear()
                     self._suspects.clear()
+                    self._withdraw(pool)
+                self._start(pool)
                 while self._more(pool):
                     self._start(pool)
                 if not (self._tasks or self._queue or self._suspects):
@@ -174,6 +82,7 @@ class Dispatch:
         except BaseException as error:
             try:
                 if isinstance(error, EvaluationFailed):
+                    self._withdraw(pool)
                     self._wait_for_started()
             finally:  # after Ctrl-C while waiting, too
                 self._tell_finished()
@@ -187,20 +96,51 @@ class Dispatch:
         """Ask for evaluations if workers are or will be free; return whether there are new ones."""
         wanted = 0 if self.job.ended() else self.job.end - self.loop.asked
         idle = not (self._tasks or self._queue or self._suspects)
-        if wanted <= 0 or not (idle or self.workers.asynchronous):
+        if wanted <= 0 or not (idle or self.asynchronous):
             return False
-        if self.workers.asynchronous:
+        missing = 0
+        if self.asynchronous:
             waiting = sum(len(task.batch) for task in self._tasks.values()) + sum(map(len, (*self._queue, *self._suspects)))
-            wanted = min(wanted, pool.workers * self._chunk(wanted, pool) - waiting)
+            advance = self._advance(pool) - waiting
+            missing = min(wanted, pool.workers + advance)
+            wanted = min(wanted, pool.workers * self._chunk(wanted, pool) + advance)
         if wanted <= 0:
             return False
+        start = time.perf_counter()
         try:
-            self._take(self.loop.ask(wanted))
+            batch = self._asked(wanted, missing)
         except PendingBatchError:
             if idle:
                 raise
             return False
+        took = time.perf_counter() - start
+        self._asking = max(took, 0.7 * self._asking + 0.3 * took)
+        self._take(batch)
         return True
+
+    def _asked(self, wanted: int, missing: int) -> Batch:
+        """Return new evaluations: those of the policy's batch, or as many as are missing for all workers."""
+        try:
+            return self.loop.ask(wanted)
+        except PendingBatchError:
+            if missing <= 0:
+                raise
+        return self.loop.ask(missing, beyond_batch=True)
+
+    def _advance(self, pool: Pool) -> int:
+        """Return the number of evaluations to submit in advance: as many as end during an ask.
+
+        None where asks take a small part of an evaluation, or more than one: then the model is what takes the time.
+        """
+        share = self._asking / self._seconds if self._seconds else 0.0
+        if not self.asynchronous or self.workers.timeout is not None or not QUICK_ASK < share <= 1.0:
+            return 0
+        return math.ceil(pool.workers * share)
+
+    def _withdraw(self, pool: Pool) -> None:
+        """Cancel tasks that have not begun; of a user's executor all may have begun."""
+        if pool.owned:
+            self._tasks = {future: task for future, task in self._tasks.items() if not future.cancel()}
 
     def _take(self, batch: Batch) -> None:
         self._queue.append(batch)
@@ -221,7 +161,7 @@ class Dispatch:
             if not self._tasks:
                 self._submit(pool, self._suspects.popleft())
             return
-        capacity = pool.workers - len(self._hanging)
+        capacity = pool.workers + self._advance(pool) - len(self._hanging)
         while self._queue and len(self._tasks) < capacity:
             batch = self._queue.popleft()
             size = self._chunk(len(batch) + sum(map(len, self._queue)), pool)

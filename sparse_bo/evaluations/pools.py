@@ -48,8 +48,12 @@ class Workers:
             lambdas and closures), or any executor with the interface of ``concurrent.futures``: Dask's
             ``client.get_executor()``, :class:`sparse_bo.evaluations.RayExecutor`, ``mpi4py.futures.MPIPoolExecutor``.
         count: Number of concurrent tasks; default: the executor's workers.
-        asynchronous: ``False``: batch by batch; picks depend on the seed only, not on executor or timing. ``True``: a free
-            worker gets a new evaluation as soon as the policy allows; picks depend on the order of results.
+        asynchronous: ``True``: a free worker gets a new evaluation at once, conditioned on the pending ones. Picks depend on
+            the order of results; a journal records it, and a resume repeats it. As many evaluations are pending as there are
+            workers, whatever ``batch_size`` a policy has; only policies whose bounds limit the pending ones, such as
+            :class:`sparse_bo.BBKB`, let workers wait. Where evaluations take no more than 50 times as long as an ask, some are
+            submitted in advance, unless there is a ``timeout``. ``False``: batch by batch; picks depend on the seed only, not
+            on executor or timing. ``None``: asynchronous where the objective takes one point at a time.
         timeout: Seconds per evaluation, without the worker's imports; ``None``: no limit. It counts from the submission, so the
             executor should be free of other work. A thread that exceeds it cannot be ended, but does not keep the process
             from ending.
@@ -67,7 +71,7 @@ class Workers:
 
     executor: str | Submits = "threads"
     count: int | None = None
-    asynchronous: bool = False
+    asynchronous: bool | None = None
     timeout: float | None = None
     retries: int = 0
     on_error: Literal["raise", "drop"] = "raise"
@@ -77,7 +81,8 @@ class Workers:
         _check_executor(self.executor)
         if self.count is not None:
             check_count("workers", self.count)
-        check_flag("asynchronous", self.asynchronous)
+        if self.asynchronous is not None:
+            check_flag("asynchronous", self.asynchronous)
         if self.timeout is not None:
             check_positive("timeout", self.timeout)
             standard = isinstance(self.executor, ThreadPoolExecutor | ProcessPoolExecutor)

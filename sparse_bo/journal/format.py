@@ -8,7 +8,8 @@ chained that a record that is changed, missing, repeated or of another file is f
 ========  ==================================================================================================================
 ``run``   what identifies the run, JSON; the first record
 ``arms``  the arms, where they are small, packed (:func:`pack`)
-``init``  observations from before the run: ``n`` or ``n x d`` picks, ``n`` results
+``add``   observations that the run has not asked for: ``n`` or ``n x d`` picks, ``n`` results
+``enqu``  ``n`` or ``n x d`` picks that the next asks return first
 ``ask``   first ticket, number wanted (−1: no limit), ``q`` or ``q x d`` picks
 ``tell``  ``q`` tickets, ``q`` results (NaN: failed)
 ``updt``  an ask updated the state by the results so far; empty
@@ -34,9 +35,9 @@ from torch import Tensor
 from sparse_bo.errors import StorageError
 
 FORMAT = 1
-Kind = Literal["initial", "ask", "tell", "update"]
+Kind = Literal["add", "enqueue", "ask", "tell", "update"]
 RUN, ARMS, ROW, SNAPSHOT = b"run ", b"arms", b"row ", b"snap"
-EVENTS: Mapping[bytes, Kind] = {b"init": "initial", b"ask ": "ask", b"tell": "tell", b"updt": "update"}
+EVENTS: Mapping[bytes, Kind] = {b"add ": "add", b"enqu": "enqueue", b"ask ": "ask", b"tell": "tell", b"updt": "update"}
 _TAGS = {kind: tag for tag, kind in EVENTS.items()}
 _HEADER = re.compile(rb"sparse_bo journal (\d{1,9}) \(sparse_bo ([^)\n]{1,60})\)\n")
 _HEAD, _CHECK, _ASK, _ROW = (struct.Struct(layout) for layout in ("<Q4sI", "<I", "<qq", "<q"))
@@ -47,17 +48,18 @@ class Event(NamedTuple):
     """Something that happened to a run."""
 
     kind: Kind
-    """``initial``: observations from before the run; ``ask``; ``tell``; ``update``: an ask updated the state."""
+    """``add``: observations that the run has not asked for, those from before it too; ``enqueue``; ``ask``; ``tell``;
+    ``update``: an ask updated the state."""
     first: int | None = None
     """``ask``: first ticket."""
     max_q: int | None = None
     """``ask``: number wanted; ``None``: no limit."""
     picks: NDArray[Any] | None = None
-    """``ask``, ``initial``: ``q`` arms (int64) or ``q x d`` points (float64)."""
+    """``ask``, ``add``, ``enqueue``: ``q`` arms (int64) or ``q x d`` points (float64)."""
     tickets: NDArray[np.int64] | None = None
     """``tell``: ``q``."""
     results: NDArray[np.float64] | None = None
-    """``tell``, ``initial``: ``q``, NaN where the evaluation failed."""
+    """``tell``, ``add``: ``q``, NaN where the evaluation failed."""
 
 
 class Row(NamedTuple):
@@ -160,6 +162,8 @@ def decode_event(kind: bytes, payload: bytes, dims: int | None) -> Event:
         return Event(name, first, None if max_q < 0 else max_q, _picks(payload[_ASK.size :], dims))
     if name == "update":
         return Event(name)
+    if name == "enqueue":
+        return Event(name, picks=_picks(payload, dims))
     stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
     return Event(name, picks=_picks(payload[:stop], dims), results=np.frombuffer(payload[stop:], "<f8"))
 

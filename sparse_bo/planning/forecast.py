@@ -23,7 +23,7 @@ from sparse_bo.planning.pilot import PilotForecast, run_pilots
 from sparse_bo.planning.plans import Plan, messages_per_batch
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
-from sparse_bo.runs.arguments import check_budget
+from sparse_bo.runs.arguments import ArmsLike, check_budget, tensor_of
 from sparse_bo.validation import check_count, check_device, check_positive
 
 LEAST_BYTES = 2**20
@@ -31,7 +31,7 @@ LEAST_BYTES = 2**20
 
 
 def plan(
-    arms: int | ArmSet,
+    arms: int | ArmsLike,
     dims: int | None = None,
     *,
     budget: int,
@@ -54,7 +54,7 @@ def plan(
     ``pilot_seconds`` and a few sweeps over at most 2¹⁸ arms (on a GPU 2²⁰).
 
     Args:
-        arms: The arm set, or the number of arms (uniform in the unit cube).
+        arms: The arm set, as :func:`sparse_bo.maximize` takes it, or the number of arms (uniform in the unit cube).
         dims: Inputs per arm if ``arms`` is a number.
         budget: Number of evaluations.
         kernel: Default: that of ``policy``, else an RBF kernel with the mode of BoTorch's prior in the unit cube as
@@ -76,9 +76,11 @@ def plan(
         MemoryError: If the pilots do not fit into memory.
     """
     check_budget(budget, minimum=1)
+    if not isinstance(arms, Integral):
+        arms = tensor_of("arms", arms)
     if not isinstance(arms, Integral | Tensor | LazyArms):
         raise TypeError(
-            f"expected arms to be their number (an integer), a torch.Tensor or lazy arms, got {type(arms).__name__}"
+            f"expected arms to be their number (an integer), a tensor, an array, a list or lazy arms, got {type(arms).__name__}"
         )
     own = arms.device if isinstance(arms, Tensor | LazyArms) else "cpu"
     where = check_device("device", own if device is None else device)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.sharded import in_memory
+from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.states import State
 from sparse_bo.validation import check_count
 
@@ -86,6 +87,35 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class OutcomesPolicy(Policy, Protocol):
+    """Settings of a policy for several outcomes, too."""
+
+    def on_outcomes(self, domain: Domain, outcomes: Outcomes) -> Mechanism[Any]:
+        """Return the mechanism for several outcomes: :meth:`Mechanism.tell` gets ``q x m`` results, NaN where one is missing.
+
+        Errors: :meth:`Policy.on`.
+        """
+        ...
+
+
+def mechanism_of(policy: Policy, domain: Domain, outcomes: Outcomes | None) -> Mechanism[Any]:
+    """Return a policy on a domain (in float64), for one outcome or several.
+
+    Raises:
+        TypeError: If a setting has the wrong type, or the policy does not support this kind of domain, or several outcomes.
+        ValueError: If a setting does not fit the domain.
+    """
+    if outcomes is None:
+        return policy.on(domain)
+    if not isinstance(policy, OutcomesPolicy):
+        raise TypeError(
+            f"policy {policy.name!r} takes one outcome, got {len(outcomes.names)} ({', '.join(outcomes.names)}); leave policy= "
+            "out, or use TrustRegion on boxes and ExpectedImprovement over arms"
+        )
+    return policy.on_outcomes(domain, outcomes)
+
+
 class Mechanism(ABC, Generic[S]):
     """A policy on a domain: pure functions from a state value to picks and back. A frozen value.
 
@@ -112,6 +142,13 @@ class Mechanism(ABC, Generic[S]):
                 batch. May have zero rows.
             generator: CPU generator.
         """
+
+    def ask_beyond_batch(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return at most ``max_q`` picks although :meth:`ask` returned :class:`Wait`: for workers that would be idle.
+
+        By default it is :meth:`ask`. Policies whose batch size is a setting, not a condition of a bound, override it.
+        """
+        return self.ask(state, max_q=max_q, pending=pending, generator=generator)
 
     @abstractmethod
     def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
@@ -144,12 +181,16 @@ class Mechanism(ABC, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
 
+DESIGN_AT_ONCE = 65_536
+"""Most picks of an initial design that one ask makes; the next ask continues the design."""
+
+
 def design_batch(size: int, *, pulls: int, out: int, max_q: int) -> int | Wait:
     """Return the number of picks that an initial design of ``size`` results asks for next, with ``out`` evaluations pending."""
     missing = size - pulls
     if missing <= out and out:
         return Wait(max(missing, 1))
-    return min(max_q, max(1, missing - out))
+    return min(max_q, max(1, missing - out), DESIGN_AT_ONCE)
 
 
 ON_ARMS = {"trust-region": "ExpectedImprovement", "s-gp-ts": "SGPTSArms", "qff-ts": "QFFTSArms"}

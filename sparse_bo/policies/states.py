@@ -74,6 +74,11 @@ class Summary:
     """Smallest such share that the bounds allow."""
     refuted: str | None = None
     """Refutation of an elimination policy's certificate; ``None`` without one."""
+    feasible: int | None = None
+    """Number of evaluations that keep all limits; ``None`` with one outcome."""
+    hypervolume: float | None = None
+    """Volume between the front of the feasible evaluations and the reference point, in the product of the objectives' units;
+    ``None`` with one objective."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,6 +91,10 @@ class Report(Summary):
     """``d``, the arm with the highest mean observation; on a box, the point with the highest observation."""
     survivors: Tensor | None = None
     """Arms (ascending) that can still be optimal, or candidates of a box (``… x d``); ``None`` without elimination."""
+    front: Tensor | None = None
+    """Rows of the feasible evaluations that no other one dominates, in the order of the state; ``None`` with one outcome."""
+    reference: Tensor | None = None
+    """Reference point of the hypervolume, one number for each objective (y); ``None`` with one objective."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

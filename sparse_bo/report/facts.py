@@ -51,9 +51,9 @@ def facts(view: RunView, *, most_inputs: int = 10) -> dict[str, str]:
 
 def counts(view: RunView) -> str:
     """Return the numbers of evaluations: asked for, finished, failed, out."""
-    before = f" ({view.before:,} observed before)" if view.before else ""
+    added = f" ({view.added:,} added)" if view.added else ""
     out = view.asked - view.succeeded - view.failed - view.unseen
-    text = f"{view.asked - view.before:,} asked{before}, {view.succeeded - view.before:,} told, {view.failed:,} failed"
+    text = f"{view.asked - view.added:,} asked{added}, {view.succeeded - view.added:,} told, {view.failed:,} failed"
     text += f", {view.unseen:,} since the last update" if view.unseen else ""
     return text + (f", {out:,} out" if out > 0 else "")
 

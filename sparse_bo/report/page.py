@@ -270,6 +270,8 @@ def _settings(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "policy", str(about.get("policy"))
     if about.get("why"):
         yield "chosen because", str(about["why"])
+    if about.get("taken"):
+        yield "starts from", str(about["taken"])
     yield from (
         (name, str(about[name])) for name in ("seed", "certify_every", "device", "dtype") if about.get(name) is not None
     )

@@ -113,8 +113,8 @@ class RunView:
     """Standardised errors of predictions made before the results; none in memory."""
     calibration: Calibration | None = None
     """Calibration of all predictions made before the results; ``None`` without any."""
-    before: int = 0
-    """Observations from before the run, among the evaluations."""
+    added: int = 0
+    """Observations that the run has not asked for, among the evaluations."""
     unseen: int = 0
     """Finished evaluations since the last update, in none of the columns."""
     distinct: int | None = None

@@ -6,6 +6,7 @@ from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.maximize import maximize, minimize
+from sparse_bo.runs.previous import RunObservations, observations_of
 from sparse_bo.runs.records import Recorded, read_run
 from sparse_bo.runs.result import Result
 
@@ -18,9 +19,11 @@ __all__ = [
     "HistoryRow",
     "Recorded",
     "Result",
+    "RunObservations",
     "audit_run",
     "chosen_policy",
     "maximize",
     "minimize",
+    "observations_of",
     "read_run",
 ]

@@ -122,38 +122,64 @@ def check_notes(notes: Mapping[str, Any] | None, *, kept: bool) -> dict[str, Any
 
 
 def count_initial(initial: Any) -> int:
-    """Return the number of initial observations; 0 for arguments that :func:`checked_initial` refuses."""
+    """Return the number of initial observations; 0 for arguments that :func:`checked_observations` refuses."""
     try:
         return len(initial[1])
     except (TypeError, LookupError):
         return 0
 
 
-def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
-    """Return the picks and the results of observations made before a run, each ``n``."""
-    if not isinstance(initial, (tuple, list)) or len(initial) != 2:
-        got = f"{len(initial)} parts" if isinstance(initial, (tuple, list)) else type(initial).__name__
-        raise TypeError(f"expected initial=(inputs, results), got {got}; pass a tuple of two")
-    where, y = initial
-    for part, given in (("inputs", where), ("values", y)):
-        if isinstance(given, Iterator | MappingView | Set):
-            fix = "pass a list, in the order of the other part" if isinstance(given, Set) else "use list(…)"
-            raise TypeError(f"expected initial {part} as a list, an array or a tensor, got {type(given).__name__}; {fix}")
+def _check_ordered(name: str, given: Any) -> None:
+    if isinstance(given, Iterator | MappingView | Set):
+        fix = "pass a list, in the order of the other part" if isinstance(given, Set) else "use list(…)"
+        raise TypeError(f"expected {name} as a list, an array or a tensor, got {type(given).__name__}; {fix}")
+
+
+def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
+    """Return a user's inputs (``kind`` is ``"initial"``, say) as ``n ≥ 1`` picks."""
+    _check_ordered(f"{kind} inputs", where)
+    if hasattr(where, "__len__") and not len(where):
+        raise ValueError(f"expected {kind} inputs, at least one, got none; leave them out")
     if isinstance(domain, Box) and not isinstance(domain, SpaceBox) and is_plain(where):
-        where = cast("Tensor", tensor_of("initial inputs", where)).to(domain.like)
-    picks = domain.check("initial inputs", where)
+        where = cast("Tensor", tensor_of(f"{kind} inputs", where)).to(domain.like)
+    return domain.check(f"{kind} inputs", where)
+
+
+def checked_observations(kind: str, given: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
+    """Return the picks and the results of observations that a run has not asked for, each ``n``."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        got = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
+        raise TypeError(f"expected {kind}=(inputs, results), got {got}; pass a tuple of two")
+    where, y = given
+    _check_ordered(f"{kind} values", y)
+    picks = checked_inputs(kind, where, domain)
     if isinstance(y, Tensor) and y.is_complex():
-        raise TypeError(f"expected real initial values, got {y.dtype}")
+        raise TypeError(f"expected real {kind} values, got {y.dtype}")
     try:
         values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
-    except (TypeError, ValueError, RuntimeError) as error:
-        fix = "pass a list, an array or a tensor, one number per input"
-        raise TypeError(f"expected initial values to be numbers, got {type(y).__name__} ({error}); {fix}") from error
-    if len(values) != len(picks) or not len(picks):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        values = torch.tensor(_numbers(kind, y), dtype=torch.float64, device=picks.device)
+    if len(values) != len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
-        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}; pass one value for each")
-    check_finite("initial values", values)
+        raise ValueError(f"expected as many {kind} values as inputs, got {got}; pass one value for each")
+    check_finite(f"{kind} values", values)
     return picks, values
+
+
+def _numbers(kind: str, y: Any) -> list[float]:
+    """Return a user's values that torch does not convert as floats; a ``TypeError`` names the first that is none."""
+    if not is_plain(y):
+        fix = "pass a list, an array or a tensor, one number per input"
+        raise TypeError(f"expected {kind} values to be numbers, got {type(y).__name__}; {fix}")
+    found = []
+    for i, value in enumerate(y):
+        try:
+            found.append(float("" if isinstance(value, str) else value))
+        except (TypeError, ValueError, OverflowError) as error:
+            got = "an integer beyond 1.8e308" if isinstance(error, OverflowError) else f"{type(value).__name__} {value!r:.40}"
+            fix = "leave out inputs without a result" if value is None else "pass one number per input"
+            raise TypeError(f"expected {kind} values to be numbers, got {got} at position {i}; {fix}") from error
+    return found
 
 
 def evaluation_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,7 @@ from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
-from sparse_bo.evaluations.dispatch import Dispatch, Job, run_serially
-from sparse_bo.evaluations.pools import Submits, Workers, workers_of
+from sparse_bo.evaluations.pools import Submits, Workers
 from sparse_bo.evaluations.worker import FAILED, Arrays, CallWith, answers_of
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
@@ -29,23 +27,22 @@ from sparse_bo.runs.arguments import (
     BoundsLike,
     arrays_of,
     bounds_of,
-    check_budget,
     check_notes,
     check_policy,
     check_seed,
-    checked_initial,
+    checked_inputs,
+    checked_observations,
     count_initial,
-    evaluation_of,
     tensor_of,
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
-from sparse_bo.runs.ends import Ends, Evaluation, Watch
+from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.engine import UNLIMITED, Engine
+from sparse_bo.runs.evaluating import evaluate
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import Lockstep
-from sparse_bo.runs.progress import RunProgress
+from sparse_bo.runs.previous import RunObservations, resolved
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
@@ -61,9 +58,9 @@ Callback = Callable[["AskTell", HistoryRow], Any]
 class AskTell:
     """Bayesian optimisation of a finite arm set, a box or a space of named parameters by ask and tell.
 
-    Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results
-    give the same picks for any chunk size and thread count. Over arms they are the same on any device too, unless two scores
-    differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
+    Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results in
+    the same order give the same picks for any chunk size and thread count. Over arms they are those of any device, unless two
+    scores differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
 
     Args:
         arms: ``a x d`` candidates, repeated rows allowed: a tensor, a NumPy array or a list (float32 is computed with in
@@ -81,7 +78,7 @@ class AskTell:
             :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`. Batches have them as :attr:`Batch.parameters`.
         feasible: With ``space``: feasibility function of a dictionary. A journal cannot store it.
         seed: Non-negative integer.
-        initial: Earlier observations: ``(indices, y)``; on a box ``(X, y)``; with a space ``(dictionaries, y)``.
+        initial: Earlier observations, as those of :meth:`add`: ``(X, y)``; or :func:`sparse_bo.observations_of` other runs.
         certify_every: Number of batches between certificates (:meth:`certificate`) in the history; ``None``: none.
         storage: Path of a journal to create, or :class:`sparse_bo.Storage` with settings. Every result is in the file before
             :meth:`tell` returns, and :meth:`resume` goes on after a crash. Close it (:meth:`close`, or ``with``) when done.
@@ -108,25 +105,26 @@ class AskTell:
         space: Space | Mapping[str, Any] | None = None,
         feasible: Feasible | None = None,
         seed: int = 0,
-        initial: tuple[Any, Any] | None = None,
+        initial: tuple[Any, Any] | RunObservations | None = None,
         certify_every: int | None = None,
         storage: str | Path | Storage | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._domain = check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible)
         minimize = check_flag("minimize", minimize)
-        certified, observed = certify_every is not None, count_initial(initial)
+        given, taken = resolved(initial, self._domain)
+        certified, observed = certify_every is not None, count_initial(given)
         choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certified, observed=observed)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
         how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize}
-        self._about = about_run(self._domain, chosen, **how, notes=kept, why=why, arrays=arrays_of(arms, bounds))
+        self._about = about_run(self._domain, chosen, **how, notes=kept, why=why, taken=taken, arrays=arrays_of(arms, bounds))
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
-        self._ranks.compare(partial(shared_settings, self._about, initial))
+        self._ranks.compare(partial(shared_settings, self._about, given))
         self._engine = Engine(self._domain, chosen, **how)
-        before = None if initial is None else checked_initial(initial, self._domain)
+        before = None if given is None else checked_observations("initial", given, self._domain)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
         recorder = Recorder.create(storage, self._about, self._domain, before, self._ranks.group)
@@ -171,7 +169,7 @@ class AskTell:
             domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             loop = cls(domain, policy_of(journal, policy), **settings)
-            loop._about |= {name: about[name] for name in ("why", "arrays") if name in about}
+            loop._about |= {name: about[name] for name in ("why", "taken", "arrays") if name in about}
             loop._steps.recorder = Recorder(writer)
             loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
         except BaseException:
@@ -241,7 +239,7 @@ class AskTell:
         """One row per update of the state: in a synchronous loop, per batch."""
         return History(tuple(self._engine.rows), run_info(self._about))
 
-    def ask(self, max_q: int | None = None) -> Batch:
+    def ask(self, max_q: int | None = None, *, beyond_batch: bool = False) -> Batch:
         """Return the next evaluations; the policy decides their number.
 
         They continue the batch of those that are pending, and picks asked in pieces are those asked at once. When the batch is
@@ -250,15 +248,20 @@ class AskTell:
 
         Args:
             max_q: Maximum number of evaluations; default: the policy's choice (``batch_size=``, or the loop's ``workers=``).
+            beyond_batch: Return ``max_q`` evaluations, conditioned on all pending ones, although the policy's batch is full or
+                its initial design is pending: for workers that would be idle. Policies whose bounds limit the pending ones
+                (:class:`sparse_bo.BBKB`, :class:`sparse_bo.BKB`, …) still raise.
 
         Raises:
             PendingBatchError: If the policy needs results of pending evaluations first; the message says how many.
-            ValueError: If ``max_q`` < 1.
+            ValueError: If ``max_q`` < 1, or it is missing with ``beyond_batch``.
             StorageError: If the journal cannot be written; the loop is unchanged then.
         """
         if max_q is not None:
             check_count("max_q", max_q)
-        return self._steps.ask(UNLIMITED if max_q is None else max_q)
+        elif check_flag("beyond_batch", beyond_batch):
+            raise ValueError("expected ask(max_q, beyond_batch=True), got no max_q; pass the number of idle workers")
+        return self._steps.ask(UNLIMITED if max_q is None else max_q, beyond_batch=check_flag("beyond_batch", beyond_batch))
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
         """Report results, in any order and number; the state is updated once none is pending.
@@ -285,6 +288,29 @@ class AskTell:
         """
         self._steps.answer(lambda: dict.fromkeys(self._known(tickets), FAILED))
 
+    def add(self, X: Any, y: Any) -> None:
+        """Add observations that this run has not asked for, such as a colleague's results; the state is updated at once.
+
+        They do not count against a budget, and pending evaluations stay pending. Optuna has ``add_trial`` for it.
+
+        Args:
+            X: ``n`` rows of the arms; on a box ``n x d`` points, with a space ``n`` dictionaries.
+            y: ``n`` finite values (y).
+
+        Raises:
+            TypeError: If inputs or values have the wrong type or dtype.
+            ValueError: If their numbers differ, a value is not finite, or an input is not in the domain.
+            StorageError: If the journal cannot be written; nothing is added then.
+        """
+        self._steps.add(lambda: checked_observations("added", (X, y), self._domain))
+
+    def enqueue(self, X: Any) -> None:
+        """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
+
+        ``X``, and errors: :meth:`add`. Optuna has ``enqueue_trial`` for it.
+        """
+        self._steps.enqueue(lambda: checked_inputs("enqueued", X, self._domain))
+
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
         """Return pending evaluations again (default: all), for example after a worker is lost; nothing changes.
 
@@ -292,10 +318,8 @@ class AskTell:
             TicketError: If a ticket is unknown, repeated or already answered.
         """
         with self._steps.lock:
-            ledger = self._engine.ledger
-            numbers = ledger.pending if tickets is None else tickets_of(tickets)
-            ledger.check(numbers)
-            return ledger.handed_out(numbers)
+            numbers = self.pending if tickets is None else self._known(tickets)
+            return self._engine.ledger.handed_out(numbers)
 
     def run(
         self,
@@ -333,7 +357,8 @@ class AskTell:
                 these, worker processes load torch only if the objective does. Default: that of the arms or bounds. Tensors are
                 on the device of the arms or bounds in this process (threads included), and on the CPU in others.
             executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask: ``client.get_executor()``),
-                or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch.
+                or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch. Where the objective
+                takes one point, a free worker gets the next one at once: see ``Workers.asynchronous``.
             workers: Concurrent evaluations; default: the executor's number of workers.
             callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run. It may
                 ask and tell: its evaluations count towards the budget, and those without a result are evaluated here while
@@ -353,33 +378,9 @@ class AskTell:
 
         Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
         """
-        if not self._ranks.group.leads:
-            with carrying(self, self._engine, self._so_far):
-                self._steps.follow()
-            return self.result()
-        with self._ranks.leading():
-            spread, end = workers_of(executor, workers), self.asked + check_budget(budget)
-            ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
-            bar = RunProgress(self.history, end) if check_flag("progress", progress) else None
-            watch = Watch(self, self._engine, end, ends, callback, on_result, bar, whole_batches=not self._ranks.alone)
-            default = self._about["arrays"]
-            evaluate = evaluation_of(objective, call_with, vectorized, arrays, default=default, domain=self._domain)
-            spent = partial(self._engine.spend, "objective")
-            job = Job(self, evaluate, end, spent, watch.call_back, watch.ended, watch.together, watch.reported)
-            dispatch = None if spread is None else Dispatch(job, spread)
-            with carrying(self, self._engine, self._so_far, end=end), bar or nullcontext():
-                self._ranks.agree("run")
-                if dispatch is None:
-                    run_serially(job)
-                else:
-                    dispatch.run()
-                if watch.reason is not None:
-                    logger.info("ended after %s of %s evaluations: %s", self.asked - len(self.pending), end, watch.reason)
-                    if self._ranks.alone:
-                        self._steps.settle()
-                        watch.call_back()
-                self._ranks.agree("end")
-        return replace(self.result(), ended=watch.reason)
+        given = {name: value for name, value in locals().items() if name != "self"}
+        reason = evaluate(self, self._steps, self._so_far, **given)
+        return replace(self.result(), ended=reason)
 
     def result(self) -> Result:
         """Return the best arms and the history so far, after completing an interrupted update."""
@@ -392,8 +393,7 @@ class AskTell:
 
     def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
         """Return pending tickets after a check."""
-        numbers = tickets_of(tickets)
-        self._engine.ledger.check(numbers)
+        self._engine.ledger.check(numbers := tickets_of(tickets))
         return numbers
 
     def _so_far(self) -> Result:

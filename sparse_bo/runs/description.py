@@ -47,10 +47,14 @@ def about_run(
     certify_every: int | None,
     notes: Mapping[str, Any],
     why: str | None = None,
+    taken: str | None = None,
     minimize: bool = False,
     arrays: Arrays = "torch",
 ) -> dict[str, Any]:
-    """Return the description of a run for a journal, with the reason of a default policy and the type of its inputs."""
+    """Return the description of a run for a journal, with the reason of a default policy and the type of its inputs.
+
+    ``taken`` describes the observations of other runs from which it starts.
+    """
     description = describe(policy)
     return {
         "policy": policy.name,
@@ -62,6 +66,7 @@ def about_run(
         "arrays": arrays,
         "notes": notes,
         **({} if why is None else {"why": why}),
+        **({} if taken is None else {"taken": taken}),
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
         **domain.describe(),
     }
@@ -83,7 +88,7 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Any, Any] | None) -
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run for its history."""
-    names = ("policy", "why", "seed", "minimize", "arms", "bounds", "space", "versions", "device")
+    names = ("policy", "why", "taken", "seed", "minimize", "arms", "bounds", "space", "versions", "device")
     return {name: about[name] for name in names if name in about}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.dispatch import TASK_SECONDS
+from sparse_bo.evaluations.job import TASK_SECONDS
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.progress import RunProgress
@@ -157,10 +157,10 @@ class Watch:
         """Return the best result so far, higher is better, and the number of evaluations since."""
         engine = self._engine
         for row in engine.rows[self._rows :]:
-            self._best, self._since = self._after(row.values, self._best, self._since)
-            if not self._rows and engine.next_ticket > engine.asked:  # observations from before the run
-                self._since = 0
-            self._rows += 1
+            before, self._rows = (self._best, self._since), self._rows + 1
+            self._best, self._since = self._after(row.values, *before)
+            if row.added:  # only a better one counts
+                self._since = 0 if self._best > before[0] else before[1]
         return self._after(engine.ledger.results, self._best, self._since)
 
     def _after(self, values: list[float], best: float, since: int) -> tuple[float, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from operator import attrgetter
@@ -30,7 +30,7 @@ from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Event
-from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
+from sparse_bo.policies import BanditState, Mechanism, Policy, Proposal, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.states import Phase
@@ -38,7 +38,20 @@ from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
 
 UNLIMITED = 2**62
-_CHANGING = ("state", "generator", "next_ticket", "asked", "seconds", "_ahead", "_at", "_refused", "_effort", "_rechecked")
+_CHANGING = (
+    "state",
+    "generator",
+    "next_ticket",
+    "asked",
+    "seconds",
+    "_ahead",
+    "_at",
+    "_queue",
+    "_queue_at",
+    "_refused",
+    "_effort",
+    "_rechecked",
+)
 """Fields that events change, in addition to ledger and history."""
 _FIELDS = attrgetter(*_CHANGING)
 
@@ -107,6 +120,7 @@ class Engine:
         self.seconds = 0.0
         """Seconds of picks and updates since the last snapshot, the approximate cost of a replay."""
         self._ahead, self._at = Ahead(domain, domain.no_picks), 0  # picks made ahead, and the number of them that were asked
+        self._queue, self._queue_at = Ahead(domain, domain.no_picks), 0  # picks of the user, likewise
         self._refused: int | None = None  # results that the policy needs, until state or pending picks change
         self._effort: dict[Phase, float] = {}
         self._rechecked = 0
@@ -118,20 +132,27 @@ class Engine:
 
     def propose(self, limit: int) -> Handing | int:
         """Return the next evaluations, or the number of results that the policy needs first. Only timings change."""
+        queued = self._queue.count - self._queue_at
+        if queued:
+            return self._queue.part(self._queue_at, min(queued, limit), self.next_ticket, self.generator)
         ahead, at = self._ahead, self._at
         if ahead.count - at >= limit:
             return ahead.part(at, limit, self.next_ticket, self.generator)
-        return self._refused if self._refused is not None else self._picked(limit)
+        return self._refused if self._refused is not None else self._picked(limit, self.mechanism.ask)
+
+    def propose_beyond_batch(self, limit: int) -> Handing | int:
+        """Return the next evaluations after :meth:`propose` has returned a number of results, or that number again."""
+        return self._picked(limit, self.mechanism.ask_beyond_batch)
 
     @with_gradients
-    def _picked(self, limit: int) -> Handing | int:
+    def _picked(self, limit: int, ask: Callable[..., Proposal | Wait]) -> Handing | int:
         """Return the remaining picks made ahead and new ones, or the number of results that the policy needs first."""
         ahead, at = self._ahead, self._at
         start = time.perf_counter()
         picks, generator = ahead.picks[at:], self._drawing()
         pending = torch.cat([self.ledger.picks(), picks])
         try:
-            more = self.mechanism.ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
+            more = ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
         except ContradictionError as error:
             if self.minimize:
                 error.args = (f"{error} (The run minimises: these values are of −y.)",)
@@ -169,7 +190,11 @@ class Engine:
         """Mark evaluations as asked."""
         q = len(handing.picks)
         self.ledger.add(handing.batch.tickets, handing.picks)
-        self._ahead, self._at = handing.ahead, handing.start + q
+        if handing.ahead is self._queue:  # picks made ahead did not know of these
+            self._queue_at = handing.start + q
+            self._ahead, self._at = Ahead(self.domain, self.domain.no_picks), 0
+        else:
+            self._ahead, self._at = handing.ahead, handing.start + q
         self.generator, self._refused = handing.generator, None
         self.next_ticket += q
         self.asked += q
@@ -179,9 +204,14 @@ class Engine:
         batch, values = self.ledger.answers()
         return self._updated(batch, values, self.mechanism.tell)
 
-    def observed(self, picks: Tensor, y: Tensor) -> Update:
-        """Return the update by observations from before the run, with tickets 0 to n − 1."""
-        return self._updated(self.ledger.batch(picks, list(range(len(picks)))), y.tolist(), self.mechanism.observe)
+    def observed(self, picks: Tensor, y: Sequence[float]) -> Update:
+        """Return the update by observations that the run has not asked for, with the next tickets."""
+        tickets = list(range(self.next_ticket, self.next_ticket + len(picks)))
+        return self._updated(self.ledger.batch(picks, tickets), list(y), self.mechanism.observe, added=True)
+
+    def enqueue(self, picks: Tensor) -> None:
+        """Add picks that the next asks return first."""
+        self._queue, self._queue_at = Ahead(self.domain, torch.cat([self._queue.picks[self._queue_at :], picks])), 0
 
     def apply(self, update: Update) -> None:
         """Apply an update of :meth:`next_update` or :meth:`observed`."""
@@ -196,7 +226,7 @@ class Engine:
 
     def began_with(self, picks: Tensor, y: Tensor) -> bool:
         """Return whether the run has these initial observations."""
-        first = self.rows[0] if self.next_ticket > self.asked else None
+        first = self.rows[0] if self.rows and self.rows[0].added else None
         where = self.domain.recorded(picks).tolist()
         return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
 
@@ -214,6 +244,7 @@ class Engine:
             **{f"state.{name}": value for name, value in frozen.items()},
             "generator": self.generator.get_state(),
             "open": self.ledger.handed_out(tickets).picks,
+            "queue": self._queue.picks[self._queue_at :],
             "tickets": tickets,
             "rows": len(self.rows),
             "asked": self.asked,
@@ -227,6 +258,7 @@ class Engine:
         self.state = self.mechanism.thaw(on_device(parts, self.domain.device))
         self.generator.set_state(frozen["generator"])
         self.ledger.add(frozen["tickets"], self.domain.recorded(frozen["open"]))
+        self.enqueue(frozen["queue"].to(self.domain.device))
         self.rows = rows[: frozen["rows"]]
         self.asked, self.next_ticket = frozen["asked"], frozen["next_ticket"]
 
@@ -235,10 +267,12 @@ class Engine:
         if event.kind == "ask":
             self._redo_ask(event)
             return None
-        if event.kind == "initial":
+        if event.kind == "enqueue":
+            self.enqueue(self.tensor(event.picks))
+            return None
+        if event.kind == "add":
             assert event.results is not None
-            y = torch.from_numpy(event.results.copy()).to(self.domain.device)
-            update = self.observed(self._tensor(event.picks), y)
+            update = self.observed(self.tensor(event.picks), event.results.tolist())
         else:
             if event.kind == "tell":
                 assert event.tickets is not None
@@ -256,7 +290,10 @@ class Engine:
         assert event.picks is not None
         if event.first != self.next_ticket:
             raise StorageError(f"expected ticket {self.next_ticket} in the journal, got {event.first}: the journal is damaged")
-        handing = self.propose(UNLIMITED if event.max_q is None else event.max_q)
+        limit = UNLIMITED if event.max_q is None else event.max_q
+        handing = self.propose(limit)
+        if isinstance(handing, int) and event.max_q is not None:  # only an ask beyond the batch has picks then
+            handing = self.propose_beyond_batch(limit)
         if isinstance(handing, int) or not np.array_equal(handing.picks, event.picks):
             warnings.warn(
                 f"the picks from ticket {event.first} on, computed again, differ from the recorded ones (other hardware, or "
@@ -266,11 +303,11 @@ class Engine:
                 stacklevel=4,
             )
             generator = self.generator if isinstance(handing, int) else handing.generator
-            handing = Ahead(self.domain, self._tensor(event.picks)).part(0, len(event.picks), event.first, generator)
+            handing = Ahead(self.domain, self.tensor(event.picks)).part(0, len(event.picks), event.first, generator)
         self.hand_out(handing)
 
     @with_gradients
-    def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State]) -> Update:
+    def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State], *, added: bool = False) -> Update:
         """Return the update by results of ``batch`` through the mechanism's ``tell`` or ``observe``."""
         good = [i for i, v in enumerate(values) if not math.isnan(v)]
         bad = [i for i, v in enumerate(values) if math.isnan(v)]
@@ -294,6 +331,7 @@ class Engine:
             batch,
             values,
             rechecked=self._rechecked,
+            added=added,
             errors=errors,
             variance_factor=None if certificate is None else certificate.factor,
             seconds={**self._effort, **state.seconds},
@@ -323,6 +361,7 @@ class Engine:
         generator.set_state(self.generator.get_state())
         return generator
 
-    def _tensor(self, picks: NDArray[Any] | None) -> Tensor:
+    def tensor(self, picks: NDArray[Any] | None) -> Tensor:
+        """Return recorded picks on the device of the domain."""
         assert picks is not None
         return torch.from_numpy(np.array(picks)).to(self.domain.device)

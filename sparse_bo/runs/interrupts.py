@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from sparse_bo.errors import ObjectiveError, RunInterrupted
-from sparse_bo.evaluations.dispatch import EvaluationFailed, Loop
+from sparse_bo.evaluations.job import EvaluationFailed, Loop
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.result import Result
 

@@ -18,7 +18,7 @@ from sparse_bo.errors import RankError
 from sparse_bo.sharding import Group
 
 STEP = "the next event"
-Kind = Literal["ask", "tell", "run", "end", "stop"]
+Kind = Literal["ask", "add", "enqueue", "tell", "run", "end", "stop"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ class Occurrence(NamedTuple):
 
     kind: Kind
     value: Any
-    """The limit of an ask, the results by ticket of a tell, the reason of a stop."""
+    """The limit of an ask and whether it goes beyond the batch, the picks and results of an add, the picks of an enqueue,
+    the results by ticket of a tell, the reason of a stop."""
 
 
 class Lockstep:
@@ -56,15 +57,15 @@ class Lockstep:
                     "start a run over ShardedArms with the same arguments on every rank"
                 )
 
-    def answers(self, answers: Callable[[], dict[int, float]]) -> dict[int, float]:
-        """Return on every rank, as a tell event, the results that ``answers`` returns on rank 0."""
+    def from_first(self, kind: Kind, value: Callable[[], Any]) -> Any:
+        """Return on every rank, as an event of a kind, the value that ``value`` returns on rank 0."""
         if self.alone:
-            return answers()
-        mine: dict[int, float] = {}
+            return value()
+        mine: Any = None
         if self.group.leads:
             with self.leading():
-                mine = answers()
-        return self.agree("tell", mine)
+                mine = value()
+        return self.agree(kind, mine)
 
     def agree(self, kind: Kind, value: Any = None) -> Any:
         """Synchronise an event of this rank, and return rank 0's value of it."""

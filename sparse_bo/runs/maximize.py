@@ -15,9 +15,10 @@ from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_initial, tensor_of
+from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_observations, tensor_of
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
+from sparse_bo.runs.previous import RunObservations, resolved
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice, check_flag
 
@@ -33,7 +34,7 @@ def maximize(
     policy: Policy | None = None,
     goal: Goal = "best",
     seed: int = 0,
-    initial: tuple[Any, Any] | None = None,
+    initial: tuple[Any, Any] | RunObservations | None = None,
     call_with: CallWith | None = None,
     vectorized: bool | None = None,
     arrays: Arrays | None = None,
@@ -76,8 +77,9 @@ def maximize(
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts, as in an experiment on
             patients or customers. Ignored with a ``policy`` and for a resumed run.
         seed: Seed of the policy.
-        initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; they do
-            not count against the budget. For a resumed run: those of its start, or none.
+        initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``, or those of
+            recorded runs, of other bounds or parameters too: :func:`sparse_bo.observations_of`. They do not count against the
+            budget. For a resumed run: those of its start, or none.
         call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
             :meth:`AskTell.run`.
         vectorized: Whether the objective takes many points at once; default: where arms or bounds are tensors.
@@ -120,7 +122,7 @@ def minimize(
     policy: Policy | None = None,
     goal: Goal = "best",
     seed: int = 0,
-    initial: tuple[Any, Any] | None = None,
+    initial: tuple[Any, Any] | RunObservations | None = None,
     call_with: CallWith | None = None,
     vectorized: bool | None = None,
     arrays: Arrays | None = None,
@@ -197,7 +199,7 @@ def _resumed(
     feasible: Feasible | None,
     seed: int,
     minimize: bool,
-    initial: tuple[Any, Any] | None,
+    initial: tuple[Any, Any] | RunObservations | None,
 ) -> AskTell:
     """Return the recorded run, if it is that of the arguments."""
     corners = bounds_of(bounds)
@@ -208,17 +210,22 @@ def _resumed(
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
         other = _difference(loop.about, corners, asked, seed, minimize)
-        if other is None and initial is not None and not loop._engine.began_with(*checked_initial(initial, loop._domain)):
+        before = None if other or initial is None else _checked(initial, loop)
+        if before is not None and not loop._engine.began_with(*before):
             other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
             raise ValueError(
                 f"the run in {storage_of(storage).path} {other}; pass another storage= for a new run, which can learn from the "
-                "results of this one as initial=(inputs, results)"
+                f"results of this one: initial=observations_of({str(storage_of(storage).path)!r})"
             )
     except BaseException:
         loop.close()
         raise
     return loop
+
+
+def _checked(initial: Any, loop: AskTell) -> tuple[Tensor, Tensor]:
+    return checked_observations("initial", resolved(initial, loop._domain)[0], loop._domain)
 
 
 def _difference(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import Arms, ArmSet, Domain
@@ -53,12 +54,22 @@ class Recorder:
         arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
         initial = None
         if observed is not None:
-            initial = Event("initial", picks=observed[0].cpu().numpy(), results=observed[1].cpu().numpy())
+            initial = Event("add", picks=observed[0].cpu().numpy(), results=observed[1].cpu().numpy())
         with group.shielded(step):
             if storage is not None and group.leads:
                 recorder = Recorder(Writer.create(storage, about, arms, initial))
         group.from_first(step)
         return recorder
+
+    def added(self, picks: NDArray[Any], results: NDArray[np.float64]) -> None:
+        """Record observations that the run has not asked for."""
+        if self._writer is not None:
+            self._record(Event("add", picks=picks, results=results))
+
+    def enqueued(self, picks: NDArray[Any]) -> None:
+        """Record evaluations that the next asks return first."""
+        if self._writer is not None:
+            self._record(Event("enqueue", picks=picks))
 
     def asked(self, handing: Handing, limit: int) -> None:
         """Record that evaluations are handed out."""

@@ -33,8 +33,8 @@ class Evaluations(NamedTuple):
     """``t`` results, NaN for failed and pending ones."""
     known: NDArray[np.bool_]
     """``t``: whether the evaluation has a result or has failed."""
-    asked: int
-    """Number of asked evaluations."""
+    added: NDArray[np.bool_]
+    """``t``: whether the run has not asked for it."""
 
 
 class Recorded(NamedTuple):
@@ -47,12 +47,12 @@ class Recorded(NamedTuple):
 
     @property
     def asked(self) -> int:
-        """Number of asked evaluations, without initial observations."""
-        return self.evaluations.asked
+        """Number of asked evaluations, without added observations."""
+        return int((~self.evaluations.added).sum())
 
     @property
     def told(self) -> int:
-        """Number of successful evaluations, with initial observations, in the state or not."""
+        """Number of successful evaluations, with added observations, in the state or not."""
         return int(np.isfinite(self.evaluations.values).sum())
 
     @property
@@ -61,9 +61,9 @@ class Recorded(NamedTuple):
         return int(self.evaluations.known.sum()) - self.told
 
     @property
-    def before(self) -> int:
-        """Number of initial observations."""
-        return len(self.evaluations.picks) - self.asked
+    def added(self) -> int:
+        """Number of observations that the run has not asked for, those from before it too."""
+        return int(self.evaluations.added.sum())
 
     @property
     def out(self) -> int:
@@ -113,15 +113,20 @@ def evaluations_of(journal: Journal) -> Evaluations:
     picks: list[NDArray[Any]] = []
     tickets: list[NDArray[np.int64]] = []
     results: list[NDArray[np.float64]] = []
-    before = 0
+    count, added = 0, [np.zeros(0, np.int64)]
     with as_written(journal.path, "an event"):
         for event in journal.events():
+            if event.kind == "enqueue":
+                continue
             if event.picks is not None:
                 picks.append(event.picks)
+                count += len(event.picks)
             if event.results is not None:
-                if event.kind == "initial":
-                    before = len(event.results)
-                tickets.append(np.arange(before) if event.tickets is None else event.tickets)
+                if event.kind == "add":
+                    added.append(np.arange(count - len(event.results), count))
+                    tickets.append(added[-1])
+                elif event.tickets is not None:
+                    tickets.append(event.tickets)
                 results.append(event.results)
         dims = journal.about.get("dims")
         every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
@@ -134,7 +139,9 @@ def evaluations_of(journal: Journal) -> Evaluations:
         values[observed] = np.concatenate([np.zeros(0), *results])
         known = np.zeros(len(every), np.bool_)
         known[observed] = True
-    return Evaluations(every, values, known, len(every) - before)
+    unasked = np.zeros(len(every), np.bool_)
+    unasked[np.concatenate(added)] = True
+    return Evaluations(every, values, known, unasked)
 
 
 def row_of(number: int, row: HistoryRow) -> Row:
@@ -147,7 +154,7 @@ def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) ->
     found, on_box = [], evaluations.picks.ndim > 1
     with as_written(journal.path, "the history"):
         for _, summary in rows:
-            row = HistoryRow(indices=[], values=[], **summary)
+            row = HistoryRow(indices=[], values=[], **summary).checked()
             if row.tickets and not 0 <= min(row.tickets) <= max(row.tickets) < len(evaluations.picks):
                 raise StorageError(
                     f"the history has evaluation {max(row.tickets)}, but the events before it end at "

@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.errors import ContradictionError, FailureWarning, PendingBatchError, ScheduleComplete
@@ -31,20 +32,35 @@ class Steps:
         self.lock = threading.RLock()
         self._warned = False
 
-    def ask(self, limit: int) -> Batch:
+    def ask(self, limit: int, *, beyond_batch: bool = False) -> Batch:
         """Return the next evaluations, at most ``limit`` (that of rank 0)."""
         with self.lock:
-            return self._asked(self.ranks.agree("ask", limit))
+            return self._asked(*self.ranks.agree("ask", (limit, beyond_batch)))
+
+    def add(self, observations: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        """Update the state by the observations (picks, results) that ``observations`` returns on rank 0, and record them."""
+
+        def plain() -> tuple[NDArray[Any], NDArray[Any]]:
+            picks, y = observations()
+            return self.engine.domain.recorded(picks), y.cpu().numpy()
+
+        with self.lock:
+            self._added(*self.ranks.from_first("add", plain))
+
+    def enqueue(self, inputs: Callable[[], Tensor]) -> None:
+        """Record the picks that ``inputs`` returns on rank 0, for the next asks."""
+        with self.lock:
+            self._enqueued(self.ranks.from_first("enqueue", lambda: self.engine.domain.recorded(inputs())))
 
     def answer(self, answers: Callable[[], dict[int, float]]) -> None:
         """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending."""
         with self.lock:
-            self._answered(self.ranks.answers(answers))
+            self._answered(self.ranks.from_first("tell", answers))
 
     def observe(self, picks: Tensor, y: Tensor) -> None:
         """Update the state by observations from before the run, or release its journal if that raises."""
         try:
-            self.engine.apply(self.engine.observed(picks, y))
+            self.engine.apply(self.engine.observed(picks, y.tolist()))
             self.recorder.updated(self.engine)
         except BaseException:
             self.recorder.release()
@@ -55,7 +71,15 @@ class Steps:
         self.ranks.agree("run")
         while (event := self.ranks.next()).kind != "end":
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
-                self._asked(event.value) if event.kind == "ask" else self._answered(event.value)
+                match event.kind:
+                    case "ask":
+                        self._asked(*event.value)
+                    case "add":
+                        self._added(*event.value)
+                    case "enqueue":
+                        self._enqueued(event.value)
+                    case _:
+                        self._answered(event.value)
 
     def catch_up(self) -> None:
         """Complete an interrupted update: all results are in, none is pending."""
@@ -78,7 +102,7 @@ class Steps:
             self.recorder.updated(self.engine)
         self._watch_failures()  # last, since a warning may be an error
 
-    def _asked(self, limit: int) -> Batch:
+    def _asked(self, limit: int, beyond_batch: bool) -> Batch:
         """See :meth:`ask`; collective."""
         engine = self.engine
         if engine.due:
@@ -87,6 +111,8 @@ class Steps:
         if isinstance(handing, int) and engine.ledger.answered:
             self.update(by_ask=True)
             handing = engine.propose(limit)
+        if isinstance(handing, int) and beyond_batch:
+            handing = engine.propose_beyond_batch(limit)
         if isinstance(handing, int):
             pending = engine.ledger.pending
             raise PendingBatchError(
@@ -99,6 +125,16 @@ class Steps:
             self._apply(engine.hand_out, handing, lambda: self.recorder.asked(handing, limit))
         self.ranks.note(handing.picks)
         return handing.batch
+
+    def _added(self, picks: NDArray[Any], results: NDArray[Any]) -> None:
+        update = self.engine.observed(self.engine.tensor(picks), results.tolist())
+        with self.ranks.recording(), Boundary():
+            self._apply(self.engine.apply, update, lambda: self.recorder.added(picks, results))
+            self.recorder.updated(self.engine)
+
+    def _enqueued(self, picks: NDArray[Any]) -> None:
+        with self.ranks.recording(), Boundary():
+            self._apply(self.engine.enqueue, self.engine.tensor(picks), lambda: self.recorder.enqueued(picks))
 
     def _answered(self, answers: dict[int, float]) -> None:
         """Record results, and update once none is pending. If the update raises, the next ask repeats it."""

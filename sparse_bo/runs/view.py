@@ -153,8 +153,8 @@ def view_of_recorded(
     **others: Any,
 ) -> RunView:
     """Return the view of a run that was read from a journal, by default without its model; see :func:`view_of`."""
-    counts = {"asked": recorded.asked + recorded.before, "succeeded": recorded.told, "failed": recorded.failed}
-    others = {"about": recorded.about, "before": recorded.before, **counts, **others}
+    counts = {"asked": recorded.asked + recorded.added, "succeeded": recorded.told, "failed": recorded.failed}
+    others = {"about": recorded.about, "added": recorded.added, **counts, **others}
     return view_of(recorded.history, state, domain, certificate, **others)
 
 

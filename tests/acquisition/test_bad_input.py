@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
+from botorch.acquisition import qExpectedImprovement, qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models import SingleTaskGP, SingleTaskVariationalGP
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.transforms import Log
 from botorch.models.transforms.input import InputPerturbation
+from botorch.sampling import SobolQMCNormalSampler
 
 from sparse_bo import SparseGP, optimize_batch
 from tests.acquisition.dense import BOUNDS, Ordinary, build, data, grid
@@ -142,6 +144,35 @@ def test_a_model_that_cannot_be_conditioned_is_refused():
     variational = SingleTaskVariationalGP(X, (Y - Y.mean()) / Y.std(), inducing_points=X[:10]).double()
     with pytest.raises(UnsupportedError, match="SingleTaskVariationalGP cannot be conditioned on a pick; use SparseGP"):
         optimize_batch(variational, choices=grid(5), ratio_threshold=math.inf, max_q=2)
+
+
+LARGE = {
+    "qLogEI": lambda model, X, Y: qLogExpectedImprovement(model, best_f=Y.max()),
+    "qLogNEI": lambda model, X, Y: qLogNoisyExpectedImprovement(model, X),
+}
+
+
+@pytest.mark.parametrize("domain", [{"bounds": BOUNDS}, {"choices": grid(5)}], ids=["box", "choices"])
+@pytest.mark.parametrize("function", LARGE)
+@pytest.mark.parametrize(("kind", "scale"), [(SparseGP, 1e100), (SingleTaskGP, 1e148)])
+def test_outcomes_beyond_the_temperature_of_a_logarithm_are_refused(kind, scale, function, domain):
+    X, Y = data()
+    model = kind(X, scale * Y).eval()
+    with pytest.raises(ValueError, match=r"outcomes within ±1\.2e\+77 for qLog.*, got about .*; divide the outcomes by their"):
+        optimize_batch(model, **domain, acq_function=LARGE[function](model, X, scale * Y))
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.NumericsWarning")  # BoTorch prefers the logarithm
+@pytest.mark.parametrize("function", ["qLogEI", "qEI"])
+def test_the_scale_of_outcomes_does_not_move_the_maximum(function):
+    (X, Y), picks = data(), []
+    for scale in (1.0, 1e60, *([1e140] if function == "qEI" else [])):
+        model = SparseGP(X, scale * Y).eval()
+        kind = qLogExpectedImprovement if function == "qLogEI" else qExpectedImprovement
+        sampler = SobolQMCNormalSampler(torch.Size([64]), seed=0)
+        acquisition = kind(model, best_f=scale * Y.mean(), sampler=sampler)
+        picks.append(optimize_batch(model, choices=grid(9), acq_function=acquisition, max_q=1)[0])
+    assert all(torch.equal(other, picks[0]) for other in picks)
 
 
 def test_post_processing_must_return_a_point():

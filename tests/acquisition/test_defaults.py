@@ -7,7 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from botorch.acquisition import qLogExpectedImprovement, qLogNoisyExpectedImprovement
+from botorch.acquisition import (
+    AcquisitionFunction,
+    qLogExpectedImprovement,
+    qLogNoisyExpectedImprovement,
+    qNoisyExpectedImprovement,
+    qUpperConfidenceBound,
+)
 from torch import Tensor
 
 from sparse_bo import optimize_batch
@@ -114,6 +120,11 @@ def widths() -> list[Tensor]:
     return [gains, noise, torch.tensor([width(confidence), *estimate], dtype=torch.float64, device="cpu")]
 
 
+def used(function: AcquisitionFunction) -> AcquisitionFunction:
+    function(data()[0][:3].unsqueeze(-2))
+    return function
+
+
 FUNCTIONS: dict[str, Callable[[], list[Tensor]]] = {
     "improvement": lambda: batch(acq_function=IMPROVEMENT),
     "improvement of another model": lambda: batch(OTHER, acq_function=OTHER_IMPROVEMENT),
@@ -122,7 +133,22 @@ FUNCTIONS: dict[str, Callable[[], list[Tensor]]] = {
     "improvement of choices": lambda: choice(acq_function=IMPROVEMENT),
     "noisy improvement of choices": lambda: choice(acq_function=NOISY, X_pending=PENDING),
 }
-"""With base samples, starts and baselines of BoTorch. The functions are made once: what a caller makes is the caller's."""
+"""With base samples, starts and baselines of BoTorch."""
+BUILT: dict[str, Callable[[], AcquisitionFunction]] = {
+    "used": lambda: used(qLogExpectedImprovement(MODEL, best_f=torch.tensor(5.0, dtype=torch.float64))),
+    "used, of another model": lambda: used(qUpperConfidenceBound(OTHER, beta=2.0)),
+    "noisy": lambda: qLogNoisyExpectedImprovement(MODEL, X_baseline=data()[0], prune_baseline=False),
+    "noisy, of another model": lambda: qLogNoisyExpectedImprovement(OTHER, X_baseline=data()[0], prune_baseline=False),
+    "noisy, without a stored root": lambda: qLogNoisyExpectedImprovement(
+        MODEL, X_baseline=data()[0], prune_baseline=False, cache_root=False
+    ),
+    "noisy, joint": lambda: qLogNoisyExpectedImprovement(MODEL, X_baseline=data()[0], prune_baseline=False, incremental=False),
+    "noisy, pending": lambda: qLogNoisyExpectedImprovement(
+        MODEL, X_baseline=data()[0], X_pending=PENDING, prune_baseline=False
+    ),
+    "without logarithm": lambda: qNoisyExpectedImprovement(MODEL, X_baseline=data()[0], prune_baseline=False),
+}
+"""Functions whose samples are drawn before :func:`optimize_batch` sees them."""
 WORK: dict[str, Callable[[], list[Tensor]]] = {
     "upper confidence": batch,
     "fixed dictionary": lambda: batch(in_batch="fixed"),
@@ -180,6 +206,25 @@ def test_the_default_dtype_changes_nothing(name: str, dtype: torch.dtype) -> Non
         got = WORK[name]()
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
     assert all(tensor.dtype in (torch.float64, torch.int64) for tensor in got)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.NumericsWarning")  # BoTorch prefers the logarithm
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=["double", "half"])
+def test_nor_does_the_one_under_which_a_function_was_built(name: str, dtype: torch.dtype) -> None:
+    found, samples = [], []
+    for built, later in ((torch.float32, torch.float32), (dtype, torch.float32), (dtype, dtype)):
+        with default(built), torch.random.fork_rng():
+            torch.manual_seed(0)
+            function = BUILT[name]()
+        with default(later):
+            found.append(batch(function.model, acq_function=function))
+        if function.sampler is not None:  # else the function has drawn none
+            samples.append(function.sampler.base_samples)
+    first, *others = found
+    assert all(torch.equal(ours, theirs) for other in others for ours, theirs in zip(other, first, strict=True))
+    assert not samples or not torch.equal(samples[0], samples[1])  # the function itself is left as it was
 
 
 @pytest.mark.parametrize("name", [name for name in WORK if name not in BOTORCHS])

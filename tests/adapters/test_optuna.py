@@ -388,6 +388,9 @@ def test_what_cannot_be_encoded_is_named(distribution, error, message):
 
 @pytest.mark.parametrize("policy", [BBKB, "bbkb", 3])
 def test_a_policy_that_is_none_is_refused(policy):
+    for sampler, got in (("x", "str"), (optuna.samplers.RandomSampler, "a class")):
+        with pytest.raises(TypeError, match=f"expected independent_sampler to be a sampler of Optuna, got {got}; use Random"):
+            SparseBOSampler(independent_sampler=sampler)
     with pytest.raises(TypeError, match="expected a policy such as"):
         SparseBOSampler(policy=policy)
 

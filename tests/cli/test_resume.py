@@ -156,3 +156,33 @@ def test_a_journal_that_is_not_there_is_said_in_words_of_the_command_line(comman
     assert done.stderr == (
         f"error: expected a journal at {path}, found none; `python -m sparse_bo run --storage '{path}'` starts one\n"
     )
+
+
+def test_a_run_starts_from_the_observations_of_another(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "measured_elsewhere.py").write_text("def train(point):\n    return point['lr'] + point.get('momentum', 0.0)\n")
+    (tmp_path / "old.toml").write_text('lr = {type = "float", low = 0.0, high = 1.0}\n')
+    new = '\nmomentum = {type = "float", low = 0.0, high = 1.0}\n'
+    (tmp_path / "new.toml").write_text('lr = {type = "float", low = 0.0, high = 0.5}' + new)
+    before = tmp_path / "before.journal"
+    run = ["run", "--objective", "measured_elsewhere:train", "--policy", "random", "--out", tmp_path, "--budget", "6"]
+    assert invoke(*run, "--space", tmp_path / "old.toml", "--storage", before, "--quiet").exit_code == 0
+    more = [*run, "--space", tmp_path / "new.toml", "--storage", tmp_path / "after.journal"]
+    done = invoke(*more, "--initial", before, "--default", "momentum=0.25")
+    assert done.exit_code == 0, done.output
+    inside = sum(point[0] <= 0.5 for point in read_run(before).history.points)
+    assert 0 < inside < 6
+    assert f"starts from {inside} observations of before.journal; left out: {6 - inside} outside the domain" in done.output
+    first = read_run(tmp_path / "after.journal").history
+    assert first.rows[0].added
+    assert {point["momentum"] for point in first.parameters[:inside]} == {0.25}
+    for wrong, message in [
+        (["--initial", before], "got none for 'momentum'"),
+        (["--default", "momentum=0.25"], "--default momentum=0.25 needs --initial"),
+        (["--initial", before, "--default", "momentum"], "expected --default name=value, got 'momentum'"),
+        (["--initial", tmp_path / "none.journal"], "none.journal"),
+    ]:
+        done = invoke(*more[:-1], tmp_path / "other.journal", *wrong)
+        assert done.exit_code == 2
+        assert message in done.output
+        assert not (tmp_path / "other.journal").exists()

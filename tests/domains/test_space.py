@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_bo import AskTell, Choice, Float, Int, Space, maximize
+from sparse_bo import AskTell, Choice, Float, Int, Space, Workers, maximize
 from sparse_bo.domains import SpaceArms, SpaceBox, space_domain
 from sparse_bo.policies import BBKB, RandomSearch, TrustRegion
 
@@ -371,7 +371,8 @@ def test_initial_observations_are_dictionaries():
 
 def test_workers_get_dictionaries():
     here = maximize(few, space=SMALL, budget=10, policy=RandomSearch(batch_size=5))
-    there = maximize(few, space=SMALL, budget=10, policy=RandomSearch(batch_size=5), executor="threads", workers=2)
+    workers = Workers(executor="threads", count=2, asynchronous=False)
+    there = maximize(few, space=SMALL, budget=10, policy=RandomSearch(batch_size=5), executor=workers)
     assert there.history.parameters == here.history.parameters
     together = maximize(
         lambda points: [few(point) for point in points],

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from sparse_bo import AskTell, ObjectiveError, RunInterrupted, Workers, maximize
-from sparse_bo.evaluations.dispatch import Dispatch, Job
+from sparse_bo.evaluations.dispatch import Dispatch
+from sparse_bo.evaluations.job import Job
 from sparse_bo.evaluations.pools import Pool
 from sparse_bo.evaluations.worker import Evaluate
 from sparse_bo.policies import RandomSearch

@@ -18,7 +18,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.journal.format import frame, header
 from sparse_bo.runs import audit_run, read_run
 from sparse_bo.runs.view import view_of_journal
-from tests.journal.runs import arms, policy, records
+from tests.journal.runs import arms, policy, records, rewritten
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 3.0]], dtype=torch.float64)
 RUNS: dict[str, dict[str, Any]] = {
@@ -134,6 +134,32 @@ def test_forged_journals_end_in_no_traceback(seeds, written, tmp_path, caplog):
             refused += message is not None
             assert message is None or str(path) in message or "expected" in message, f"seed {seed}"
     assert refused > len(seeds)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("best_mean", {"a": 1}),
+        ("best_mean", True),
+        ("round", 1.5),
+        ("tickets", [0, "x"]),
+        ("seconds", {"fit": None}),
+        ("refuted", 3),
+        ("survivors", []),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("attempt", [read_run, resumed, audit_run, view_of_journal])
+def test_a_row_with_a_field_of_another_type_is_named(attempt, field, value, written, tmp_path):
+    def change(kind: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        if kind == b"row ":
+            payload = payload[:8] + json.dumps({**json.loads(payload[8:]), field: value}).encode()
+        return kind, payload
+
+    path = tmp_path / "run.journal"
+    path.write_bytes(rewritten(written["box"], change))
+    with pytest.raises(StorageError, match=rf"the history in .*TypeError: expected {field} to be "):
+        attempt(path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -22,7 +22,7 @@ SHOWN = Path("run.journal")
 
 
 def events() -> list[Event]:
-    first = Event("initial", picks=np.array([5, 6]), results=np.array([0.5, np.nan]))
+    first = Event("add", picks=np.array([5, 6]), results=np.array([0.5, np.nan]))
     pairs = [
         (
             Event("ask", 2 + 2 * k, 2 if k % 2 else None, np.array([k, 7])),

@@ -73,11 +73,16 @@ def pruned():
     several = make(
         train_Y=torch.cat([TRAIN["train_Y"], X[:, :1]], dim=-1), covar_module=None, likelihood=None, mean_module=None
     )
+    front = several.posterior(X).mean.mean(dim=0)
+    constraints = [lambda values: values[..., 0] - 0.5, lambda values: values[..., 1] - 0.9]
     transform = ScalarizedPosteriorTransform(torch.ones(2, dtype=torch.float64))
     return [
         prune_baseline(model, X),
         prune_baseline(several, X, posterior_transform=transform, num_samples=64),
-        prune_baseline(several, X, ref_point=several.posterior(X).mean.mean(dim=0), num_samples=64),
+        prune_baseline(several, X, ref_point=front, num_samples=64),
+        prune_baseline(several, X, ref_point=front, num_samples=64, constraints=constraints),
+        prune_baseline(several, X, ref_point=front, num_samples=64, max_frac=0.1),
+        prune_baseline(model, X, constraints=[lambda values: values[..., 0] + 9.0, lambda values: values[..., 0] + 8.0]),
     ]
 
 

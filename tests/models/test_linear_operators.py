@@ -122,6 +122,25 @@ def test_what_needs_the_dense_root_says_so(configuration, many):
         _ = one.precision_matrix
 
 
+def test_eigenvalues_of_many_points_are_those_of_the_dense_matrix(many):
+    operator = pair("plain", dictionary=ROWS)[1].posterior(points(23)).distribution.lazy_covariance_matrix
+    assert isinstance(operator, JointCovariance)
+    with torch.no_grad():
+        expected = torch.linalg.eigvalsh(operator.to_dense())
+        values, vectors = operator.diagonalization()
+    torch.testing.assert_close(values.sort().values, expected, rtol=1e-6, atol=1e-9)
+    made = (vectors.to_dense() * values) @ vectors.to_dense().mT
+    torch.testing.assert_close(made, operator.to_dense(), rtol=1e-6, atol=1e-6)
+
+
+def test_eigenvalues_of_more_points_than_are_made_dense(nothing_dense):
+    operator = pair("plain", dictionary=ROWS)[1].posterior(points(23)).distribution.lazy_covariance_matrix
+    torch.manual_seed(0)
+    with torch.no_grad():
+        values, _ = operator.diagonalization(method="lanczos")
+    assert float(values.sum()) == pytest.approx(float(operator.diagonal().detach().sum()), rel=1e-3)
+
+
 def test_a_slice_of_two_outputs_is_that_of_the_block_diagonal_matrix(many):
     operator = pair("two outputs", dictionary=ROWS)[1].posterior(points(10)).distribution.lazy_covariance_matrix
     dense = operator.to_dense()

@@ -34,6 +34,14 @@ def quick(arms=500, dims=2, *, budget=60, **settings):
     return plan(arms, dims, budget=budget, **{"kernel": rbf_kernel(), "pilot_seconds": 100.0, **settings})
 
 
+def test_arrays_and_lists_are_arms_as_in_a_run(generator):
+    X = torch.randint(9, (30, 2), generator=generator)
+    policy = BBKB(covar_module=rbf_kernel(), regularization=0.05)
+    plans = [plan(arms, budget=20, policy=policy, pilot_seconds=100.0) for arms in (X.double(), X, X.numpy(), X.tolist())]
+    assert len({(made.arms, made.dims, made.dictionary_size, made.batches) for made in plans}) == 1
+    assert (plans[0].arms, plans[0].dims) == (30, 2)
+
+
 def test_a_plan_of_a_small_run_is_near_the_run(generator):
     X = torch.rand(900, 3, generator=generator, dtype=torch.float64)
     policy = BBKB(covar_module=rbf_kernel(), regularization=0.05)
@@ -199,10 +207,15 @@ def test_a_run_takes_its_settings_from_the_plan(generator):
         ((torch.full((5, 2), math.nan, dtype=torch.float64),), {}, ValueError, "finite arms"),
         ((torch.full((5, 2), -1e160, dtype=torch.float64),), {}, ValueError, "expected arms within ±1e150"),
         ((10**18, 1), {}, MemoryError, "trying out 1000000000000000000 arms of 1 inputs needs"),
-        ((torch.zeros(5, 2, dtype=torch.int64),), {}, TypeError, "dtype torch.float64"),
-        ((1e4, 2), {}, TypeError, "arms to be their number \\(an integer\\), a torch.Tensor or lazy arms, got float"),
+        ((torch.zeros(5, 2, dtype=torch.bool),), {}, TypeError, "dtype torch.float64"),
+        (
+            (1e4, 2),
+            {},
+            TypeError,
+            "arms to be their number \\(an integer\\), a tensor, an array, a list or lazy arms, got float",
+        ),
         ((None, 2), {}, TypeError, "lazy arms, got NoneType"),
-        (([[0.0, 1.0]],), {}, TypeError, "lazy arms, got list"),
+        (([["a", "b"]],), {}, TypeError, "expected arms of numbers, got list"),
         ((np.int64(100),), {}, ValueError, "expected dims="),
     ],
     ids=str,

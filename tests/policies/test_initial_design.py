@@ -49,6 +49,17 @@ def asked(loop, sizes, *, fail=()):
     return torch.cat(points)
 
 
+@pytest.mark.parametrize("policy", [BBKB, TrustRegion, GSSBO, SGPTS])
+def test_a_design_beyond_any_memory_is_made_as_it_is_asked_for(policy):
+    loop = AskTell(bounds=unit_box(2), policy=policy(initial_design=10**12), seed=5)
+    first = loop.ask()
+    assert 1000 < len(first.tickets) <= 10**6
+    loop.tell(first.tickets[:2], [0.0, 0.0])
+    whole = AskTell(bounds=unit_box(2), policy=policy(initial_design=len(first.tickets) + 3), seed=5)
+    whole.ask(len(first.tickets))
+    assert torch.equal(loop.ask(3).X, whole.ask(3).X)
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_points_asked_one_by_one_are_those_asked_at_once(policy):

@@ -234,7 +234,7 @@ def test_bad_initial_observations_are_named(initial, message):
     [
         (3, r"expected initial=\(inputs, results\), got int"),
         (([0], [1.0], [2.0]), "got 3 parts"),
-        (([0], ["high"]), "initial values to be numbers, got list"),
+        (([0], ["high"]), "initial values to be numbers, got str 'high' at position 0"),
         (([0], None), "initial values to be numbers, got NoneType"),
         (([0], torch.tensor([1j])), "real initial values, got torch.complex64"),
     ],

@@ -113,7 +113,7 @@ def test_a_dropped_evaluation_is_passed_on_as_failed():
             raise OSError
         return train(point)
 
-    workers = Workers(executor="threads", count=2, on_error="drop")
+    workers = Workers(executor="threads", count=2, on_error="drop", asynchronous=False)
     maximize(objective, space=SPACE, policy=FOUR, budget=20, executor=workers, on_result=seen.append)
     assert {one.ticket: math.isnan(one.value) for one in seen} == {
         one.ticket: one.parameters["value"] > 4 or one.parameters["value"] == 3 for one in seen

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +97,8 @@ def test_what_is_asked_for_comes_before_the_default():
 def test_workers_get_arrays_too():
     bounds = [(0.0, 1.0), (0.0, 1.0)]
     here = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8)
-    there = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8, executor="processes", workers=2)
+    workers = Workers(executor="processes", count=2, asynchronous=False)
+    there = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8, executor=workers)
     assert [row.values for row in here.history.rows] == [row.values for row in there.history.rows]
 
 
@@ -199,10 +201,35 @@ def test_flags_are_not_read_by_their_truth_value(flag, value, tmp_path):
         run(executor=Workers(asynchronous=value)) if flag == "asynchronous" else run(**{flag: value})
 
 
-@pytest.mark.parametrize("y", [None, "12", ["a", "b"], {"a": 1.0, "b": 2.0}], ids=repr)
-def test_values_that_are_no_numbers_name_the_fix(y):
-    with pytest.raises(TypeError, match="expected initial values to be numbers, got .*pass a list, an array or a tensor"):
+@pytest.mark.parametrize(
+    ("y", "got"),
+    [
+        (None, "NoneType; pass a list, an array or a tensor, one number per input"),
+        ("12", "str; pass a list, an array or a tensor, one number per input"),
+        ({"a": 1.0, "b": 2.0}, "dict; pass a list, an array or a tensor, one number per input"),
+        ([0.1, None], "NoneType None at position 1; leave out inputs without a result"),
+        (np.array([None, 0.1], dtype=object), "NoneType None at position 0; leave out inputs without a result"),
+        (["a", "b"], "str 'a' at position 0; pass one number per input"),
+        ([0.1, "2"], "str '2' at position 1; pass one number per input"),
+        ([0.1, [1.0, 2.0]], r"list \[1.0, 2.0\] at position 1; pass one number per input"),
+        ([10**400, 1], "an integer beyond 1.8e308 at position 0; pass one number per input"),
+    ],
+    ids=repr,
+)
+def test_values_that_are_no_numbers_name_the_fix(y, got):
+    with pytest.raises(TypeError, match=f"^expected initial values to be numbers, got {got}$"):
         AskTell(bounds=[(0.0, 1.0)] * 3, initial=(ROWS[:2] / 9.0, y))
+
+
+@pytest.mark.parametrize("y", [[Fraction(1, 2), 3], np.array([0.5, 3], dtype=object)], ids=repr)
+def test_numbers_of_any_kind_are_values(y):
+    run = AskTell(bounds=[(0.0, 1.0)] * 3, initial=(ROWS[:2] / 9.0, y))
+    assert run.history.rows[0].values == [0.5, 3.0]
+
+
+def test_advice_on_inputs_of_another_dtype_is_code():
+    with pytest.raises(TypeError, match=r"; use \.to\(dtype=torch\.float64, device='cpu'\)$"):
+        AskTell(bounds=[(0.0, 1.0)] * 2, initial=(torch.zeros(1, 2, dtype=torch.float32), [0.0]))
 
 
 @pytest.mark.parametrize(

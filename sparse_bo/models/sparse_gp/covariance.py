@@ -307,6 +307,12 @@ class JointCovariance(RootedCovariance):
         """Append rows to the dense matrix."""
         return self.dense().cat_rows(*args, **kwargs)
 
+    def diagonalization(self, method: str | None = None) -> tuple[Tensor, LinearOperator | None]:
+        """Return eigenvalues and eigenvectors; of the dense matrix, unless it is refused: each product would make it again."""
+        if self.shape[-1] > self.settings.largest_dense:
+            return super().diagonalization(method)
+        return self.dense().diagonalization(method)
+
     def type(self, dtype: torch.dtype) -> LinearOperator:
         """Return the dense matrix in another precision; itself in its own."""
         return self if dtype == self.dtype else self.dense().type(dtype)

@@ -9,7 +9,6 @@ point). BoTorch samples the remaining points.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,17 +27,14 @@ from botorch.acquisition.utils import prune_inferior_points
 from botorch.models import ModelListGP
 from botorch.models.model import Model
 from botorch.posteriors import GPyTorchPosterior
-from botorch.sampling import SobolQMCNormalSampler
-from botorch.sampling.get_sampler import get_sampler
-from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
-from sparse_bo.domains.box import sobol_points
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import largest
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.posterior import Baseline
 from sparse_bo.models.sparse_gp.representation import Representation
+from sparse_bo.seeding import float32_default
 
 
 def possible_best(
@@ -197,30 +193,8 @@ def prune_baseline(
         weights = objective_weights(objective, posterior_transform, model.num_outputs)
         rows = None if weights is None else possible_best(model, X, weights, ref_point=ref_point)
     X = X if rows is None else X[rows]
-    if known and "sampler" not in options:  # BoTorch's samples depend on torch's default dtype
-        with torch.no_grad():
-            posterior = model.posterior(X, posterior_transform=posterior_transform if ref_point is None else None)
-        sampler = _sampler(posterior, options.get("num_samples", 2048))
-        if ref_point is None:
-            options["sampler"] = sampler
-        elif not constraints and set(options) <= {"num_samples"}:
-            samples = sampler(posterior)
-            values = samples if objective is None else objective(samples, X)
-            best = is_non_dominated(values, deduplicate=False) & (values > ref_point.to(values)).all(dim=-1)
-            return X[best.any(dim=0)]
     options = {"constraints": constraints, "objective": objective, **options}
-    if ref_point is not None:
-        return prune_inferior_points_multi_objective(model, X, ref_point, **options)
-    return prune_inferior_points(model, X, posterior_transform=posterior_transform, **options)
-
-
-def _sampler(posterior: Any, count: int) -> Any:
-    """Return BoTorch's sampler of a posterior without batch shape, with the same samples under any default dtype."""
-    sampler = get_sampler(posterior, torch.Size([count]))
-    if isinstance(sampler, SobolQMCNormalSampler):
-        shape = posterior.base_sample_shape
-        uniform = sobol_points(count, shape.numel(), seed=sampler.seed)
-        margin = 1.0 - torch.finfo(uniform.dtype).eps  # 0 and 1 are infinitely far
-        normal = math.sqrt(2.0) * torch.erfinv(margin * (2.0 * uniform - 1.0))
-        sampler.register_buffer("base_samples", normal.reshape(count, *shape).to(posterior.mean))
-    return sampler
+    with float32_default(), torch.device("cpu"):
+        if ref_point is not None:
+            return prune_inferior_points_multi_objective(model, X, ref_point, **options)
+        return prune_inferior_points(model, X, posterior_transform=posterior_transform, **options)

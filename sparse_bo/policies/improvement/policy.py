@@ -133,15 +133,20 @@ class ArmSearch(Mechanism[ImprovementState]):
         """
         if state.surrogate is None:
             q = design_batch(self.design_size, pulls=state.pulls, out=len(pending), max_q=max_q)
-            if isinstance(q, Wait):
-                return q
-            return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
-        room = self.settings.largest_batch(state.pulls) - len(pending)
-        if room <= 0:
-            return Wait(1 - room)
-        replicate = unrepeated(state.told, state.y, pending)[:max_q]
+        else:
+            room = self.settings.largest_batch(state.pulls) - len(pending)
+            q = min(max_q, room) if room > 0 else Wait(1 - room)
+        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+
+    def ask_beyond_batch(
+        self, state: ImprovementState, *, max_q: int, pending: Tensor, generator: torch.Generator
+    ) -> Proposal | Wait:
+        """Return ``max_q`` arms as :meth:`ask`, also beyond batch size and initial design; fewer where others have failed."""
+        if state.surrogate is None:
+            return Proposal(unseen_arms(self.domain, state, max_q, pending=pending, generator=generator))
+        replicate = unrepeated(state.told, state.y, pending)
         with one_thread():
-            others = self._improving(state, min(max_q, room) - len(replicate), pending=torch.cat([pending, replicate]))
+            others = self._improving(state, max_q - len(replicate), pending=torch.cat([pending, replicate]))
         picks = torch.cat([replicate, others])
         picks = state.tried_once(picks, pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)

@@ -47,6 +47,14 @@ class ArmStages(Mechanism[BanditState]):
             return self.first.ask(state, max_q=max_q, pending=pending, generator=generator)
         return self.then.ask(state, max_q=max_q, pending=pending, generator=generator)
 
+    def ask_beyond_batch(
+        self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator
+    ) -> Proposal | Wait:
+        """Return the picks of the stage's policy; those of the second are bounded by its stop rule."""
+        if isinstance(state, ImprovementState):
+            return self.first.ask_beyond_batch(state, max_q=max_q, pending=pending, generator=generator)
+        return self.then.ask_beyond_batch(state, max_q=max_q, pending=pending, generator=generator)
+
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe as the stage's policy does, or hand over. Draws as the second policy does, and never in the first stage."""
         if not isinstance(state, ImprovementState):

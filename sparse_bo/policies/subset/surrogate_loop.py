@@ -30,7 +30,7 @@ from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set
 from sparse_bo.policies.box_states import design_points, initial_box_state
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
+from sparse_bo.policies.protocol import DESIGN_AT_ONCE, Frozen, Mechanism, Proposal, Wait, box_of
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
 from sparse_bo.policies.subset.surrogate_models import Fitter, Learning, MakeModel, fit_likelihood, subset_errors
@@ -160,7 +160,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             missing = self.settings.initial_design - len(state.y)
             if missing <= out:
                 return Wait(max(missing, over))
-            q = min(max_q, missing - out)
+            q = min(max_q, missing - out, DESIGN_AT_ONCE)
             return Proposal(design_points(q, state, pending=pending, generator=generator))
         if over > 0:
             return Wait(over)

@@ -69,14 +69,18 @@ class RegionSearch(Mechanism[RegionState]):
         """
         if state.fitted is None or state.region is None:
             q = design_batch(self.design_size, pulls=state.pulls, out=len(pending), max_q=max_q)
-            return q if isinstance(q, Wait) else Proposal(design_points(q, state, pending=pending, generator=generator))
-        room = self.settings.largest_batch(state.pulls) - len(pending)
-        if room <= 0:
-            return Wait(1 - room)
-        replicate = unrepeated(state.X, state.y, pending)[:max_q]
-        q = min(max_q, room) - len(replicate)
+        else:
+            room = self.settings.largest_batch(state.pulls) - len(pending)
+            q = min(max_q, room) if room > 0 else Wait(1 - room)
+        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+
+    def ask_beyond_batch(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return ``max_q`` points as :meth:`ask`, also beyond batch size and initial design."""
+        if state.fitted is None or state.region is None:
+            return Proposal(design_points(max_q, state, pending=pending, generator=generator))
+        replicate = unrepeated(state.X, state.y, pending)
         picks = self._cumulative_picks if self.settings.cumulative else self._picks
-        others = picks(state, q, pending=torch.cat([pending, replicate]), generator=generator)
+        others = picks(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), generator=generator)
         repeats = self.settings.cumulative or len(replicate) > 0 or state.replicates.exact is False
         return Proposal(torch.cat([replicate, others]), repeats=repeats)
 

@@ -1,0 +1,219 @@
+"""Observations of recorded runs as the initial observations of another run, whose domain may differ."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparse_bo.domains import Arms, Box, Domain, LazyArms, Space, SpaceArms, SpaceBox
+from sparse_bo.domains.encoded import names_of
+from sparse_bo.journal import Journal
+from sparse_bo.runs.description import checked_about
+from sparse_bo.runs.records import evaluations_of
+
+logger = logging.getLogger(__name__)
+
+
+class TakenOver(NamedTuple):
+    """Observations in the form of ``initial=``."""
+
+    inputs: Any
+    """``n`` arms, ``n x d`` points or ``n`` dictionaries."""
+    values: list[float]
+    """``n`` results (y)."""
+    summary: str
+    """The numbers of observations that were taken over and left out, in words."""
+
+
+@dataclass(frozen=True)
+class RunObservations:
+    """The observations of recorded runs, for ``initial=`` of another one: see :func:`observations_of`."""
+
+    journals: tuple[Path, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def on(self, domain: Domain) -> TakenOver:
+        """Return the observations that lie in a domain. O(evaluations), and O(a d) for inputs among ``a`` other arms.
+
+        Raises:
+            FileNotFoundError: If there is no journal.
+            StorageError: If one is damaged.
+            ValueError: If its inputs are of another kind than the domain's, a parameter has no default, or no observation lies
+                in the domain.
+        """
+        space = domain.space if isinstance(domain, SpaceArms | SpaceBox) else None
+        unknown = [name for name in self.defaults if space is None or name not in space.parameters]
+        if unknown:
+            known = "without space=" if space is None else f"for parameters among {', '.join(space.names)}"
+            raise ValueError(f"expected defaults= {'with space=' if space is None else known}, got {unknown[0]!r}; take it out")
+        runs = [_Run.read(path) for path in self.journals]
+        inputs = [run.configurations(domain, space, self.defaults) if space else run.inputs(domain) for run in runs]
+        keys = [[(repr(x), y) for x, y in zip(one, run.values, strict=True)] for one, run in zip(inputs, runs, strict=True)]
+        known_keys = Counter[tuple[str, float]]()
+        for run, own in zip(runs, keys, strict=True):
+            known_keys.update(key for key, added in zip(own, run.added, strict=True) if not added)
+        taken, left = list[tuple[Any, float]](), Counter[str]()
+        for run, one, own in zip(runs, inputs, keys, strict=True):
+            repeated, new = known_keys.copy(), list[tuple[str, float]]()
+            for x, key, added in zip(one, own, run.added, strict=True):
+                if x is None:
+                    left["outside the domain"] += 1
+                elif added and repeated[key] > 0:  # an initial observation of this run, and an evaluation of another
+                    repeated[key] -= 1
+                    left["in several journals"] += 1
+                else:
+                    taken.append((x, key[1]))
+                    new += [key] if added else []
+            known_keys.update(new)
+            left.update({"failed": run.failed, "without a result": run.pending})
+        summary = f"{len(taken):,} observations of {', '.join(path.name for path in self.journals)}"
+        if parts := [f"{count:,} {why}" for why, count in left.items() if count]:
+            summary += f"; left out: {', '.join(parts)}"
+        summary += self._changes(space, runs)
+        if not taken:
+            raise ValueError(f"expected observations that lie in the domain, got {summary}; leave out initial=")
+        rows: Any = [x for x, _ in taken]
+        if not domain.indexed and space is None:
+            rows = torch.tensor(rows, dtype=torch.float64, device="cpu").to(domain.like)
+        return TakenOver(rows, [y for _, y in taken], summary)
+
+    def _changes(self, space: Space | None, runs: list[_Run]) -> str:
+        """Return the parameters that are new, or no longer there, in words."""
+        if space is None:
+            return ""
+        before = {name: None for run in runs for name in run.about["space"]["parameters"]}
+        gone = [name for name in before if name not in space.parameters]
+        new = [f"{name} = {value!r}" for name, value in self.defaults.items()]
+        changes = [f"without {', '.join(gone)}"] if gone else []
+        changes += [f"with {', '.join(new)} where there was none"] if new else []
+        return "".join(f"; {change}" for change in changes)
+
+
+class _Run(NamedTuple):
+    """The successful evaluations of a recorded run."""
+
+    path: Path
+    about: Mapping[str, Any]
+    picks: NDArray[Any]
+    """``n`` arms or ``n x d`` points."""
+    values: list[float]
+    """``n`` results."""
+    added: list[bool]
+    """``n``: whether the run has not asked for it."""
+    failed: int
+    pending: int
+    arms: torch.Tensor | None
+    """``a x d``, if they are in the journal."""
+
+    @staticmethod
+    def read(path: Path) -> _Run:
+        """Read a journal. About 3 µs per evaluation."""
+        journal = Journal.read(path)
+        about, every = checked_about(journal), evaluations_of(journal)
+        good = np.isfinite(every.values)
+        failed, pending = int((every.known & ~good).sum()), int((~every.known).sum())
+        arms = journal.arms() if every.picks.ndim == 1 else None
+        values, added = every.values[good].tolist(), every.added[good].tolist()
+        return _Run(path, about, every.picks[good], values, added, failed, pending, arms)
+
+    def configurations(self, domain: Domain, space: Space, defaults: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+        """Return the dictionaries of a space, ``None`` for those outside of it."""
+        if "space" not in self.about:
+            raise ValueError(f"expected a run on a space of named parameters, got {self.path}, whose inputs have no names")
+        names, named = names_of(self.about["space"])
+        new = [name for name, parameter in space.parameters.items() if name not in names and parameter.count != 1]
+        if missing := [name for name in new if name not in defaults]:
+            raise ValueError(
+                f"expected defaults= for parameters that the run in {self.path} does not have, got none for {missing[0]!r}; "
+                f"pass defaults={{{missing[0]!r}: …}}"
+            )
+        added = {name: defaults[name] for name in new}
+        return [_placed(domain, space, {**added, **point}) for point in named(self.picks.tolist())]
+
+    def inputs(self, domain: Domain) -> list[Any]:
+        """Return the arms or points of a domain without names, ``None`` for those that are not in it."""
+        if "space" in self.about:
+            raise ValueError(f"expected a run without named parameters, got {self.path}, which has them; pass space=")
+        if isinstance(domain, Arms) and self.about.get("arms_hash") == domain.describe()["arms_hash"]:
+            return self.picks.tolist()
+        if self.picks.ndim == 1 and self.arms is None:
+            raise ValueError(f"the arms of the run in {self.path} are not in it, and are not those of this run; take it out")
+        X = self.picks if self.arms is None else self.arms.double().numpy()[self.picks]
+        if X.shape[1] != domain.dims:
+            raise ValueError(f"expected a run of {domain.dims} inputs, got {self.path} of {X.shape[1]}; take it out")
+        if isinstance(domain, Box):
+            lower, upper = domain.bounds.double().cpu().numpy()
+            inside = ((lower <= X) & (upper >= X)).all(axis=1)
+            return [x if there else None for x, there in zip(X.tolist(), inside.tolist(), strict=True)]
+        assert isinstance(domain, Arms)
+        if isinstance(domain.points, LazyArms):
+            raise ValueError(f"expected the arms of the run in {self.path}, got others that are not in memory; pass a tensor")
+        rows = {row.tobytes(): index for index, row in enumerate(domain.points.double().cpu().numpy() + 0.0)}
+        return [rows.get(x.tobytes()) for x in np.ascontiguousarray(X + 0.0)]
+
+
+def _placed(domain: Domain, space: Space, point: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a point with the parameters that a space has there; ``None`` if it is outside or infeasible."""
+    point = {name: value for name, value in point.items() if name in space.parameters}
+    while absent := [name for name in point if not _is_there(space, name, point)]:
+        for name in absent:
+            del point[name]
+    try:
+        domain.check("observations", [point])
+    except ValueError:
+        return None
+    return point
+
+
+def _is_there(space: Space, name: str, point: Mapping[str, Any]) -> bool:
+    when = space.parameters[name].when or {}
+    return all(parent in point and point[parent] in values for parent, values in when.items())
+
+
+def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, Any] | None = None) -> RunObservations:
+    """Return the observations of one or more recorded runs, to begin another run with: ``initial=observations_of(…)``.
+
+    The other run may have other bounds, arms, choices or parameters, policy, seed and direction. Observations outside its
+    domain are left out, so are failed evaluations, and those that one of the runs has taken over from another. The log,
+    ``AskTell.about["taken"]`` and the report say how many.
+
+    Args:
+        journals: Paths of their journals; runs may still be going on.
+        defaults: With ``space=``: values of parameters that a run does not have, by name. Parameters that are no longer there
+            are dropped.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If none is named.
+
+    Example:
+        >>> wider = {"lr": Float(1e-5, 1.0, log=True), "momentum": Float(0.0, 0.99)}
+        >>> before = observations_of("run.journal", defaults={"momentum": 0.0})
+        >>> maximize(train, space=wider, initial=before, budget=100)  # doctest: +SKIP
+    """
+    if not journals:
+        raise ValueError("expected the paths of journals, got none; pass observations_of('run.journal')")
+    for path in journals:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"expected paths of journals, got {type(path).__name__}; pass observations_of('a.journal', …)")
+    if defaults is not None and not isinstance(defaults, Mapping):
+        raise TypeError(f"expected defaults as a dictionary, got {type(defaults).__name__}; use {{'momentum': 0.0}}")
+    return RunObservations(tuple(map(Path, journals)), dict(defaults or {}))
+
+
+def resolved(initial: Any, domain: Domain) -> tuple[Any, str | None]:
+    """Return ``initial=`` as inputs and results, and the summary of those that are taken over from other runs."""
+    if not isinstance(initial, RunObservations):
+        return initial, None
+    inputs, values, summary = initial.on(domain)
+    logger.info("starts from %s", summary)
+    return (inputs, values), summary

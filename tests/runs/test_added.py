@@ -1,0 +1,199 @@
+"""Observations that a run has not asked for, and evaluations that the user queues."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import AskTell, Float, Int, Storage, maximize
+from sparse_bo.errors import ResumeWarning
+from sparse_bo.policies import SBPE, RandomSearch, TrustRegion
+from sparse_bo.runs import read_run
+from sparse_bo.sharding import rehearse
+from tests.builders import arms, bbkb, rbf_kernel, waves
+from tests.sharding.builders import split
+
+SPACE = {"lr": Float(1e-3, 1.0, log=True), "depth": Int(1, 12)}
+
+
+def score(point):
+    return -((math.log10(point["lr"]) + 1.5) ** 2) - 0.01 * (point["depth"] - 4) ** 2
+
+
+POINTS = [[0.1, 0.2], [0.9, 0.4], [0.5, 0.5]]
+CONFIGURATIONS = [{"lr": 0.01, "depth": 3}, {"lr": 0.1, "depth": 12}]
+DOMAINS = {
+    "arms": ({"arms": arms(), "policy": bbkb(initial_design=9, ratio_threshold=9.0)}, [3, 7, 3], [0.5, 2.5, 0.25]),
+    "box": ({"bounds": [(0.0, 1.0)] * 2, "policy": TrustRegion(initial_design=9)}, POINTS, [0.5, 2.5, 0.25]),
+    "space": ({"space": SPACE, "policy": TrustRegion(initial_design=9)}, CONFIGURATIONS, [0.5, 2.5]),
+}
+
+
+def evaluate(loop, batch):
+    loop.tell(batch.tickets, [score(p) for p in batch.parameters] if batch.parameters else waves(batch.X.double()).tolist())
+
+
+def picked(loop):
+    return loop.history.parameters or loop.history.indices or loop.history.points
+
+
+@pytest.mark.parametrize("kind", DOMAINS)
+def test_added_observations_are_in_the_state_at_once_and_cost_no_budget(kind):
+    domain, X, y = DOMAINS[kind]
+    loop = AskTell(**domain, seed=1)
+    evaluate(loop, loop.ask(5))
+    pending = loop.ask(2)
+    asked, pulls = loop.asked, loop.state.pulls
+    loop.add(X, y)
+    assert loop.pending == pending.tickets
+    assert (loop.asked, loop.state.pulls) == (asked, pulls + len(y))
+    assert loop.history.rows[-1].added
+    assert loop.history.rows[-1].values == y
+    assert loop.result().best_observed_mean == 2.5
+    evaluate(loop, pending)
+    assert loop.state.pulls == pulls + len(y) + 2
+    assert [row.added for row in loop.history.rows][-2:] == [True, False]
+    assert sorted(t for row in loop.history.rows for t in row.tickets) == list(range(loop.asked + len(y)))
+
+
+@pytest.mark.parametrize("kind", DOMAINS)
+def test_queued_evaluations_are_asked_first_in_order(kind):
+    domain, X, _ = DOMAINS[kind]
+    loop = AskTell(**domain, seed=1)
+    loop.ask(1)
+    loop.enqueue(X)
+    loop.enqueue(X[:1])
+    first, second = loop.ask(2), loop.ask()
+    wanted = [*X, X[0]]
+    if kind == "space":
+        assert [*first.parameters, *second.parameters] == [pytest.approx(x) for x in wanted]
+    elif kind == "box":
+        assert torch.cat([first.X, second.X]).tolist() == wanted
+    else:
+        assert torch.cat([first.indices, second.indices]).tolist() == wanted
+    assert (len(first), len(second)) == (2, len(wanted) - 2)
+    more = loop.ask(1)
+    assert more.tickets == [1 + len(wanted)]
+
+
+@pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["snapshots", "replay"])
+@pytest.mark.parametrize("kind", DOMAINS)
+def test_both_are_in_the_journal_and_resumed(kind, seconds, tmp_path):
+    domain, X, y = DOMAINS[kind]
+
+    def course(loop, resumed):
+        evaluate(loop, loop.ask(5))
+        loop.add(X, y)
+        loop = resumed(loop)
+        evaluate(loop, loop.ask(3))
+        loop.enqueue(X)
+        loop = resumed(loop)
+        evaluate(loop, loop.ask(1))
+        loop = resumed(loop)
+        evaluate(loop, loop.ask())
+        loop.add(X[:1], y[:1])
+        loop = resumed(loop)
+        evaluate(loop, loop.ask(4))
+        return loop
+
+    storage = Storage(tmp_path / "run.journal", replay_seconds=seconds)
+
+    def resumed(loop):
+        loop.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ResumeWarning)
+            return AskTell.resume(storage)
+
+    whole = course(AskTell(**domain, seed=1), lambda loop: loop)
+    again = course(AskTell(**domain, seed=1, storage=storage), resumed)
+    again.close()
+    assert picked(again) == picked(whole)
+    assert again.history.column("values") == whole.history.column("values")
+    assert again.history.column("added") == whole.history.column("added")
+    recorded = read_run(storage.path)
+    assert (recorded.asked, recorded.added) == (whole.asked, len(y) + 1)
+    assert recorded.told == whole.state.pulls
+    assert recorded.history.column("added") == whole.history.column("added")
+
+
+def test_a_run_that_minimises_adds_values_in_its_own_sign():
+    loop = AskTell(arms(), bbkb(), minimize=True)
+    loop.add([1, 2], [5.0, -7.0])
+    assert loop.result().best_observed_mean == -7.0
+    assert loop.result().best_observed_index == 2
+
+
+def test_elimination_keeps_its_bounds_to_its_own_picks():
+    loop = AskTell(arms(), SBPE(horizon=40, covar_module=rbf_kernel(), regularization=0.02, prior_mean=0.0), seed=0)
+    batch = loop.ask()
+    loop.add([5], [9.0])
+    loop.tell(batch.tickets, waves(batch.X))
+    assert loop.result().best_observed_index == 5
+    assert loop.state.pulls == len(batch) + 1
+
+
+def test_patience_counts_the_evaluations_of_the_run(tmp_path):
+    loop = AskTell(arms(), RandomSearch(batch_size=2), seed=0)
+    loop.add(list(range(10)), [-1.0] * 9 + [100.0])
+    result = loop.run(waves, 40, patience=6)
+    assert loop.asked == 6
+    assert "6 evaluations have brought no better result than 100" in result.ended
+
+
+def test_queued_evaluations_are_part_of_the_budget_of_a_run():
+    calls = []
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, policy=RandomSearch())
+    loop.enqueue([[0.25, 0.75]])
+    loop.run(lambda x: calls.append(x.tolist()) or 0.5, 3)
+    assert calls[0] == [0.25, 0.75]
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda loop: loop.add([60], [1.0]), "added inputs"),
+        (lambda loop: loop.add([1, 2], [1.0]), "expected as many added values as inputs, got 1 values and 2 inputs"),
+        (lambda loop: loop.add([1], [math.inf]), "added values"),
+        (lambda loop: loop.add([1], [math.nan]), "added values"),
+        (lambda loop: loop.enqueue([]), "expected enqueued inputs, at least one, got none"),
+        (lambda loop: loop.enqueue([-1]), "enqueued inputs"),
+    ],
+)
+def test_wrong_additions_change_nothing(call, message, tmp_path):
+    loop = AskTell(arms(), bbkb(initial_design=4), storage=tmp_path / "run.journal")
+    loop.ask(2)
+    size = (tmp_path / "run.journal").stat().st_size
+    with pytest.raises(ValueError, match=message):
+        call(loop)
+    assert (tmp_path / "run.journal").stat().st_size == size
+    assert loop.state.pulls == 0
+    assert loop.ask(1).tickets == [2]
+
+
+def test_ranks_add_and_queue_what_the_first_does():
+    def run(group):
+        loop = AskTell(split(arms(), group), bbkb(ratio_threshold=9.0), seed=3)
+        loop.add([4, 9], [0.5, 1.5]) if group.leads else loop.add(None, None)
+        loop.enqueue([7]) if group.leads else loop.enqueue(None)
+        batches = [loop.ask() for _ in range(2)]
+        return [batch.indices.tolist() for batch in batches], loop.state.pulls
+
+    alone = AskTell(arms(), bbkb(ratio_threshold=9.0), seed=3)
+    alone.add([4, 9], [0.5, 1.5])
+    alone.enqueue([7])
+    expected = [alone.ask().indices.tolist() for _ in range(2)], 2
+    assert rehearse(2, run) == [expected] * 2
+
+
+def test_more_workers_after_a_resume_are_all_busy(tmp_path):
+    path = tmp_path / "run.journal"
+    settings = {"bounds": [(0.0, 1.0)] * 2, "storage": path, "resume": True}
+    maximize(lambda x: float(x[0]), budget=16, executor="threads", workers=2, **settings)
+    result = maximize(lambda x: float(x[0]), budget=40, executor="threads", workers=6, **settings)
+    assert result.state.pulls == 40
+    assert np.isfinite(result.best.mean)

@@ -1,0 +1,150 @@
+"""Runs that start from the observations of recorded ones: other bounds, arms, parameters; several journals."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import AskTell, Choice, Float, Int, maximize, observations_of
+from sparse_bo.policies import RandomSearch
+from tests.builders import arms, waves
+
+
+def bowl(x):
+    return -float(((np.asarray(x) - 0.3) ** 2).sum()) if x[0] < 0.95 else math.nan
+
+
+def recorded(path, objective=bowl, **domain):
+    run = domain or {"bounds": [(0.0, 1.0)] * 2}
+    return maximize(objective, budget=20, policy=RandomSearch(batch_size=4), storage=path, **run)
+
+
+def values(history):
+    return [value for row in history.rows for value in row.values if math.isfinite(value)]
+
+
+def started(loop):
+    (row,) = loop.history.rows
+    assert row.added
+    return row
+
+
+def test_other_bounds_leave_out_what_is_outside(tmp_path, caplog):
+    before = recorded(tmp_path / "a.journal").history
+    with caplog.at_level(logging.INFO, logger="sparse_bo"):
+        loop = AskTell(bounds=[(0.0, 0.5), (0.0, 2.0)], policy=RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
+    inside = [x for x, y in zip(before.points, [v for row in before.rows for v in row.values], strict=True) if x[0] <= 0.5]
+    assert started(loop).points == inside
+    assert started(loop).values == [bowl(x) for x in inside]
+    good = len(values(before))
+    line = f"{len(inside)} observations of a.journal; left out: {good - len(inside)} outside the domain, {20 - good} failed"
+    assert loop.about["taken"] == line
+    assert f"starts from {line}" in caplog.text
+    assert line in loop.result().report()
+
+
+def test_journals_are_merged_and_what_one_took_from_another_counts_once(tmp_path):
+    a, b, c = (tmp_path / f"{name}.journal" for name in "abc")
+    first = recorded(a).history
+    bounds = {"bounds": [(0.0, 1.0)] * 2}
+    second = recorded(b, bounds=bounds["bounds"], initial=observations_of(a), seed=1).history
+    third = recorded(c, bounds=bounds["bounds"], initial=observations_of(a), seed=2).history
+    loop = AskTell(**bounds, policy=RandomSearch(), initial=observations_of(a, b, c))
+    own = [v for history in (second, third) for row in history.rows if not row.added for v in row.values if math.isfinite(v)]
+    assert sorted(started(loop).values) == sorted([*values(first), *own])
+    n = len(values(first))
+    assert f"{2 * n} in several journals" in loop.about["taken"]
+    without = AskTell(**bounds, policy=RandomSearch(), initial=observations_of(b, c))
+    assert sorted(started(without).values) == sorted([*values(first), *own])
+
+
+SPACE = {"lr": Float(1e-3, 1.0, log=True), "kind": Choice("a", "b", "c"), "depth": Int(1, 5)}
+
+
+def train(point):
+    return -abs(math.log10(point["lr"]) + 2) - point["depth"] + (point["kind"] == "b")
+
+
+def test_new_parameters_have_defaults_and_old_ones_are_dropped(tmp_path):
+    before = recorded(tmp_path / "a.journal", train, space=SPACE).history
+    space = {
+        "lr": Float(1e-3, 1.0, log=True),
+        "kind": Choice("a", "b"),
+        "momentum": Float(0.0, 1.0, when={"kind": "b"}),
+        "layers": Int(1, 8),
+    }
+    initial = observations_of(tmp_path / "a.journal", defaults={"momentum": 0.5, "layers": 2})
+    loop = AskTell(space=space, policy=RandomSearch(), initial=initial)
+    kept = [p for p in before.parameters if p["kind"] != "c"]
+    expected = [{"lr": p["lr"], "kind": p["kind"], "layers": 2} | ({"momentum": 0.5} if p["kind"] == "b" else {}) for p in kept]
+    assert loop.history.parameters == [pytest.approx(point) for point in expected]
+    assert loop.about["taken"].endswith("; without depth; with momentum = 0.5, layers = 2 where there was none")
+    with pytest.raises(ValueError, match="got none for 'layers'; pass defaults={'layers': …}"):
+        AskTell(space=space, initial=observations_of(tmp_path / "a.journal", defaults={"momentum": 0.5}))
+    with pytest.raises(ValueError, match="expected defaults= for parameters among lr, kind, momentum, layers, got 'size'"):
+        AskTell(space=space, initial=observations_of(tmp_path / "a.journal", defaults={"size": 0.5}))
+
+
+def test_infeasible_combinations_are_left_out(tmp_path):
+    small = {"depth": Int(1, 5), "kind": Choice("a", "b")}
+    recorded(tmp_path / "a.journal", lambda point: float(point["depth"]), space=small)
+    loop = AskTell(space=small, feasible=lambda p: p["depth"] > 2, initial=observations_of(tmp_path / "a.journal"))
+    assert {p["depth"] for p in loop.history.parameters} == {3, 4, 5}
+
+
+def test_arms_are_found_by_their_inputs(tmp_path):
+    old = arms(60)
+    before = recorded(tmp_path / "a.journal", lambda X: waves(X), arms=old).history
+    same = AskTell(old, RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
+    assert started(same).indices == before.indices
+    other = torch.cat([arms(10, seed=7), old.flip(0)[:50]])
+    loop = AskTell(other, RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
+    assert started(loop).indices == [10 + 59 - i for i in before.indices if i >= 10]
+    box = AskTell(bounds=[(0.0, 1.0)] * 2, policy=RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
+    assert started(box).points == old[before.indices].tolist()
+
+
+def test_a_resume_with_the_same_call_goes_on(tmp_path):
+    recorded(tmp_path / "a.journal")
+    call = {"bounds": [(0.0, 1.0)] * 2, "initial": observations_of(tmp_path / "a.journal"), "resume": True, "vectorized": False}
+    for budget in (5, 9):
+        result = maximize(bowl, budget=budget, storage=tmp_path / "b.journal", **call)
+    assert sum(row.batch_size for row in result.history.rows if not row.added) == 9
+    assert "observations of a.journal" in result.history.info["taken"]
+
+
+def test_other_bounds_on_a_resume_name_the_way(tmp_path):
+    recorded(tmp_path / "a.journal")
+    with pytest.raises(ValueError, match=r"initial=observations_of\('.*a.journal'\)"):
+        maximize(bowl, bounds=[(0.0, 2.0)] * 2, budget=30, storage=tmp_path / "a.journal", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda path: observations_of(), ValueError, "expected the paths of journals, got none"),
+        (lambda path: observations_of([path]), TypeError, "expected paths of journals, got list"),
+        (lambda path: observations_of(path, defaults=0.5), TypeError, "expected defaults as a dictionary, got float"),
+        (
+            lambda path: AskTell(bounds=[(0.0, 1.0)] * 3, initial=observations_of(path)),
+            ValueError,
+            "expected a run of 3 inputs",
+        ),
+        (lambda path: AskTell(bounds=[(5.0, 6.0)] * 2, initial=observations_of(path)), ValueError, "lie in the domain, got 0"),
+        (lambda path: AskTell(space=SPACE, initial=observations_of(path)), ValueError, "whose inputs have no names"),
+        (
+            lambda path: AskTell(bounds=[(0.0, 1.0)] * 2, initial=observations_of(path, defaults={"a": 1})),
+            ValueError,
+            "expected defaults= with space=, got 'a'",
+        ),
+        (lambda path: AskTell(arms(), initial=observations_of(f"{path}.not")), FileNotFoundError, "not"),
+    ],
+)
+def test_wrong_runs_are_named(call, error, message, tmp_path):
+    recorded(tmp_path / "a.journal")
+    with pytest.raises(error, match=message):
+        call(tmp_path / "a.journal")
