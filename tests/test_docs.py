@@ -127,6 +127,13 @@ def test_the_reference_has_every_public_name():
     assert ".. automodule:: sparse_bo.errors" in text
 
 
+def test_the_reference_has_an_example_of_every_public_name():
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    shown = "\n".join(block for page in pages for block, _ in code(page))
+    public = {n for n in sparse_bo.__all__ if not inspect.ismodule(getattr(sparse_bo, n)) and not n.startswith("__")}
+    assert {name for name in public if not re.search(rf"\b{name}\b", shown)} == set()
+
+
 def test_formulas_and_code_of_how_it_works_are_where_the_pages_say():
     for page in (ROOT / "docs" / "how").glob("*.md"):
         for path in re.findall(r"`(sparse_bo/[\w/.]+)`", page.read_text(encoding="utf-8")):

@@ -19,6 +19,7 @@ def test_tutorials_are_found():
     assert [path.stem for path in TUTORIALS] == [
         "adaptive_batches",
         "asynchronous_workers",
+        "choosing_a_kernel",
         "drop_in_at_scale",
         "fingerprints_in_plates",
         "finite_arms",
@@ -26,6 +27,7 @@ def test_tutorials_are_found():
         "large_arm_sets",
         "reading_the_report",
         "sbpe_elimination",
+        "simulation_archive",
         "size_and_precision",
         "sparse_gp_drop_in",
     ]

@@ -175,8 +175,9 @@ def miscalibrated(found: Calibration | None) -> Iterator[Advice]:
     if found.within_68 < WITHIN_68[0] or found.within_95 < WITHIN_95:
         yield Advice(
             f"The model was too sure: {seen}.",
-            "Do not trust the intervals. Evaluate some points several times to see the noise; look for inputs that matter and "
-            "are not among these; try another kernel (covar_module=, on the command line --kernel).",
+            "Do not trust the intervals where no results are: picks are where the model expects most, and fall short of it. "
+            "Evaluate some points several times to see the noise; look for inputs that matter and are not among these; "
+            "with BBKB or BKB try another kernel (covar_module=, on the command line --kernel).",
         )
     elif found.within_68 > WITHIN_68[1]:
         yield Advice(

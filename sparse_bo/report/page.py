@@ -39,6 +39,7 @@ from sparse_bo.report.view import RunView, Slice, cell, number, visible
 LINES, BEST_LINES = 300, 60
 """Evaluations on the parallel axes, and the number of best ones among them."""
 MOST_AXES = 10
+MOST_BARS = 20
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("sparse_bo", "report"),
@@ -94,6 +95,8 @@ def sections_of(view: RunView) -> Iterator[Section]:
     inputs = _inputs(view)
     if inputs is not None:
         yield Section("inputs", "Inputs", plots=[inputs])
+    if view.importance:
+        yield Section("importance", "Importance of the inputs", plots=[_importance(view)])
     if view.slices:
         text = "Median and 95 % interval of the objective along one input at a time, the others as at the best point."
         more = "" if len(view.slices) >= len(view.names) else f" {len(view.slices)} of {len(view.names)} inputs."
@@ -134,6 +137,18 @@ def _progress(view: RunView) -> Iterator[Plot]:
     if view.regret is not None and len(view.regret):
         yield lines(regret_so_far(view.regret, minimize=view.minimize))
     yield lines(batch_sizes(view.batches))
+
+
+def _importance(view: RunView) -> Plot:
+    shown = dict(list(view.importance.items())[:MOST_BARS])
+    text = (
+        "Share in the variance of the posterior mean, interactions included, where all inputs are uniform in their ranges; "
+        f"{view.importance_by}."
+    )
+    if len(shown) < len(view.importance):
+        rest = sum(view.importance.values()) - sum(shown.values())
+        text += f" {len(shown)} of {len(view.importance)} inputs; the others have {number(100.0 * rest, 2)} % together."
+    return bars("Importance", text, {name: 100.0 * share for name, share in shown.items()}, unit="%")
 
 
 def _sparse(view: RunView) -> Iterator[Plot]:

@@ -103,6 +103,10 @@ class RunView:
     """95 % interval of the objective at the best point (y), perhaps without an end; ``None`` without a model."""
     best_observed: Observation | None
     slices: Sequence[Slice]
+    importance: Mapping[str, float] = field(default_factory=dict)
+    """Share of each input in the variance of the posterior mean, the largest first; empty without a model."""
+    importance_by: str = ""
+    """Computation of the shares, in words."""
     computed: bool = True
     """Whether the state was there, or computed again: else neither model nor best point is known."""
     widened: float = 1.0

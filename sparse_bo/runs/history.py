@@ -106,11 +106,13 @@ def _types() -> dict[str, Any]:
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value of JSON has a type of the fields above: numbers, text, lists and mappings of them, or none."""
+    """Return whether a value of JSON has a type of the fields above: numbers, bools, texts, lists and mappings of them, none."""
     parts = get_args(hint)
     if isinstance(hint, UnionType):
         return any(_is_of(value, part) for part in parts)
     kind = get_origin(hint) or hint
+    if kind is bool:
+        return isinstance(value, bool)
     if kind is list:
         return isinstance(value, list) and all(_is_of(part, parts[0]) for part in value)
     if kind is Mapping:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.evaluations.executors import optional
 from sparse_bo.policies import Report, State
 from sparse_bo.runs.history import History, report_of, written_whole
+from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.view import columns_of, view_of
 from sparse_bo.widths.calibration import Calibration
 
@@ -87,6 +89,18 @@ class Result(Report):
     def calibration(self) -> Calibration | None:
         """Distances of the results from the predictions made before their batches; ``None`` without a model."""
         return self.history.calibration
+
+    @cached_property
+    def importance(self) -> dict[str, float] | None:
+        """Share of each input in the variance of the posterior mean, by name, the largest first; they add up to 1.
+
+        An input's part is its total effect (Homma & Saltelli 1996), with its interactions, under the uniform distribution on
+        the box, or on the bounding box of the arms: in closed form for a Gaussian kernel, else from a fixed Sobol sample. The
+        local model of :class:`sparse_bo.TrustRegion` knows at most ``model_size`` points, most of them near the best one.
+        ``None`` without a model, and under those that have one over the arms alone (:class:`sparse_bo.BBKB`, …).
+        """
+        found = importance_of(self.state, self.domain)
+        return None if found is None else dict(found.shares)
 
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).

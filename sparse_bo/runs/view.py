@@ -26,6 +26,7 @@ from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice
 from sparse_bo.runs.history import History, report_of
+from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
 
 SLICE_POINTS = 41
@@ -199,6 +200,7 @@ def view_of(
         wider = partial(predict, widened=widened)
         slices = [_slice(wider, domain, x, j, name, best) for j, name in enumerate(names[:most_slices])]
         interval = _interval(predict, domain, report)
+    weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else None
     highest = None
     if last.best_observed_mean is not None:
         arm = {} if last.best_observed_index is None or not over_arms else {"arm": last.best_observed_index}
@@ -222,6 +224,8 @@ def view_of(
         best_interval=interval,
         best_observed=highest,
         slices=[one for one in slices if one is not None],
+        importance={} if weights is None else weights.shares,
+        importance_by="" if weights is None else weights.how,
         computed=state is not None,
         widened=widened,
         variance_factor=None if certificate is None else certificate.factor,

@@ -32,7 +32,7 @@ from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points, warn_if_far
 from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix, standardize_again
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc, sweep
 from sparse_bo.models.sparse_gp.state import (
@@ -259,12 +259,17 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
         )
+    robust = model.learner.robust or previous.outlying_rows is not None
+    if robust:  # an outlying new row would change the units of all others
+        standardize_again(model, previous.outlying_rows, first=n)
     moved = affine(previous.train_targets, model.train_targets[..., :n])
     if moved is None:
         raise InputDataError(
             "expected train_Y to begin with that of previous, up to a shift and a scale by the outcome transform"
         )
     model.outlying_rows = _outlying_rows(model, previous, *moved)
+    if robust:
+        standardize_again(model, model.outlying_rows)
     model.train()
     return PreviousPosterior.of(previous)
 

@@ -36,7 +36,7 @@ from torch import Tensor
 from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
-from sparse_bo.models.sparse_gp.prior import stationary_parts
+from sparse_bo.models.sparse_gp.prior import standardize_again, stationary_parts
 from sparse_bo.models.sparse_gp.refinement import (
     RefinementSettings,
     Residuals,
@@ -217,6 +217,7 @@ class Learner:
             if torch.equal(found, every[:0] if outlying is None else outlying):
                 return
             outlying = found
+            standardize_again(model, outlying)
         model.outlying_rows = outlying
 
     def rows(self, model: Any) -> Tensor | None:

@@ -16,9 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 import gpytorch
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
 from botorch.models.kernels.categorical import CategoricalKernel
+from botorch.models.transforms.outcome import Standardize
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
@@ -250,5 +253,31 @@ def outlying_noise(model: Any) -> Tensor | None:
         return None
     targets = model.train_targets
     noise = torch.zeros_like(targets)
-    noise[..., model.outlying_rows] = 1e4 * targets.var(dim=-1, keepdim=True)
+    # Rounded up to a power of 16, so that it stays as it is while rows are added: a posterior then grows.
+    powers = (targets.var(dim=-1, keepdim=True).clamp_min(1.0).log2() / 4.0 - 1e-9).ceil()
+    noise[..., model.outlying_rows] = 1e4 * 16.0**powers
     return noise
+
+
+@torch.no_grad()
+def standardize_again(model: Any, outlying: Tensor | None, *, first: int | None = None) -> None:
+    """Standardise the outcomes by the ``first`` rows (all) but outlying ones, if the outcome transform is ``Standardize``.
+
+    By a row that is 10⁴ standard deviations off all others would lie within the least noise of BoTorch's likelihood.
+    """
+    transform: Any = getattr(model, "outcome_transform", None)
+    if type(transform) is not Standardize:
+        return
+    several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1  # tasks are rows
+    targets, before, trains = model.train_targets, transform.stdvs, transform.training
+    Y, _ = transform.eval().untransform(targets.mT if several else targets.unsqueeze(-1))
+    good = torch.arange(Y.shape[-2], device=Y.device) < (Y.shape[-2] if first is None else first)
+    if outlying is not None:
+        good[outlying] = False
+    transform.train()(Y[..., good, :])  # learns mean and standard deviation
+    Y, _ = transform.eval()(Y)
+    transform.train(trains)
+    model.train_targets = Y.mT if several else Y.squeeze(-1)
+    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+        known, ratio = model.likelihood.noise_covar, (before / transform.stdvs).square()  # … x 1 x m
+        known.noise = known.noise * (ratio.mT if several else ratio.squeeze(-1))

@@ -1,0 +1,85 @@
+"""Importance of inputs, from results and on the page of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import BBKB, Choice, Float, Int, maximize
+from sparse_bo.domains.box import sobol_points
+from sparse_bo.gp.sensitivity import sampled_effects
+from sparse_bo.kernels import TanimotoKernel
+from sparse_bo.policies import ExpectedImprovement, RandomSearch, TrustRegion
+from sparse_bo.runs.importance import importance_of
+from tests.builders import bbkb, noisy
+
+
+def steep(x):
+    return -4.0 * float((x[1] - 0.4) ** 2) - 0.5 * float((x[0] - 0.5) ** 2)
+
+
+def test_on_a_box_the_steep_input_leads_and_one_without_effect_has_none():
+    result = maximize(steep, bounds=[(0.0, 1.0)] * 3, budget=40, policy=TrustRegion(initial_design=25))
+    assert next(iter(result.importance)) == "x2"
+    assert sum(result.importance.values()) == pytest.approx(1.0)
+    assert result.importance["x2"] > 0.9
+    assert result.importance["x3"] < 0.01
+    page = result.report()
+    assert "Importance of the inputs" in page
+    assert importance_of(result.state, result.domain).how in page
+
+
+def test_a_gaussian_kernel_has_a_closed_form_near_the_truth():
+    X = np.random.default_rng(0).random((40, 2))
+    policy = TrustRegion(initial_design=40)
+    y = np.sin(4.0 * X[:, 0] + 2.0 * X[:, 1] ** 2)
+    result = maximize(lambda x: 0.5, bounds=[(0.0, 1.0)] * 2, budget=0, policy=policy, initial=(X, y))
+    assert result.state.fitted.learned.family == "rbf"
+    closed = importance_of(result.state, result.domain)
+    assert closed.how == "in closed form"
+    points = sobol_points(4_096, 4, seed=0)
+    groups = list(torch.arange(2).split(1))
+    truth = sampled_effects(lambda U: torch.sin(4.0 * U[:, 0] + 2.0 * U[:, 1] ** 2), points[:, :2], points[:, 2:], groups)
+    assert closed.shares["x1"] == pytest.approx(float(truth[0] / truth.sum()), abs=0.03)
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["arms", "box"])
+def test_the_columns_of_a_choice_are_one_input(few):
+    space = {"kind": Choice("a", "b", "c", "d"), "n": Int(1, 8), "one": Choice("only")}
+    space |= {} if few else {"x": Float(0.0, 1.0)}
+    policy = (ExpectedImprovement if few else TrustRegion)(initial_design=20)
+    result = maximize(lambda p: 3.0 * (p["kind"] == "c") + 0.1 * p["n"], space=space, budget=30, policy=policy)
+    assert set(result.importance) == set(space) - {"one"}
+    assert next(iter(result.importance)) == "kind"
+    assert result.importance["kind"] > 0.6
+
+
+def test_arms_have_columns():
+    X = torch.rand(80, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * torch.tensor([1.0, 10.0, 100.0])
+    result = maximize(lambda X: X[:, 2] / 10.0, arms=X, budget=20, policy=ExpectedImprovement(initial_design=10))
+    assert result.importance["x3"] > 0.95
+
+
+def test_policies_without_a_model_of_the_whole_box_have_none():
+    bits = (torch.rand(50, 16, generator=torch.Generator().manual_seed(0)) < 0.3).double()
+    kernel = ExpectedImprovement(covar_module=TanimotoKernel(), initial_design=8)
+    assert maximize(lambda X: X.sum(-1), arms=bits, budget=12, policy=kernel).importance is None
+    assert maximize(lambda X: X.sum(-1), arms=bits, budget=12, policy=RandomSearch()).importance is None
+    assert maximize(noisy(bits), arms=bits, budget=12, policy=bbkb(), call_with="indices").importance is None
+
+
+def test_a_policy_with_a_botorch_model_on_a_box_has_them():
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 5.0]], dtype=torch.float64)
+    policy = BBKB(initial_design=12)
+    result = maximize(lambda X: torch.sin(4.0 * X[:, 0]), bounds=bounds, budget=24, policy=policy)
+    assert list(result.importance) == ["x1", "x2"]
+
+
+def test_many_inputs_are_counted_on_the_page():
+    rng = np.random.default_rng(0)
+    X = rng.random((60, 30))
+    policy = TrustRegion(initial_design=60)
+    result = maximize(lambda x: 0.0, bounds=[(0.0, 1.0)] * 30, budget=0, policy=policy, initial=(X, X @ np.arange(30.0)))
+    assert len(result.importance) == 30
+    assert "20 of 30 inputs; the others have" in result.report()
