@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ FUNCTIONS = {
     20: (7, 21),
 }
 """By inputs; without f1 and f5, whose optima are reached to the last target in 2 and 5 inputs, so that they decide little."""
+FEWEST = 20
+"""Runs of a device from which on it has a row."""
 PAGE = RESULTS / "ABLATIONS.md"
 FILES = (RESULTS / "bbob-devices.jsonl.gz",)
 BEGIN, END = "<!-- made by python benchmarks/ablations.py page: begin -->\n", "<!-- end -->\n"
@@ -179,11 +182,10 @@ DEVICES = {
     ),
     "warping": Device(
         "logarithms and asinh of the observations",
-        kinds=("log", "deep log", "asinh"),
+        kinds=("log", "asinh"),
         sign=lambda signs: signs.kinds != {"plain"},
     ),
-    "log": Device("the logarithm that bends at 0.3", kinds=("log",), sign=lambda signs: signs.chose("log")),
-    "deep-log": Device("the logarithm that bends at 0.05", kinds=("deep log",), sign=lambda signs: signs.chose("deep log")),
+    "log": Device("the logarithm", kinds=("log",), sign=lambda signs: signs.chose("log")),
     "asinh": Device("the asinh", kinds=("asinh",), sign=lambda signs: signs.chose("asinh")),
     "clipping": Device(
         "clipping of the lowest observations", ((observations, "DEEPEST", 1e30),), sign=lambda signs: signs.clipped
@@ -210,18 +212,13 @@ DEVICES = {
         "later choices of kernel and warping",
         ((policy, "fitted_region", partial(surrogate.fitted_region, growth=math.inf)),),
     ),
-    "anywhere": Device("picks in the whole box", settings={"exploration": 0.0}, most=8),
     "repeats": Device("one replicate", ((policy, "unrepeated", lambda where, y, pending: where[:0]),)),
-    "near": Device(
-        "candidates around the centre",
-        ((policy, "points_around", lambda *a, **o: search.points_around(*a, **o)[: a[2].candidates]),),
-    ),
     "shared": Device(
         "climbs of the perturbed inputs alone",
         ((policy, "candidates_of", lambda *a, **o: search.candidates_of(*a, **{**o, "centre": None})),),
         least=9,
     ),
-    "masks": Device("candidates that differ in a few inputs", settings={"many_inputs": 1000, "exploration": 0.0}, least=9),
+    "masks": Device("candidates that differ in a few inputs", settings={"many_inputs": 1000}, least=9),
     "resolved": Device(
         "no picks where the model knows the value",
         ((policy, "is_resolved", lambda gp, at, **_: torch.zeros_like(at.mean, dtype=torch.bool)),),
@@ -250,10 +247,16 @@ DEVICES = {
     ),
 }
 """Devices beyond TuRBO with a local GP and log expected improvement, and some parts of TuRBO, by name."""
+GONE = {
+    "anywhere": "a quarter of the picks in the whole box, in up to 8 inputs",
+    "near": "200 candidates around the centre, at scales of 10⁻³ to 1",
+    "deep-log": "a second logarithm of the observations, that bends at 0.05",
+}
+"""Devices that the records are of, and that the package no longer has."""
 
 
 def device(names: str) -> Device:
-    """Return a device, or several that are off together: ``near+anywhere``."""
+    """Return a device, or several that are off together: ``additive+asinh``."""
     parts = [DEVICES[name] for name in names.split("+")]
     if len(parts) == 1:
         return parts[0]
@@ -332,7 +335,7 @@ def table(records: list[dict[str, Any]], measure_name: str, reference: str = "de
     whole, rows = values.pop(reference, {}), []
     for name, own in values.items():
         ratios = {key: own[key] - whole[key] for key in own.keys() & whole.keys()}
-        if not ratios:
+        if len(ratios) < FEWEST:
             continue
         all_, tie = [ratios[key] for key in sorted(ratios)], math.log10(1.01)
         middle, average = interval(all_, np.median), interval(all_, np.mean)
@@ -354,7 +357,9 @@ def page_text(files: tuple[Path, ...] = FILES) -> str:
     """Return the made part of the page."""
     records = [r for path in files for r in read(path)]
     lines = ["| device | what is switched off |", "|---|---|"]
-    lines += [f"| `{name}` | {device.text} |" for name, device in DEVICES.items()]
+    texts = {name: device.text for name, device in DEVICES.items()} | GONE
+    counts = Counter(r["method"] for r in records)
+    lines += [f"| `{name}` | {texts[name]} |" for name in sorted(texts) if counts[name] >= FEWEST]
     for noise, measure_name in ((0.0, "precision"), (0.05, "recommended")):
         own = [r for r in records if r["noise"] == noise]
         if own:
@@ -384,7 +389,7 @@ def main() -> None:
     make = commands.add_parser("run", help="make runs and append their records")
     make.add_argument("--out", type=Path, required=True, help="file of the records, .jsonl.gz")
     make.add_argument(
-        "--device", action="append", help="a device to switch off, or several: near+anywhere; repeatable (default all)"
+        "--device", action="append", help="a device to switch off, or several: additive+asinh; repeatable (default all)"
     )
     make.add_argument("--dims", type=_numbers, default=list(DIMS), help="inputs, such as 2,5,10 (default 2,5,10,20)")
     make.add_argument("--function", type=int, choices=BBOB["choosing"].functions, help="this one alone, on all instances")

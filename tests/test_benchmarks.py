@@ -83,14 +83,16 @@ def test_ablations_keep_to_the_choosing_half_and_take_each_of_its_instances(abla
 
 
 def test_the_table_of_ablations_compares_runs_of_the_same_problem(ablations: ModuleType) -> None:
-    def record(method: str, function: int, precision: float) -> dict[str, object]:
-        about = {"dims": 2, "instance": 1, "budget": 50, "noise": 0.0}
-        return {**about, "method": method, "function": function, "precision": [9.0, precision]}
+    def record(method: str, instance: int, precision: float) -> dict[str, object]:
+        about = {"dims": 2, "function": 1, "budget": 50, "noise": 0.0}
+        return {**about, "method": method, "instance": instance, "precision": [9.0, precision]}
 
-    wholes = [record("default", f, 1.0) for f in (1, 3, 5)]
-    others = [record("near", 1, 10.0), record("near", 3, 1e-2), record("near", 7, 1e-9), record("near", 5, 10.0)]
-    _, _, row = ablations.table([*wholes, *others], "precision")
-    assert row.startswith("| `near` | 3 | 1–2 | 1–2 0–0 0–0 0–0 | +1.000 (-2.000 to +1.000) | +0.000 (")
+    wholes = [record("default", i, 1.0) for i in range(30)]
+    others = [record("asinh", i, 10.0 if i < 20 else 1e-2 if i < 25 else 1.001) for i in range(27)]
+    unpaired, few = record("asinh", 99, 1e-9), [record("log", i, 1.0) for i in range(19)]
+    _, _, *rows = ablations.table([*wholes, *others, unpaired, *few], "precision")
+    assert len(rows) == 1
+    assert rows[0].startswith("| `asinh` | 27 | 5–20 | 5–20 0–0 0–0 0–0 | +1.000 (+1.000 to +1.000) | +0.370 (")
 
 
 def test_the_page_of_ablations_is_that_of_its_records(ablations: ModuleType) -> None:

@@ -65,7 +65,7 @@ class RegionSearch(Mechanism[RegionState]):
 
         Where every evaluation counts, they maximise the online knowledge gradient; where it is not positive, the best point is
         evaluated again. Pending points and earlier picks of the batch are conditioned on: their
-        variances shrink, and their means count as reached. Draws one uniform number a pick, and the candidates of each search.
+        variances shrink, and their means count as reached. Draws the candidates of each search.
         """
         if state.fitted is None or state.region is None:
             q = design_batch(self.design_size, pulls=state.pulls, out=len(pending), max_q=max_q)
@@ -156,10 +156,9 @@ class RegionSearch(Mechanism[RegionState]):
                 highest = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(out)]).max()
                 knowledge = OnlineKnowledgeGradient(fitted.warp, highest, self.settings.horizon * state.pulls)
                 searches = [replace(each, best=float(highest), knowledge=knowledge) for each in searches]
-            share, U = self.settings.exploration_share(self.box.dims), out[:0]
+            U = out[:0]
             for _ in range(q):
-                explores = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < share
-                u = _next(gp, searches[1:] if explores else searches, picked=len(U))
+                u = _next(gp, searches, picked=len(U))
                 if u is None:
                     break
                 at = gp.moments(u)

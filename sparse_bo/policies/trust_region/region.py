@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.settings import Goal
-from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
+from sparse_bo.validation import check_choice, check_count, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,6 @@ class RegionSettings(ImprovementSettings):
     """Settings of a trust region, after TuRBO (Eriksson et al. 2019). Lengths are in the unit cube.
 
     Attributes:
-        exploration: Share of the picks made in the whole box while the region is smaller, in [0, 1]. ``None``: 1/4 in up to
-            ``many_inputs`` inputs, 0 in more.
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts (cumulative regret); its
             initial design has at most 10 points.
         first_length: Length of the region at the start and after a restart.
@@ -71,7 +69,6 @@ class RegionSettings(ImprovementSettings):
         ValueError: If one is out of range.
     """
 
-    exploration: float | None = None
     goal: Goal = "best"
     first_length: float = 0.8
     shortest_length: float = 2.0**-7
@@ -83,8 +80,6 @@ class RegionSettings(ImprovementSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.exploration is not None:
-            check_probability("exploration", self.exploration, closed=True)
         check_choice("goal", self.goal, get_args(Goal))
         for name in ("first_length", "shortest_length", "horizon"):
             check_positive(name, getattr(self, name))
@@ -101,12 +96,6 @@ class RegionSettings(ImprovementSettings):
         """Return the number of points before the first model."""
         size = super().design_size(dims)
         return min(size, 10) if self.cumulative and self.initial_design is None else size
-
-    def exploration_share(self, dims: int) -> float:
-        """Return the share of picks made in the whole box."""
-        if self.exploration is not None:
-            return self.exploration
-        return 0.25 if dims <= self.many_inputs else 0.0
 
     def failures(self, dims: int) -> int:
         """Return the number of evaluations in a row without progress after which the length halves."""
