@@ -129,7 +129,7 @@ class Device:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Switch the device off inside, in this process; settings are the caller's."""
-        kept = lambda y: (warp for warp in observations.warps(y) if warp.kind not in self.kinds)  # noqa: E731
+        kept = lambda y, kinds: (warp for warp in observations.warps(y, kinds) if warp.kind not in self.kinds)  # noqa: E731
         with ExitStack() as stack, patch.object(surrogate, "warps", kept):
             for where, name, value in self.replaced:
                 stack.enter_context(patch.object(where, name, value))
@@ -148,7 +148,7 @@ def _from_before(data: Any, *arguments: Any, **options: Any) -> Hyperparameters:
 
 def _on_the_highest(mechanism: Any, *arguments: Any, **options: Any) -> Any:
     inner, anywhere = _searches(mechanism, *arguments, **options)
-    return [replace(inner, best=anywhere.best), anywhere]
+    return [replace(inner, gain=anywhere.gain), anywhere]
 
 
 def _unclipped(self: region.Region, centre: Tensor, lengthscales: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,16 +212,17 @@ DEVICES = {
         "later choices of kernel and warping",
         ((policy, "fitted_region", partial(surrogate.fitted_region, growth=math.inf)),),
     ),
+    "anywhere": Device("picks in the whole box", settings={"exploration": 0.0}, most=8),
     "repeats": Device("one replicate", ((policy, "unrepeated", lambda where, y, pending: where[:0]),)),
     "shared": Device(
         "climbs of the perturbed inputs alone",
         ((policy, "candidates_of", lambda *a, **o: search.candidates_of(*a, **{**o, "centre": None})),),
         least=9,
     ),
-    "masks": Device("candidates that differ in a few inputs", settings={"many_inputs": 1000}, least=9),
+    "masks": Device("candidates that differ in a few inputs", settings={"many_inputs": 1000, "exploration": 0.0}, least=9),
     "resolved": Device(
         "no picks where the model knows the value",
-        ((policy, "is_resolved", lambda gp, at, **_: torch.zeros_like(at.mean, dtype=torch.bool)),),
+        ((search, "is_resolved", lambda gp, at, **_: torch.zeros_like(at.mean, dtype=torch.bool)),),
     ),
     "own-best": Device(
         "improvement on the region's own best value: on the highest of all",
@@ -237,7 +238,7 @@ DEVICES = {
     ),
     "augmented": Device(
         "expected improvement augmented under noise",
-        ((policy, "candidates_of", lambda *a, **o: search.candidates_of(*a, **{**o, "noise_variance": 0.0})),),
+        ((policy, "Improvement", lambda best, noise_variance, knowledge: search.Improvement(best, 0.0, knowledge)),),
         noisy=True,
     ),
     "upper-quarter": Device(
@@ -248,7 +249,6 @@ DEVICES = {
 }
 """Devices beyond TuRBO with a local GP and log expected improvement, and some parts of TuRBO, by name."""
 GONE = {
-    "anywhere": "a quarter of the picks in the whole box, in up to 8 inputs",
     "near": "200 candidates around the centre, at scales of 10⁻³ to 1",
     "deep-log": "a second logarithm of the observations, that bends at 0.05",
 }

@@ -9,7 +9,7 @@ from .journal import Storage
 from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset, register_with_ax
 from .planning import plan
 from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE, TrustRegion
-from .runs import AskTell, History, Result, maximize, minimize, observations_of
+from .runs import AskTell, History, Result, maximize, minimize, observations_of, optimize
 
 __all__ = [
     "BBKB",
@@ -48,6 +48,7 @@ __all__ = [
     "maximize",
     "minimize",
     "observations_of",
+    "optimize",
     "optimize_batch",
     "plan",
     "policies",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ try:
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.samplers import BaseSampler, RandomSampler
+    from optuna.samplers._base import _process_constraints_after_trial  # the one writer of them; samplers of others use it
     from optuna.search_space import IntersectionSearchSpace
     from optuna.trial import FrozenTrial, TrialState
 except ModuleNotFoundError as error:
@@ -33,32 +34,37 @@ except ModuleNotFoundError as error:
     raise ImportError(f"SparseBOSampler needs Optuna; install it with: {install_hint('optuna')}") from error
 
 from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
-from sparse_bo.policies import Mechanism, Policy, State, Wait
-from sparse_bo.policies.box_states import BoxState
+from sparse_bo.policies import Mechanism, Outcomes, Policy, State, Wait
+from sparse_bo.policies.box_states import PointState
+from sparse_bo.policies.outcomes import MOST_OBJECTIVES
+from sparse_bo.policies.protocol import mechanism_of
 from sparse_bo.runs.arguments import check_policy
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.engine import with_gradients
-from sparse_bo.validation import check_count
+from sparse_bo.validation import check_callable, check_count
 
 TRIALS = 500
 """Budget assumed of a study, which does not tell its own: over arms the default policy depends on it."""
 AT_ONCE = 100
 """Trials for every pick more that is made ahead: updates cost more later, and decide less."""
+_KEPT = ("_policy", "_independent", "_seed", "_seeds_independent", "_constraints_func")
+"""Attributes of a sampler that cannot be read from its study."""
 logger = optuna.logging.get_logger("optuna.sparse_bo")
 
 
 class SparseBOSampler(BaseSampler):
-    """Samples trials of a single-objective Optuna study by a policy of this package.
+    """Samples trials of an Optuna study, of one objective or up to four, by a policy of this package.
 
     Parameters that all trials have are sampled together: floats and integers, linear, logarithmic or in steps, and
     categories (one-hot, so many categories make many inputs: prefer an integer where they are ordered). Parameters that some
     trials lack (conditional ones), and those of the first trial, are left to ``independent_sampler``.
 
-    What becomes of a trial: its value is told to the model. A trial that has failed, whose value is infinite, or that violates
-    a constraint (``trial.set_constraint``, above 0) counts as a failed evaluation: its neighbourhood is avoided, the more so
-    the more of it fails; how far a constraint is from being met is not used. A pruned trial counts as its last intermediate
-    value, or as the median of the completed trials where that is worse. Enqueued trials, those of other workers, and trials
-    added by hand are learned from alike, and what runs is taken into account. Nothing is written to the storage.
+    What becomes of a trial: its values are told to a model of each. Constraints (``trial.set_constraint`` or
+    ``constraints_func``, feasible up to 0) have models, too: a trial's improvement counts with the probability that it is
+    feasible. A trial that has failed, or has an infinite value, counts as a failed evaluation: its neighbourhood is avoided,
+    the more so the more of it fails. A pruned trial counts as its last intermediate value, or as the median of the completed
+    trials where that is worse. Enqueued trials, those of other workers, and trials added by hand are learned from alike, and
+    what runs is taken into account. Nothing but the values of ``constraints_func`` is written to the storage.
 
     A study can be resumed with a new sampler, which reads all its trials at once. Several threads may share a sampler.
 
@@ -69,22 +75,32 @@ class SparseBOSampler(BaseSampler):
         seed: Of everything random, together with the number of the first trial that this sampler makes: processes that share a
             study and a seed make different trials. ``None``: another one each time.
         independent_sampler: For parameters that cannot be sampled together; default :class:`optuna.samplers.RandomSampler`.
+        constraints_func: From a finished trial to its constraints, feasible up to 0, as in Optuna's own samplers.
 
     Raises:
         ImportError: If Optuna is not installed.
         TypeError: If the policy is none, or an argument has the wrong kind.
-        ValueError: If the study has several objectives, or a parameter's range is too wide (raised when a trial is sampled).
+        ValueError: If the study has more than four objectives, or a parameter's range is too wide (raised when a trial is
+            sampled).
         NotImplementedError: If a parameter is of a kind that Optuna itself does not have.
     """
 
     def __init__(
-        self, *, policy: Policy | None = None, seed: int | None = None, independent_sampler: BaseSampler | None = None
+        self,
+        *,
+        policy: Policy | None = None,
+        seed: int | None = None,
+        independent_sampler: BaseSampler | None = None,
+        constraints_func: Callable[[FrozenTrial], Sequence[float]] | None = None,
     ) -> None:
         if policy is not None:
             check_policy(policy)
         if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
             got = "a class" if isinstance(independent_sampler, type) else type(independent_sampler).__name__
             raise TypeError(f"expected independent_sampler to be a sampler of Optuna, got {got}; use RandomSampler(seed=0)")
+        if constraints_func is not None:
+            check_callable("constraints_func", constraints_func)
+        self._constraints_func = constraints_func
         self._policy, self._independent, self._generator = policy, independent_sampler or RandomSampler(), torch.Generator()
         self._seed = self._generator.seed() if seed is None else check_count("seed", seed, minimum=0)
         self._seeds_independent = independent_sampler is None
@@ -98,7 +114,7 @@ class SparseBOSampler(BaseSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without values that can be read from the study again."""
-        return {name: vars(self)[name] for name in ("_policy", "_independent", "_seed", "_seeds_independent")}
+        return {name: vars(self)[name] for name in _KEPT}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         """Start as a new sampler of a study that there may be."""
@@ -114,17 +130,17 @@ class SparseBOSampler(BaseSampler):
         """Check the study.
 
         Raises:
-            ValueError: If it has several objectives.
+            ValueError: If it has more than four objectives.
         """
         self._begin(study, trial)
         self._independent.before_trial(study, trial)
 
     def _begin(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Check the study, and seed by the number of the first trial."""
-        if len(study.directions) > 1:
+        if len(study.directions) > MOST_OBJECTIVES:
             raise ValueError(
-                f"SparseBOSampler optimises one objective, and this study has {len(study.directions)}; optimise a weighted "
-                "sum, or use optuna.samplers.GPSampler or NSGAIISampler"
+                f"SparseBOSampler optimises at most {MOST_OBJECTIVES} objectives, and this study has {len(study.directions)}; "
+                "make some of them constraints, or use optuna.samplers.NSGAIIISampler"
             )
         with self._lock:
             if not self._begun:
@@ -135,7 +151,9 @@ class SparseBOSampler(BaseSampler):
                 self._begun = True
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """See :meth:`optuna.samplers.BaseSampler.after_trial`."""
+        """Store the constraints of a trial; see :meth:`optuna.samplers.BaseSampler.after_trial`."""
+        if self._constraints_func is not None:
+            _process_constraints_after_trial(self._constraints_func, study, trial, state)
         self._independent.after_trial(study, trial, state, values)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -150,7 +168,7 @@ class SparseBOSampler(BaseSampler):
         """Return a value for each parameter of ``search_space``; nothing where all of them are enqueued.
 
         Raises:
-            ValueError: If a range is too wide to be encoded, or the study has several objectives.
+            ValueError: If a range is too wide to be encoded, or the study has more than four objectives.
             NotImplementedError: If a parameter is of an unknown kind.
         """
         self._begin(study, trial)
@@ -172,7 +190,7 @@ class SparseBOSampler(BaseSampler):
         """Return a value of a parameter that is not sampled with the others; says so once for each.
 
         Raises:
-            ValueError: If the study has several objectives, or the parameter's range exceeds the largest number.
+            ValueError: If the study has more than four objectives, or the parameter's range exceeds the largest number.
         """
         self._begin(study, trial)
         if self._searches and param_name not in self._warned:
@@ -206,16 +224,18 @@ class _Search:
         generator: torch.Generator,
     ) -> None:
         self.study, self.distributions, self.generator = study, dict(search_space), generator
+        self.constraints = _constraints_of(study.get_trials(deepcopy=False))
+        self.outcomes = _outcomes_of(study, self.constraints)
         space = Space({repr(name): _parameter(name, kind) for name, kind in search_space.items()})
         self.domain = space_domain(space)
-        policy = policy or chosen_policy(self.domain, budget=TRIALS).policy
+        policy = policy or chosen_policy(self.domain, budget=TRIALS, several=self.outcomes is not None).policy
         try:
-            self.mechanism: Mechanism[Any] = policy.on(self.domain)
+            self.mechanism: Mechanism[Any] = mechanism_of(policy, self.domain, self.outcomes)
         except TypeError:  # it searches boxes alone, and these are few combinations
             self.domain = space_domain(replace(space, most_arms=0))
-            self.mechanism = policy.on(self.domain)
+            self.mechanism = mechanism_of(policy, self.domain, self.outcomes)
         self.state: State = self.mechanism.init()
-        self.sign = -1.0 if study.direction == optuna.study.StudyDirection.MINIMIZE else 1.0
+        self.sign = -1.0 if study.directions[0] == optuna.study.StudyDirection.MINIMIZE else 1.0
         self.queue: list[Tensor] = []
         self.out: dict[int, Tensor] = {}
         self.ended: set[int] = set()
@@ -224,7 +244,8 @@ class _Search:
     def fits(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> bool:
         """Return whether this is the search of a study with these parameters."""
         same = study is self.study or (study._storage is self.study._storage and study._study_id == self.study._study_id)
-        return same and self.distributions == search_space
+        new = (trial for trial in study.get_trials(deepcopy=False) if trial.number not in self.ended)
+        return same and self.distributions == search_space and self.constraints >= _constraints_of(new)
 
     def next(self, number: int) -> dict[str, Any]:
         """Return the values of a trial."""
@@ -243,7 +264,7 @@ class _Search:
         """Return picks for the next trials: more at once the more trials there are."""
         q = max(1, len(self.completed) // AT_ONCE)
         known = pending = torch.cat([self.domain.no_picks, *self.out.values()])
-        if isinstance(self.state, BoxState):
+        if isinstance(self.state, PointState):
             known = torch.cat([self.state.X, self.state.left_alone(), pending])
         made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
         while isinstance(made, Wait):  # Optuna never waits: what has been out for longest is forgotten
@@ -256,7 +277,7 @@ class _Search:
     @with_gradients
     def _take_in(self, current: int) -> None:
         """Update the policy by ended trials, and collect running ones."""
-        good: list[tuple[Mapping[str, Any], float]] = []
+        good: list[tuple[Mapping[str, Any], float | list[float]]] = []
         bad: list[Mapping[str, Any]] = []
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number == current or trial.number in self.ended:
@@ -269,7 +290,7 @@ class _Search:
             self.ended.add(trial.number)
             self.out.pop(trial.number, None)
             if point is not None:
-                value = self._value(trial)
+                value = self._result(trial)
                 bad.append(point) if value is None else good.append((point, value))
         if good:
             picks = self.domain.check("trials", [point for point, _ in good])
@@ -278,10 +299,25 @@ class _Search:
         if bad:
             self.state = self.mechanism.fail(self.state, self.domain.check("trials", bad))
 
-    def _value(self, trial: FrozenTrial) -> float | None:
-        """Return the objective of a finished trial, to be maximised; ``None`` if it failed or is infeasible."""
-        if any(constraint > 0.0 for constraint in trial.constraints.values()):
+    def _result(self, trial: FrozenTrial) -> float | list[float] | None:
+        """Return the objective of a finished trial, to be maximised, or its outcomes; ``None`` if it failed."""
+        if self.outcomes is None:
+            return self._value(trial)
+        if len(self.study.directions) == 1:
+            value = self._value(trial)
+            objectives = None if value is None else [self.sign * value]
+        else:
+            objectives = trial.values if trial.state == TrialState.COMPLETE else None
+        if objectives is None or not all(map(math.isfinite, objectives)):
             return None
+        if len(self.study.directions) > 1:
+            self.completed.append(self.sign * objectives[0])
+        measured = trial.constraints
+        rest = [measured.get(name, math.nan) for name in sorted(self.constraints)]
+        return [*objectives, *(value if math.isfinite(value) else math.nan for value in rest)]
+
+    def _value(self, trial: FrozenTrial) -> float | None:
+        """Return the objective of a finished trial, to be maximised; ``None`` if it failed."""
         if trial.state == TrialState.COMPLETE:
             assert trial.value is not None
             value = self.sign * trial.value
@@ -312,6 +348,20 @@ class _Search:
                 return None
             point[repr(name)] = number if isinstance(distribution, FloatDistribution) else round(number)
         return point
+
+
+def _constraints_of(trials: Iterable[FrozenTrial]) -> frozenset[str]:
+    """Return the names of all constraints that trials have."""
+    return frozenset(name for trial in trials if trial.state.is_finished() for name in trial.constraints)
+
+
+def _outcomes_of(study: optuna.Study, constraints: frozenset[str]) -> Outcomes | None:
+    """Return objectives and constraints of a study; ``None`` with one objective alone."""
+    if len(study.directions) == 1 and not constraints:
+        return None
+    minimised = optuna.study.StudyDirection.MINIMIZE
+    objectives = {f"objective {k}": "min" if way == minimised else "max" for k, way in enumerate(study.directions)}
+    return Outcomes.of(objectives, {f"constraint {name}": (None, 0.0) for name in sorted(constraints)})
 
 
 def _parameter(name: str, distribution: BaseDistribution) -> Parameter:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sparse_bo.errors import TicketError
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.worker import FAILED, Evaluate, named
+from sparse_bo.evaluations.results import Value
+from sparse_bo.evaluations.worker import Evaluate, named
 
 TASK_SECONDS = 0.05
 """Duration of a chunk of short evaluations, so that sending it costs little beside (s)."""
@@ -29,7 +30,7 @@ class Loop(Protocol):
     def ask(self, max_q: int | None = None, *, beyond_batch: bool = False) -> Batch:
         """Return the next evaluations."""
 
-    def tell(self, tickets: list[int], y: list[float]) -> None:
+    def tell(self, tickets: list[int], y: Sequence[Any]) -> None:
         """Report results."""
 
     def fail(self, tickets: list[int]) -> None:
@@ -59,10 +60,10 @@ class Job:
     """Whether no more evaluations are to be started; called after results were reported."""
     together: float = TASK_SECONDS
     """Seconds of evaluations of which the results are reported together."""
-    reported: Callable[[Batch, list[float]], None] = lambda batch, values: None
+    reported: Callable[[Batch, list[Value]], None] = lambda batch, values: None
     """Receives evaluations and their results (NaN: failed) after these were reported."""
 
-    def tell(self, batch: Batch, values: list[float], seconds: float) -> None:
+    def tell(self, batch: Batch, values: list[Value], seconds: float) -> None:
         """Report results; a callback or another thread may have reported some of them already."""
         self.evaluated(seconds)
         tickets = batch.tickets
@@ -77,7 +78,7 @@ class Job:
     def fail(self, batch: Batch) -> None:
         """Report evaluations that have failed."""
         self.loop.fail(batch.tickets)
-        self.reported(batch, [FAILED] * len(batch))
+        self.reported(batch, [self.evaluate.failed] * len(batch))
 
 
 def run_serially(job: Job) -> None:
@@ -97,7 +98,7 @@ def _evaluate(job: Job, batch: Batch) -> None:
     copy, size = evaluate.packed(batch, elsewhere=False), q if evaluate.vectorized else 1
     done = 0
     while done < q and not (done and job.ended()):
-        first, values, start = done, list[float](), time.perf_counter()
+        first, values, start = done, list[Value](), time.perf_counter()
         try:
             while done < q and not (values and time.perf_counter() - start >= job.together):
                 values += evaluate(copy.part(slice(done, done + size)))

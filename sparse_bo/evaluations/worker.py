@@ -7,26 +7,23 @@ workers fit on one machine if the objective takes Python numbers (``arrays="list
 from __future__ import annotations
 
 import importlib
-import math
 import multiprocessing
 import os
 import pickle
-import reprlib
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparse_bo.evaluations.batch import Batch, PlainBatch
+from sparse_bo.evaluations.results import Value, answer_of, answers_of, failed_of, outcomes_of
 
 CallWith = Literal["X", "indices", "batch", "parameters"]
 Arrays = Literal["torch", "numpy", "list"]
-FAILED = math.nan
-"""Result of a failed evaluation: the same NaN object everywhere, so that histories with failures compare equal."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,17 @@ class Evaluate:
     call_with: CallWith = "X"
     vectorized: bool = True
     arrays: Arrays = "torch"
+    outcomes: tuple[str, ...] = ()
+    """Names of several outcomes; none: the objective returns a number."""
+
+    def answers(self, tickets: Sequence[int], y: Any) -> dict[int, Value]:
+        """Return one result per ticket from what the objective, or a user, gives for a batch."""
+        return outcomes_of(tickets, y, self.outcomes) if self.outcomes else answers_of(tickets, y)
+
+    @property
+    def failed(self) -> Value:
+        """Result of a failed evaluation."""
+        return failed_of(self.outcomes)
 
     def packed(self, batch: Batch, *, elsewhere: bool = True) -> Batch | PlainBatch:
         """Return a copy of a batch in the types of the objective's arguments: objectives may write into their arguments."""
@@ -51,112 +59,17 @@ class Evaluate:
             return PlainBatch(None if indices is None else indices.numpy(), X.numpy(), tickets, named)
         return Batch(indices, X, tickets, named)
 
-    def __call__(self, batch: PlainBatch) -> list[float]:
-        """Return one value per evaluation, NaN where it failed."""
+    def __call__(self, batch: PlainBatch) -> list[Value]:
+        """Return one result per evaluation, NaN where it failed."""
         if self.vectorized:
             tickets = list(batch.tickets)
-            return list(answers_of(tickets, self.objective(self._argument(batch))).values())
+            return list(self.answers(tickets, self.objective(self._argument(batch))).values())
         parts = [batch.part(slice(k, k + 1)) for k in range(len(batch))]
         arguments = parts if self.call_with == "batch" else [self._argument(part)[0] for part in parts]
-        return [_answer_of(self.objective(argument)) for argument in arguments]
+        return [answer_of(self.objective(argument), self.outcomes) for argument in arguments]
 
     def _argument(self, batch: PlainBatch) -> Any:
         return batch if self.call_with == "batch" else getattr(batch, self.call_with)
-
-
-def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
-    """Return one result per ticket; NaN marks a failed evaluation.
-
-    Args:
-        tickets: ``q`` tickets.
-        y: ``q`` or ``q x 1`` real values: a tensor, an array, another object with ``tolist``, a list or a tuple.
-
-    Raises:
-        ValueError: If the number of values differs from the number of tickets, or a value is infinite.
-        TypeError: If the values are not real numbers.
-    """
-    rows = y if type(y) is list else _rows(tickets, y)
-    if len(rows) != len(tickets):
-        raise _wrong_shape(tickets, _shape(rows))
-    plain = {float}.issuperset(map(type, rows))  # the usual case, on the fast path
-    numbers = rows if plain else [_number(tickets, y, row) for row in rows]
-    if not all(map(math.isfinite, numbers)):
-        if any(map(math.isinf, numbers)):
-            raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
-        numbers = results_of(numbers)
-    return dict(zip(tickets, numbers, strict=True))
-
-
-def results_of(numbers: Iterable[float]) -> list[float]:
-    """Return results with :data:`FAILED` for every NaN."""
-    return [FAILED if v != v else v for v in numbers]
-
-
-def _answer_of(value: Any) -> float:
-    """Return the result of one evaluation: a real number, or a tensor, an array or a list of one."""
-    try:
-        return answers_of([0], [value])[0]
-    except (TypeError, ValueError) as error:
-        several = isinstance(value, (list, tuple)) or bool(getattr(value, "shape", ()))
-        advice = "; a run maximises one objective: return one number, such as a weighted sum" if several else ""
-        raise type(error)(
-            f"expected one finite number (NaN marks a failed evaluation), got {reprlib.repr(value)}{advice}"
-        ) from error
-
-
-def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
-    """Return the rows of ``y`` as a list; its size is checked before anything is copied."""
-    shape = getattr(y, "shape", None)
-    if isinstance(shape, tuple):
-        if shape != (len(tickets),) and shape != (len(tickets), 1):
-            raise _wrong_shape(tickets, tuple(shape))
-    elif isinstance(y, Sized) and hasattr(y, "tolist") and len(y) != len(tickets):
-        raise _wrong_shape(tickets, (len(y),))
-    try:
-        plain = y.tolist() if hasattr(y, "tolist") else y
-    except (RuntimeError, NotImplementedError) as error:  # of a sparse tensor, or one without data
-        raise _not_numbers(tickets, y, str(error).partition("\n")[0]) from error
-    if isinstance(plain, (list, tuple)):
-        return list(plain)
-    if isinstance(plain, (int, float)):
-        raise _wrong_shape(tickets, ())
-    raise _not_numbers(tickets, y, "expected a list, an array or a tensor")
-
-
-def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
-    """Return one value, from a scalar or a row of length one."""
-    value = row.tolist() if hasattr(row, "tolist") else row
-    if isinstance(value, (list, tuple)):
-        if len(value) != 1 or isinstance(value[0], (list, tuple)):
-            raise _wrong_shape(tickets, _shape(_rows(tickets, y)))
-        (value,) = value
-        value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, complex):
-        raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
-    if isinstance(value, (str, bytes, bytearray)):
-        raise _not_numbers(tickets, y, f"an entry is {value!r}")
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise _not_numbers(tickets, y, error) from error
-
-
-def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
-    several = len(shape) == 2 and shape[0] == len(tickets) and shape[1] > 1
-    advice = "; a run maximises one objective: return one number for each, such as a weighted sum" if several else ""
-    return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}{advice}")
-
-
-def _not_numbers(tickets: Sequence[int], y: Any, why: object) -> TypeError:
-    return TypeError(f"expected y to be {len(tickets)} numbers, got {type(y).__name__}: {why}")
-
-
-def _shape(rows: Sequence[Any]) -> tuple[int, ...]:
-    """Return the shape of nested lists, as far as it is regular; only the length of lists of more than 10,000 rows."""
-    if len(rows) > 10_000:
-        return (len(rows),)
-    inner = [_shape(row) if isinstance(row, (list, tuple)) else () for row in rows]
-    return (len(rows), *inner[0]) if inner and all(shape == inner[0] for shape in inner) else (len(rows),)
 
 
 def named(error: BaseException) -> str:
@@ -171,7 +84,7 @@ def named(error: BaseException) -> str:
 class Outcome:
     """The outcome of a task: its values, or the exception of the objective, which is a result for any executor."""
 
-    values: list[float]
+    values: list[Value]
     seconds: float
     error: BaseException | None = None
 

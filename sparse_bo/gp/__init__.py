@@ -6,6 +6,7 @@ __all__ = [
     "dtc",
     "expected_improvement",
     "hyperparameters",
+    "hypervolume",
     "learn",
     "likelihood",
     "nystrom",

@@ -8,10 +8,10 @@ chained that a record that is changed, missing, repeated or of another file is f
 ========  ==================================================================================================================
 ``run``   what identifies the run, JSON; the first record
 ``arms``  the arms, where they are small, packed (:func:`pack`)
-``add``   observations that the run has not asked for: ``n`` or ``n x d`` picks, ``n`` results
+``add``   observations that the run has not asked for: ``n`` or ``n x d`` picks, ``n`` or ``n x m`` results
 ``enqu``  ``n`` or ``n x d`` picks that the next asks return first
 ``ask``   first ticket, number wanted (−1: no limit), ``q`` or ``q x d`` picks
-``tell``  ``q`` tickets, ``q`` results (NaN: failed)
+``tell``  ``q`` tickets, ``q`` or ``q x m`` results (NaN: failed; of several outcomes: missing)
 ``updt``  an ask updated the state by the results so far; empty
 ``row``   a row of the history: its number, then its fields as JSON; follows from the events before it
 ``snap``  a snapshot of the state, packed; follows from the events before it
@@ -59,7 +59,7 @@ class Event(NamedTuple):
     tickets: NDArray[np.int64] | None = None
     """``tell``: ``q``."""
     results: NDArray[np.float64] | None = None
-    """``tell``, ``add``: ``q``, NaN where the evaluation failed."""
+    """``tell``, ``add``: ``q`` numbers, or ``q x m`` outcomes; NaN where one failed or is missing."""
 
 
 class Row(NamedTuple):
@@ -151,12 +151,19 @@ def scan(data: bytes, end: End) -> Iterator[Record]:
         number += 1
 
 
-def decode_event(kind: bytes, payload: bytes, dims: int | None) -> Event:
-    """Return an event; its arrays are views. ``dims`` is ``d`` of a box, ``None`` over arms. About 2 µs."""
-    name = EVENTS[kind]
+def decode_event(kind: bytes, payload: bytes, dims: int | None, outcomes: int | None = None) -> Event:
+    """Return an event; its arrays are views. About 2 µs.
+
+    Args:
+        kind: Of the record.
+        payload: Of the record.
+        dims: ``d`` of a box; ``None`` over arms.
+        outcomes: ``m``; ``None``: results are numbers.
+    """
+    name, width = EVENTS[kind], outcomes or 1
     if name == "tell":
-        half = len(payload) // 2
-        return Event(name, tickets=np.frombuffer(payload[:half], "<i8"), results=np.frombuffer(payload[half:], "<f8"))
+        stop = len(payload) // (1 + width)
+        return Event(name, tickets=np.frombuffer(payload[:stop], "<i8"), results=_results(payload[stop:], outcomes))
     if name == "ask":
         first, max_q = _ASK.unpack_from(payload)
         return Event(name, first, None if max_q < 0 else max_q, _picks(payload[_ASK.size :], dims))
@@ -164,8 +171,13 @@ def decode_event(kind: bytes, payload: bytes, dims: int | None) -> Event:
         return Event(name)
     if name == "enqueue":
         return Event(name, picks=_picks(payload, dims))
-    stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
-    return Event(name, picks=_picks(payload[:stop], dims), results=np.frombuffer(payload[stop:], "<f8"))
+    stop = len(payload) // (width + (dims or 1)) * (dims or 1)
+    return Event(name, picks=_picks(payload[:stop], dims), results=_results(payload[stop:], outcomes))
+
+
+def _results(data: bytes, outcomes: int | None) -> NDArray[np.float64]:
+    numbers = np.frombuffer(data, "<f8")
+    return numbers if outcomes is None else numbers.reshape(-1, outcomes)
 
 
 def _picks(data: bytes, dims: int | None) -> NDArray[Any]:

@@ -180,9 +180,9 @@ class Journal:
 
     def events(self, *, after: int = -1) -> Iterator[Event]:
         """Yield the events with a number above ``after``, in order."""
-        dims = self.about.get("dims")
+        dims, outcomes = self.about.get("dims"), self.about.get("results")
         for offset in self._events[after + 1 :]:
-            yield decode_event(*record_at(self._data, offset), dims)
+            yield decode_event(*record_at(self._data, offset), dims, outcomes)
 
     def rows(self) -> tuple[list[Row], bool]:
         """Return the history up to the first damaged row, and whether no row is damaged."""

@@ -14,6 +14,7 @@ from sparse_bo.policies.elimination.settings import batch_schedule
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.improvement.policy import ExpectedImprovement, ImprovementState
 from sparse_bo.policies.improvement.two_stage import TwoStage
+from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
 from sparse_bo.policies.states import Report, State
 from sparse_bo.policies.subset.gssbo import GSSBO, RSSBO
@@ -43,6 +44,7 @@ __all__ = [
     "ImprovementState",
     "Mechanism",
     "MiniMETA",
+    "Outcomes",
     "Policy",
     "PosteriorEpsilonGreedy",
     "Proposal",

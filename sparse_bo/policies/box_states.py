@@ -12,21 +12,34 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.kernels import CovarianceFunction
-from sparse_bo.policies.failures import Refusal, box_correlation, kernel_correlation, refused, spared
+from sparse_bo.policies.failures import Correlation, Refusal, box_correlation, kernel_correlation, refused, spared
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import Report, State
 
 
 @dataclass(frozen=True, eq=False)
-class BoxState(State):
-    """The state of a policy on a box between two batches. A value."""
+class PointState(State):
+    """The evaluated points of a box, and those where evaluations failed. A value."""
 
     box: Box
     """The box, in float64."""
     X: Tensor = field(metadata=KEPT)
     """``n x d`` evaluated points in the order of their results, in the user's units, float64."""
-    y: Tensor = field(metadata=KEPT)
-    """``n`` observations."""
+
+    @property
+    def U(self) -> Tensor:
+        """The evaluated points in the unit cube, ``n x d``."""
+        return self.box.to_unit(self.X)
+
+    @property
+    def pulls(self) -> int:
+        """Successful evaluations so far."""
+        return len(self.X)
+
+    @property
+    def succeeded(self) -> Tensor:
+        """See :attr:`.State.succeeded`."""
+        return self.X
 
     def refusal(self, kernel: CovarianceFunction | None = None, *, pending: Tensor | None = None) -> Refusal | None:
         """Return a function that marks points (``n x d``) near failures or pending, to avoid; ``None`` without failures.
@@ -39,10 +52,27 @@ class BoxState(State):
         correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
         return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation, pending=pending)
 
+    def avoided(self, correlation: Correlation) -> tuple[Refusal | None, Tensor]:
+        """Return the refusal of points near failures in the unit cube by a correlation, and the recent failures (``f x d``)."""
+        failures = self.failures
+        if failures is None or not len(failures.where):
+            return None, self.U[:0]
+        failures = replace(failures, where=self.box.to_unit(failures.where))
+        near = refused(failures, pulls=self.pulls, succeeded=self.U, correlation=correlation)
+        return near, failures.where[failures.speaking(self.pulls)]
+
     def left_alone(self) -> Tensor:
         """Return the points (``f x d``, in the user's units) where evaluations failed that are not to be tried again yet."""
         failures = self.failures
         return self.X[:0] if failures is None else failures.where[failures.backing_off(self.pulls)]
+
+
+@dataclass(frozen=True, eq=False)
+class BoxState(PointState):
+    """The state of a policy on a box between two batches. A value."""
+
+    y: Tensor = field(metadata=KEPT)
+    """``n`` observations."""
 
     @property
     def model(self) -> Model | None:
@@ -53,16 +83,6 @@ class BoxState(State):
     def width(self) -> float | None:
         """Multiplier of the posterior's spread in the next batch's scores, for policies that have one."""
         return None
-
-    @property
-    def pulls(self) -> int:
-        """Successful evaluations so far."""
-        return len(self.y)
-
-    @property
-    def succeeded(self) -> Tensor:
-        """See :attr:`.State.succeeded`."""
-        return self.X
 
     def with_results(self, X: Tensor, y: Tensor) -> Self:
         """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
@@ -124,7 +144,7 @@ def initial_box_state(box: Box) -> BoxState:
     return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
 
 
-def design_points(q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+def design_points(q: int, state: PointState, *, pending: Tensor, generator: torch.Generator) -> Tensor:
     """Return the next ``q x d`` points of a run's initial design; those near failures or pending points are replaced.
 
     The designs of all asks are one Sobol sequence (:meth:`.Box.design`), also over failures, pending points and a resume.

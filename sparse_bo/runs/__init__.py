@@ -5,7 +5,7 @@ from sparse_bo.runs.audit import Audit, audit_run
 from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.maximize import maximize, minimize
+from sparse_bo.runs.maximize import maximize, minimize, optimize
 from sparse_bo.runs.previous import RunObservations, observations_of
 from sparse_bo.runs.records import Recorded, read_run
 from sparse_bo.runs.result import Result
@@ -25,5 +25,6 @@ __all__ = [
     "maximize",
     "minimize",
     "observations_of",
+    "optimize",
     "read_run",
 ]

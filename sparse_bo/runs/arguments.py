@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
+from sparse_bo.evaluations.results import is_failed, outcomes_of
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
-from sparse_bo.policies import Policy
+from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
 
 MOST = 10**9
@@ -129,6 +130,18 @@ def count_initial(initial: Any) -> int:
         return 0
 
 
+def checked_outcomes(objectives: Any, constraints: Any, reference: Any, *, minimize: bool = False) -> Outcomes | None:
+    """Return the outcomes of a run; ``None`` with one objective without a name."""
+    if objectives is None:
+        others = {"constraints": constraints, "reference": reference}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise ValueError(f'expected objectives= with {given[0]}=, such as {{"yield": "max"}}, got none')
+        return None
+    if minimize:
+        raise ValueError('expected objectives= without minimize=, got both; write {"cost": "min"}')
+    return Outcomes.of(objectives, constraints, reference)
+
+
 def _check_ordered(name: str, given: Any) -> None:
     if isinstance(given, Iterator | MappingView | Set):
         fix = "pass a list, in the order of the other part" if isinstance(given, Set) else "use list(…)"
@@ -145,14 +158,18 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
     return domain.check(f"{kind} inputs", where)
 
 
-def checked_observations(kind: str, given: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
-    """Return the picks and the results of observations that a run has not asked for, each ``n``."""
+def checked_observations(
+    kind: str, given: tuple[Any, Any], domain: Domain, outcomes: Outcomes | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the picks (``n``) and the results (``n`` or ``n x m``) of observations that a run has not asked for."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         got = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
         raise TypeError(f"expected {kind}=(inputs, results), got {got}; pass a tuple of two")
     where, y = given
     _check_ordered(f"{kind} values", y)
     picks = checked_inputs(kind, where, domain)
+    if outcomes is not None:
+        return picks, _outcomes_of(kind, picks, y, outcomes.names)
     if isinstance(y, Tensor) and y.is_complex():
         raise TypeError(f"expected real {kind} values, got {y.dtype}")
     try:
@@ -164,6 +181,16 @@ def checked_observations(kind: str, given: tuple[Any, Any], domain: Domain) -> t
         raise ValueError(f"expected as many {kind} values as inputs, got {got}; pass one value for each")
     check_finite(f"{kind} values", values)
     return picks, values
+
+
+def _outcomes_of(kind: str, picks: Tensor, y: Any, names: Sequence[str]) -> Tensor:
+    """Return ``n x m`` outcomes of a user's observations, at least one of each."""
+    rows = list(outcomes_of(range(len(picks)), y, names).values())
+    if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
+        raise ValueError(
+            f"expected at least one outcome of every {kind} observation, got none of number {failed}; leave it out"
+        )
+    return torch.tensor(rows, dtype=torch.float64, device=picks.device)
 
 
 def _numbers(kind: str, y: Any) -> list[float]:
@@ -190,6 +217,7 @@ def evaluation_of(
     *,
     default: Arrays,
     domain: Domain,
+    outcomes: tuple[str, ...] = (),
 ) -> Evaluate:
     """Return the objective with its calling convention; ``default`` is the type of its points, one at a time if arrays."""
     named = isinstance(domain, SpaceArms | SpaceBox)
@@ -207,4 +235,4 @@ def evaluation_of(
         check_flag("vectorized", vectorized)
     else:
         vectorized = call_with == "batch" or (call_with != "parameters" and default == "torch")
-    return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above
+    return Evaluate(objective, call_with, vectorized, arrays, outcomes)  # type: ignore[arg-type]  # checked above

@@ -18,9 +18,11 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
 from sparse_bo.evaluations.pools import Submits, Workers
-from sparse_bo.evaluations.worker import FAILED, Arrays, CallWith, answers_of
+from sparse_bo.evaluations.results import answers_of, failed_of, outcomes_of
+from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
+from sparse_bo.policies.outcomes import Direction, Limits
 from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.arguments import (
     ArmsLike,
@@ -32,11 +34,12 @@ from sparse_bo.runs.arguments import (
     check_seed,
     checked_inputs,
     checked_observations,
+    checked_outcomes,
     count_initial,
     tensor_of,
 )
 from sparse_bo.runs.default_policy import chosen_policy
-from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
+from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded_outcomes, run_info, shared_settings
 from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.evaluating import evaluate
@@ -63,20 +66,16 @@ class AskTell:
     scores differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
 
     Args:
-        arms: ``a x d`` candidates, repeated rows allowed: a tensor, a NumPy array or a list (float32 is computed with in
-            float64). Or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
+        arms: As ``bounds``, ``space``, ``feasible`` and ``goal`` those of :func:`sparse_bo.maximize`. float32 is computed with
+            in float64, a journal cannot store ``feasible``, and batches have named parameters as :attr:`Batch.parameters`.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`, see :func:`sparse_bo.maximize`. The choice is logged; it is
             :attr:`policy`, and its reason ``about["why"]``.
-        goal: Goal of the default policy, ``"best"`` or ``"cumulative"``, see :func:`sparse_bo.maximize`.
         budget: Planned evaluations, for the choice of the policy.
         workers: Concurrent evaluations, for the choice of the policy.
-        bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
-            the lower and the upper corner (``2 x d``), as in BoTorch.
         minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
             policies maximise −y, which is what :attr:`state` has.
-        space: Named parameters, instead of both: a dictionary of :class:`sparse_bo.Float`, :class:`sparse_bo.Int` and
-            :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`. Batches have them as :attr:`Batch.parameters`.
-        feasible: With ``space``: feasibility function of a dictionary. A journal cannot store it.
+        objectives: As ``constraints`` and ``reference`` those of several outcomes, see :func:`sparse_bo.optimize`;
+            :meth:`tell` takes a dictionary by name for each ticket then.
         seed: Non-negative integer.
         initial: Earlier observations, as those of :meth:`add`: ``(X, y)``; or :func:`sparse_bo.observations_of` other runs.
         certify_every: Number of batches between certificates (:meth:`certificate`) in the history; ``None``: none.
@@ -98,6 +97,9 @@ class AskTell:
         policy: Policy | None = None,
         *,
         minimize: bool = False,
+        objectives: Mapping[str, Direction] | None = None,
+        constraints: Mapping[str, Limits] | None = None,
+        reference: Mapping[str, float] | None = None,
         goal: Goal = "best",
         budget: int | None = None,
         workers: int | None = None,
@@ -112,19 +114,21 @@ class AskTell:
     ) -> None:
         self._domain = check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible)
         minimize = check_flag("minimize", minimize)
-        given, taken = resolved(initial, self._domain)
+        outcomes = checked_outcomes(objectives, constraints, reference, minimize=minimize)
+        given, taken = resolved(initial, self._domain, outcomes)
         certified, observed = certify_every is not None, count_initial(given)
-        choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certified, observed=observed)
+        planned: dict[str, Any] = {"budget": budget, "workers": workers, "certified": certified, "observed": observed}
+        choice = chosen_policy(self._domain, goal=goal, several=outcomes is not None, **planned)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
-        how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize}
+        how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize, "outcomes": outcomes}
         self._about = about_run(self._domain, chosen, **how, notes=kept, why=why, taken=taken, arrays=arrays_of(arms, bounds))
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(partial(shared_settings, self._about, given))
         self._engine = Engine(self._domain, chosen, **how)
-        before = None if given is None else checked_observations("initial", given, self._domain)
+        before = None if given is None else checked_observations("initial", given, self._domain, outcomes)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
         recorder = Recorder.create(storage, self._about, self._domain, before, self._ranks.group)
@@ -168,6 +172,7 @@ class AskTell:
         try:
             domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
+            settings |= {} if (outcomes := recorded_outcomes(journal)) is None else outcomes.describe()
             loop = cls(domain, policy_of(journal, policy), **settings)
             loop._about |= {name: about[name] for name in ("why", "taken", "arrays") if name in about}
             loop._steps.recorder = Recorder(writer)
@@ -263,12 +268,13 @@ class AskTell:
             raise ValueError("expected ask(max_q, beyond_batch=True), got no max_q; pass the number of idle workers")
         return self._steps.ask(UNLIMITED if max_q is None else max_q, beyond_batch=check_flag("beyond_batch", beyond_batch))
 
-    def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
+    def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor) -> None:
         """Report results, in any order and number; the state is updated once none is pending.
 
         Args:
             tickets: Tickets of :meth:`ask`.
-            y: One finite value per ticket; NaN marks a failed evaluation, as :meth:`fail` does.
+            y: One finite value per ticket; NaN marks a failed evaluation, as :meth:`fail` does. With several outcomes a
+                dictionary or a row for each ticket, see :func:`sparse_bo.optimize`.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
@@ -279,14 +285,17 @@ class AskTell:
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
-        self._steps.answer(lambda: answers_of(self._known(tickets), y))
+        names = self._names
+        self._steps.answer(
+            lambda: outcomes_of(self._known(tickets), y, names) if names else answers_of(self._known(tickets), y)
+        )
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and inputs that fail again are picked less and less.
 
         Errors: :meth:`tell`.
         """
-        self._steps.answer(lambda: dict.fromkeys(self._known(tickets), FAILED))
+        self._steps.answer(lambda: dict.fromkeys(self._known(tickets), failed_of(self._names)))
 
     def add(self, X: Any, y: Any) -> None:
         """Add observations that this run has not asked for, such as a colleague's results; the state is updated at once.
@@ -295,14 +304,14 @@ class AskTell:
 
         Args:
             X: ``n`` rows of the arms; on a box ``n x d`` points, with a space ``n`` dictionaries.
-            y: ``n`` finite values (y).
+            y: ``n`` finite values (y), or rows of outcomes as those of :meth:`tell`.
 
         Raises:
             TypeError: If inputs or values have the wrong type or dtype.
             ValueError: If their numbers differ, a value is not finite, or an input is not in the domain.
             StorageError: If the journal cannot be written; nothing is added then.
         """
-        self._steps.add(lambda: checked_observations("added", (X, y), self._domain))
+        self._steps.add(lambda: checked_observations("added", (X, y), self._domain, self._engine.outcomes))
 
     def enqueue(self, X: Any) -> None:
         """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
@@ -365,8 +374,8 @@ class AskTell:
                 budget remains. A result that it reports for a running evaluation takes precedence.
             on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded.
             progress: Whether to show a progress bar.
-            seconds: Wall-clock seconds of this call; evaluations that have begun are waited for.
-            target: Value (y), at least (in a run that minimises: at most) which a result ends the run.
+            seconds: Wall-clock seconds of this call, after which no more evaluations begin.
+            target: Value (y) of a result that ends the run.
             patience: Number of evaluations, failed ones included, without a new best result of the run, after which it ends.
             stop: Called with the loop before evaluations; the run ends once it returns a true value.
 
@@ -390,6 +399,10 @@ class AskTell:
     def certificate(self) -> Certificate | None:
         """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`); ``None`` without a model over arms."""
         return self._engine.certificate()
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return () if self._engine.outcomes is None else self._engine.outcomes.names
 
     def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
         """Return pending tickets after a check."""

@@ -38,6 +38,7 @@ def chosen_policy(
     workers: int | None = None,
     certified: bool = False,
     observed: int = 0,
+    several: bool = False,
 ) -> ChosenPolicy:
     """Return the default policy of a run.
 
@@ -47,7 +48,8 @@ def chosen_policy(
     (:class:`sparse_bo.policies.TwoStage`): :data:`FIRST_EVALUATIONS`, or :data:`FIRST_NUMBERS` by the number of arms, as long
     as these are three times its design. Else, and from then on, :class:`sparse_bo.BBKB` with everything learned.
 
-    On a box: :class:`sparse_bo.policies.TrustRegion` with the goal.
+    On a box: :class:`sparse_bo.policies.TrustRegion` with the goal. With several outcomes expected improvement is all there is
+    over arms.
 
     :class:`~sparse_bo.policies.ExpectedImprovement` and :class:`~sparse_bo.policies.TrustRegion` have as many points out at a
     time as there are workers (at least 4), and an initial design of at most a third of the budget.
@@ -59,6 +61,7 @@ def chosen_policy(
         workers: Concurrent evaluations; ``None``: unknown, or one.
         certified: Whether the run has certificates.
         observed: Number of initial observations.
+        several: Whether evaluations have several outcomes.
 
     Raises:
         TypeError: If a number is not an integer.
@@ -71,8 +74,11 @@ def chosen_policy(
         check_count("workers", workers)
     if isinstance(domain, Box):
         counts = "the best point" if goal == "best" else "every evaluation"
+        counts = "the front, or the best feasible point," if several else counts
         why = f"on a box of {domain.dims} inputs where {counts} counts"
         return _fitting(TrustRegion(goal=goal), domain, budget, workers, why)
+    if several:
+        return _fitting(ExpectedImprovement(), domain, budget, workers, "several outcomes of some arms count")
     evaluations = max(observed, MOST_EVALUATIONS) if budget is None else observed + budget
     first = 0 if goal == "cumulative" or certified else _first_evaluations(domain, evaluations)
     if observed >= first:

@@ -18,7 +18,7 @@ from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.worker import Arrays
 from sparse_bo.journal import Journal
-from sparse_bo.policies import Policy
+from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.policies.persistence import describe, fingerprint, rebuild
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ def about_run(
     why: str | None = None,
     taken: str | None = None,
     minimize: bool = False,
+    outcomes: Outcomes | None = None,
     arrays: Arrays = "torch",
 ) -> dict[str, Any]:
     """Return the description of a run for a journal, with the reason of a default policy and the type of its inputs.
@@ -63,6 +64,7 @@ def about_run(
         "seed": seed,
         "certify_every": certify_every,
         "minimize": minimize,
+        **({} if outcomes is None else {"outcomes": outcomes.describe(), "results": len(outcomes.names)}),
         "arrays": arrays,
         "notes": notes,
         **({} if why is None else {"why": why}),
@@ -81,6 +83,7 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Any, Any] | None) -
         "seed": about["seed"],
         "certify_every": about["certify_every"],
         "minimize": about["minimize"],
+        "outcomes": about.get("outcomes"),
         "initial observations": None if given is None else hashlib.blake2b(repr(given).encode(), digest_size=8).hexdigest(),
         **{f"version of {name}": version for name, version in about["versions"].items()},
     }
@@ -88,7 +91,7 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Any, Any] | None) -
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run for its history."""
-    names = ("policy", "why", "taken", "seed", "minimize", "arms", "bounds", "space", "versions", "device")
+    names = ("policy", "why", "taken", "seed", "minimize", "outcomes", "arms", "bounds", "space", "versions", "device")
     return {name: about[name] for name in names if name in about}
 
 
@@ -122,6 +125,22 @@ def as_written(path: Path, part: str, *passing: type[Exception]) -> Iterator[Non
             f"{part} in {path} cannot be used ({type(error).__name__}: {str(error)[:300]}): the journal is damaged, or another "
             "version or program wrote it; take another copy, or use that version"
         ) from error
+
+
+def recorded_outcomes(journal: Journal) -> Outcomes | None:
+    """Return the outcomes of a recorded run; ``None`` if it has one objective.
+
+    Raises:
+        StorageError: If their description is not one that a run writes.
+    """
+    described, columns = journal.about.get("outcomes"), journal.about.get("results")
+    if described is None and columns is None:
+        return None
+    with as_written(journal.path, "the description of the outcomes"):
+        outcomes = Outcomes.of(**(described or {}))
+        if type(columns) is not int or columns != len(outcomes.names):
+            raise ValueError(f"{columns!r} numbers a result for {len(outcomes.names)} outcomes")
+    return outcomes
 
 
 def domain_of(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.job import TASK_SECONDS
+from sparse_bo.evaluations.results import Value
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.progress import RunProgress
@@ -32,7 +34,9 @@ class Evaluation:
     parameters: Mapping[str, Any]
     """The point by name; empty without a space of named parameters."""
     value: float
-    """The result (y); NaN where it failed."""
+    """The result (y); NaN where it failed. With several outcomes that of the first objective."""
+    outcomes: Mapping[str, float] = field(default_factory=dict)
+    """Several outcomes by name; NaN: missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +45,9 @@ class Ends:
 
     Args:
         seconds: Wall-clock seconds of the call; evaluations that have started are waited for.
-        target: Value (y) of a result that is good enough.
-        patience: Number of evaluations, failed ones included, since the best result of the whole run.
+        target: Value (y) of a result that is good enough; with constraints of a feasible one.
+        patience: Number of evaluations, failed ones included, since the best result of the whole run; with several objectives
+            since the last feasible result that no earlier one dominated.
         stop: Called with the loop; the run ends once it returns a true value.
 
     Raises:
@@ -64,6 +69,17 @@ class Ends:
             check_count("patience", self.patience)
         if self.stop is not None:
             check_callable("stop", self.stop)
+
+
+class Seen(NamedTuple):
+    """Results of a run so far."""
+
+    best: float
+    """The best one, higher is better; with several objectives the best of the first."""
+    since: int
+    """Evaluations since the last result that no earlier one dominated."""
+    front: tuple[tuple[float, ...], ...]
+    """Results that no other dominates."""
 
 
 class Watch:
@@ -99,7 +115,11 @@ class Watch:
         self.on_result, self.bar, self._shown = on_result, bar, len(engine.rows)
         self.ends, self._loop, self._engine, self._end, self._callback = ends, loop, engine, end, callback
         self._whole_batches, self._start, self._called = whole_batches, time.monotonic(), len(engine.rows)
-        self._rows, self._best, self._since = 0, -math.inf, 0  # rows seen, their best result, evaluations after it
+        if ends.target is not None and engine.outcomes is not None and engine.outcomes.only is None:
+            raise ValueError(
+                f"expected target= with one objective, got {len(engine.outcomes.objectives)}; use stop=, patience= or seconds="
+            )
+        self._rows, self._seen = 0, Seen(-math.inf, 0, ())  # rows seen, and their results
         self.reason: str | None = None
         """Reason for the end; ``None`` while there is none."""
 
@@ -121,14 +141,18 @@ class Watch:
             if self._callback(self._loop, self._engine.rows[self._called - 1]) is True:
                 self.reason = self.reason or "callback= returned True"
 
-    def reported(self, batch: Batch, values: list[float]) -> None:
+    def reported(self, batch: Batch, values: list[Value]) -> None:
         """Call back with evaluations and their results."""
         if self.on_result is None:
             return
         X = batch.X.double().cpu().numpy()
+        outcomes = self._engine.outcomes
         for k, (ticket, value) in enumerate(zip(batch.tickets, values, strict=True)):
             index = None if batch.indices is None else int(batch.indices[k])
-            self.on_result(Evaluation(ticket, X[k], index, {} if batch.parameters is None else batch.parameters[k], value))
+            named = {} if batch.parameters is None else batch.parameters[k]
+            row = (value,) if isinstance(value, float) else value
+            every = {} if outcomes is None else dict(zip(outcomes.names, row, strict=True))
+            self.on_result(Evaluation(ticket, X[k], index, named, row[0], every))
 
     def ended(self) -> bool:
         """Return whether the run has reached an end. O(results since the last call)."""
@@ -140,12 +164,14 @@ class Watch:
 
     def _found(self) -> str | None:
         ends, engine = self.ends, self._engine
-        best, since = self._results()
-        value = -best if engine.minimize else best
-        if ends.target is not None and best >= (-ends.target if engine.minimize else ends.target):
+        best, since, front = self._results()
+        down = engine.minimize or (engine.outcomes is not None and engine.outcomes.signs[0] < 0.0)
+        value = -best if down else best
+        if ends.target is not None and best >= (-ends.target if down else ends.target):
             return f"a result of {value:.6g} reaches the target {ends.target:.6g}"
         if ends.patience is not None and since >= ends.patience:
             better = f"better result than {value:.6g}" if math.isfinite(best) else "result"
+            better = f"result outside of what the {len(front)} of the front dominate" if len(front) > 1 else better
             return f"{since:,} evaluations have brought no {better}"
         if ends.seconds is not None and time.monotonic() - self._start >= ends.seconds:
             return f"{ends.seconds:g} seconds are over"
@@ -153,18 +179,32 @@ class Watch:
             return "stop= returned a true value"
         return None
 
-    def _results(self) -> tuple[float, int]:
-        """Return the best result so far, higher is better, and the number of evaluations since."""
+    def _results(self) -> Seen:
+        """Return what has been seen so far."""
         engine = self._engine
         for row in engine.rows[self._rows :]:
-            before, self._rows = (self._best, self._since), self._rows + 1
-            self._best, self._since = self._after(row.values, *before)
+            before, self._rows = self._seen, self._rows + 1
+            self._seen = self._after(row.results, before)
             if row.added:  # only a better one counts
-                self._since = 0 if self._best > before[0] else before[1]
-        return self._after(engine.ledger.results, self._best, self._since)
+                self._seen = self._seen._replace(since=before.since if self._seen.front == before.front else 0)
+        return self._after(engine.ledger.results, self._seen)
 
-    def _after(self, values: list[float], best: float, since: int) -> tuple[float, int]:
+    def _after(self, values: list[Value], seen: Seen) -> Seen:
         for value in values:
-            merit = -value if self._engine.minimize else value
-            best, since = (merit, 0) if merit > best else (best, since + 1)
-        return best, since
+            gains = self._gains(value)
+            better = gains is not None and not any(all(a >= b for a, b in zip(old, gains, strict=True)) for old in seen.front)
+            if not better or gains is None:
+                seen = seen._replace(since=seen.since + 1)
+                continue
+            front = tuple(old for old in seen.front if any(a > b for a, b in zip(old, gains, strict=True)))
+            seen = Seen(max(seen.best, gains[0]), 0, (*front, gains))
+        return seen
+
+    def _gains(self, value: Value) -> tuple[float, ...] | None:
+        """Return the objectives of a result, higher is better; ``None`` if it failed, or is not feasible."""
+        outcomes = self._engine.outcomes
+        if isinstance(value, float):
+            return None if value != value else (-value if self._engine.minimize else value,)
+        assert outcomes is not None
+        row = torch.tensor([value], dtype=torch.float64, device="cpu")
+        return tuple(outcomes.gains(row)[0].tolist()) if bool(outcomes.feasible(row)) else None

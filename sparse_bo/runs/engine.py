@@ -10,7 +10,6 @@ applied by functions that copy references and can fail only when memory runs out
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +27,12 @@ from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.worker import results_of
+from sparse_bo.evaluations.results import Value, is_failed, results_of
 from sparse_bo.journal import Event
-from sparse_bo.policies import BanditState, Mechanism, Policy, Proposal, State, Wait
-from sparse_bo.policies.box_states import BoxState
+from sparse_bo.policies import BanditState, Mechanism, Outcomes, Policy, Proposal, State, Wait
+from sparse_bo.policies.box_states import PointState
 from sparse_bo.policies.persistence import on_device
+from sparse_bo.policies.protocol import mechanism_of
 from sparse_bo.policies.states import Phase
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
@@ -80,7 +80,8 @@ class Update:
     state: State
     row: HistoryRow
     errors: Tensor | None
-    """Standardised errors of the predictions before the results, in the objective's sign; ``None`` without a model."""
+    """Standardised errors of the predictions before the results, in the objective's sign, with several outcomes of all of them;
+    ``None`` without a model."""
     generator: torch.Generator
     seconds: float
     """Approximate cost of a replay (s)."""
@@ -103,16 +104,26 @@ class Engine:
     """A run without its journal. Only ``AskTell`` owns and changes it.
 
     Results, history and journal have the objective's sign. Policies maximise: if ``minimize``, mechanism and state have −y.
+    With several outcomes, results are rows, and the policy knows their directions.
     """
 
     @with_gradients
-    def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None, minimize: bool = False) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        policy: Policy,
+        *,
+        seed: int,
+        certify_every: int | None,
+        minimize: bool = False,
+        outcomes: Outcomes | None = None,
+    ) -> None:
         if isinstance(domain, Box) and domain.bounds.is_inference():
             domain = replace(domain, bounds=domain.bounds.clone())  # bounds that support gradients
         self.domain, self.policy, self.seed, self.certify_every = domain, policy, seed, certify_every
         self.generator = torch.Generator().manual_seed(seed)
-        self.minimize = minimize
-        self.mechanism: Mechanism[Any] = (for_negative(policy) if minimize else policy).on(domain.double())
+        self.minimize, self.outcomes = minimize, outcomes
+        self.mechanism: Mechanism[Any] = mechanism_of(for_negative(policy) if minimize else policy, domain.double(), outcomes)
         self.state: State = self.mechanism.init()
         self.ledger = Ledger(domain)
         self.rows: list[HistoryRow] = []
@@ -168,7 +179,7 @@ class Engine:
         self._rechecked += more.rechecked
         made = more.picks if more.ahead is None else torch.cat([more.picks, more.ahead])
         seen, state = pending, self.state
-        if isinstance(state, BoxState):
+        if isinstance(state, PointState):
             seen = torch.cat([state.X, state.left_alone(), pending])  # evaluated and failed ones, too
         made = self.domain.mended(made, seen=seen, repeats=more.repeats, generator=generator)
         q = len(picks) + len(more.picks)
@@ -204,10 +215,10 @@ class Engine:
         batch, values = self.ledger.answers()
         return self._updated(batch, values, self.mechanism.tell)
 
-    def observed(self, picks: Tensor, y: Sequence[float]) -> Update:
+    def observed(self, picks: Tensor, y: Sequence[float | Sequence[float]]) -> Update:
         """Return the update by observations that the run has not asked for, with the next tickets."""
         tickets = list(range(self.next_ticket, self.next_ticket + len(picks)))
-        return self._updated(self.ledger.batch(picks, tickets), list(y), self.mechanism.observe, added=True)
+        return self._updated(self.ledger.batch(picks, tickets), results_of(y), self.mechanism.observe, added=True)
 
     def enqueue(self, picks: Tensor) -> None:
         """Add picks that the next asks return first."""
@@ -228,7 +239,7 @@ class Engine:
         """Return whether the run has these initial observations."""
         first = self.rows[0] if self.rows and self.rows[0].added else None
         where = self.domain.recorded(picks).tolist()
-        return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
+        return first is not None and (first.points or first.indices, first.results) == (where, results_of(y.tolist()))
 
     def spend(self, on: Phase, seconds: float) -> None:
         """Add time to a phase of the next history row."""
@@ -307,10 +318,10 @@ class Engine:
         self.hand_out(handing)
 
     @with_gradients
-    def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State], *, added: bool = False) -> Update:
+    def _updated(self, batch: Batch, values: list[Value], tell: Callable[..., State], *, added: bool = False) -> Update:
         """Return the update by results of ``batch`` through the mechanism's ``tell`` or ``observe``."""
-        good = [i for i, v in enumerate(values) if not math.isnan(v)]
-        bad = [i for i, v in enumerate(values) if math.isnan(v)]
+        good = [i for i, v in enumerate(values) if not is_failed(v)]
+        bad = [i for i, v in enumerate(values) if is_failed(v)]
         generator, start = self._drawing(), time.perf_counter()
         device, errors = self.domain.device, None
         if good:
@@ -318,6 +329,9 @@ class Engine:
             picks = batch.picks[torch.tensor(good, device=device)]
             y = -y if self.minimize else y
             errors = self.state.standardised_errors(picks, y)
+            errors = (
+                errors[~errors.isnan()] if errors is not None and self.outcomes is not None else errors
+            )  # none of missing ones
             state = tell(self.state, picks, y, generator=generator)
         else:
             state = self.state.without_results()

@@ -56,8 +56,9 @@ def evaluate(
         ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
         bar = RunProgress(loop.history, end) if check_flag("progress", progress) else None
         watch = Watch(loop, engine, end, ends, callback, on_result, bar, whole_batches=not ranks.alone)
-        default = loop.about["arrays"]
-        evaluation = evaluation_of(objective, call_with, vectorized, arrays, default=default, domain=engine.domain)
+        names = () if engine.outcomes is None else engine.outcomes.names
+        how: dict[str, Any] = {"default": loop.about["arrays"], "domain": engine.domain, "outcomes": names}
+        evaluation = evaluation_of(objective, call_with, vectorized, arrays, **how)
         spent = partial(engine.spend, "objective")
         job = Job(loop, evaluation, end, spent, watch.call_back, watch.ended, watch.together, watch.reported)
         dispatch = None if spread is None else Dispatch(job, spread)

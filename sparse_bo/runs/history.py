@@ -19,8 +19,8 @@ from torch import Tensor
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.executors import optional
-from sparse_bo.evaluations.worker import FAILED
-from sparse_bo.policies import Report, State
+from sparse_bo.evaluations.results import FAILED, Value, is_failed
+from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.policies.states import Phase, Summary
 from sparse_bo.report.view import Batches
 from sparse_bo.widths.calibration import Calibration, calibration
@@ -43,13 +43,15 @@ class HistoryRow(Summary):
     indices: list[int]
     """Arms asked, in order; empty on a box."""
     values: list[float]
-    """Results, NaN for failed evaluations."""
+    """Results, NaN for failed evaluations; with several outcomes those of the first objective."""
     tickets: list[int] = field(default_factory=list)
     """Their tickets."""
     added: bool = False
     """Whether the run has not asked for these evaluations: :meth:`sparse_bo.AskTell.add`, or ``initial=``."""
     points: list[list[float]] | None = None
     """Points asked, in order, on a box; ``None`` on arms."""
+    outcomes: list[tuple[float, ...]] | None = None
+    """All outcomes of each evaluation, in the order of their names, NaN for missing ones; ``None`` with one outcome."""
     survivors: int | None = None
     """Number of arms that can still be optimal; ``None`` without elimination."""
     rechecked: int = 0
@@ -80,7 +82,12 @@ class HistoryRow(Summary):
     @property
     def failed(self) -> int:
         """Number of failed evaluations (NaN or :meth:`sparse_bo.AskTell.fail`)."""
-        return sum(map(math.isnan, self.values))
+        return sum(map(is_failed, self.results))
+
+    @property
+    def results(self) -> list[Value]:
+        """Results as they were reported: numbers, or with several outcomes rows."""
+        return [*self.values] if self.outcomes is None else [*self.outcomes]
 
     def checked(self) -> HistoryRow:
         """Return the row, which may come from a file; a ``TypeError`` names a field of another type. 5 µs and O(batch)."""
@@ -91,13 +98,20 @@ class HistoryRow(Summary):
 
     def plain(self) -> dict[str, Any]:
         """Return the row as JSON, with ``None`` for failed evaluations."""
-        return {**asdict(self), "values": [None if math.isnan(v) else v for v in self.values]}
+        outcomes = None if self.outcomes is None else [_plain(row) for row in self.outcomes]
+        return {**asdict(self), "values": _plain(self.values), "outcomes": outcomes}
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> HistoryRow:
         """Return the row of :meth:`plain`'s output."""
-        values = [FAILED if v is None else v for v in plain.get("values", [])]
-        return HistoryRow(**{**plain, "values": values}).checked()
+        outcomes = plain.get("outcomes")
+        return HistoryRow(
+            **{
+                **plain,
+                "values": [FAILED if v is None else v for v in plain.get("values", [])],
+                "outcomes": outcomes and [tuple(FAILED if v is None else v for v in row) for row in outcomes],
+            }
+        ).checked()
 
 
 @lru_cache(maxsize=1)
@@ -106,18 +120,16 @@ def _types() -> dict[str, Any]:
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value of JSON has a type of the fields above: numbers, bools, texts, lists and mappings of them, none."""
+    """Return whether a value of JSON has a type of the fields above: numbers, texts, lists and mappings of them, none."""
     parts = get_args(hint)
     if isinstance(hint, UnionType):
         return any(_is_of(value, part) for part in parts)
     kind = get_origin(hint) or hint
-    if kind is bool:
-        return isinstance(value, bool)
-    if kind is list:
-        return isinstance(value, list) and all(_is_of(part, parts[0]) for part in value)
+    if kind in (list, tuple):
+        return isinstance(value, kind) and all(_is_of(part, parts[0]) for part in value)
     if kind is Mapping:
         return isinstance(value, Mapping) and all(_is_of(part, parts[1]) for part in value.values())
-    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+    return isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
 
 
 @dataclass(frozen=True)
@@ -154,6 +166,12 @@ class History:
         return bool(self.info.get("minimize", False))
 
     @property
+    def outcomes(self) -> Outcomes | None:
+        """Objectives and constraints of a run with several outcomes; ``None`` with one."""
+        described = self.info.get("outcomes")
+        return None if described is None else Outcomes.of(**described)
+
+    @property
     def calibration(self) -> Calibration | None:
         """Calibration of all predictions; ``None`` without a model."""
         found = [row.calibration for row in self.rows if row.calibration is not None]
@@ -188,7 +206,7 @@ class History:
         Raises:
             ImportError: If pandas is not installed.
         """
-        lists = ("indices", "points", "values", "tickets", "seconds")
+        lists = ("indices", "points", "values", "outcomes", "tickets", "seconds")
         names = [field.name for field in fields(HistoryRow) if field.name not in lists]
         table = {name: self.column(name) for name in (*names, "batch_size", "failed")}
         for phase in dict.fromkeys(phase for row in self.rows for phase in row.seconds):
@@ -278,8 +296,12 @@ def report_of(state: State, *, minimize: bool) -> Report:
     return replace(report, **{name: None if mean is None else 0.0 - mean for name, mean in means.items()})
 
 
+def _plain(values: Sequence[float]) -> list[float | None]:
+    return [None if math.isnan(v) else v for v in values]
+
+
 def make_row(
-    state: State, batch: Batch, values: list[float], *, errors: Tensor | None, minimize: bool, **others: Any
+    state: State, batch: Batch, values: list[Value], *, errors: Tensor | None, minimize: bool, **others: Any
 ) -> HistoryRow:
     """Return the history row of a batch, from the state after it and the standardised errors of its results before it."""
     report = report_of(state, minimize=minimize)
@@ -291,7 +313,7 @@ def make_row(
         pulls=state.pulls,
         indices=[] if batch.indices is None else batch.indices.tolist(),
         points=batch.X.tolist() if batch.indices is None else None,
-        values=values,
+        **columns_of_results(values),
         tickets=batch.tickets,
         survivors=None if report.survivors is None else len(report.survivors),
         predicted=found.results,
@@ -299,6 +321,12 @@ def make_row(
         inside_95=found.inside_95,
         error_squares=found.squares,
     )
+
+
+def columns_of_results(values: Sequence[Value]) -> dict[str, Any]:
+    """Return results as fields of a :class:`HistoryRow`."""
+    rows = [value for value in values if isinstance(value, tuple)]
+    return {"values": [row[0] for row in rows], "outcomes": rows} if rows else {"values": list(values)}
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from torch import Tensor
 from sparse_bo.domains import Domain
 from sparse_bo.errors import TicketError
 from sparse_bo.evaluations.batch import Batch, some
+from sparse_bo.evaluations.results import Value
 
-LedgerMark = tuple[dict[int, Any], dict[int, float], int, int]
+LedgerMark = tuple[dict[int, Any], dict[int, Value], int, int]
 """A point to revert the ledger to."""
 
 
@@ -75,7 +76,7 @@ class Ledger:
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self._open: dict[int, Any] = {}  # ticket -> arm, or point (d, float64 array), private copies
-        self._answers: dict[int, float] = {}  # results of some of them; NaN: failed
+        self._answers: dict[int, Value] = {}  # results of some of them; NaN: failed
 
     def __len__(self) -> int:
         """Return the number of evaluations whose results are not in the state."""
@@ -87,7 +88,7 @@ class Ledger:
         return len(self._answers)
 
     @property
-    def results(self) -> list[float]:
+    def results(self) -> list[Value]:
         """Results for the next update of the state, NaN for failed evaluations."""
         return list(self._answers.values())
 
@@ -128,11 +129,11 @@ class Ledger:
         """Return all picks without a result in the state, in order, as picks of the policy."""
         return self.domain.stacked(list(self._open.values()))
 
-    def answer(self, answers: Mapping[int, float]) -> None:
+    def answer(self, answers: Mapping[int, Value]) -> None:
         """Add results (NaN: failed) of tickets after :meth:`check`."""
         self._answers.update(answers)
 
-    def answers(self) -> tuple[Batch, list[float]]:
+    def answers(self) -> tuple[Batch, list[Value]]:
         """Return the evaluations with results, in order of the tickets."""
         tickets = [ticket for ticket in self._open if ticket in self._answers]
         return self.handed_out(tickets), [self._answers[ticket] for ticket in tickets]

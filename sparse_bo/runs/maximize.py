@@ -13,9 +13,18 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
-from sparse_bo.policies import Policy
+from sparse_bo.policies import Outcomes, Policy
+from sparse_bo.policies.outcomes import Direction, Limits
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import ArmsLike, BoundsLike, bounds_of, check_budget, checked_observations, tensor_of
+from sparse_bo.runs.arguments import (
+    ArmsLike,
+    BoundsLike,
+    bounds_of,
+    check_budget,
+    checked_observations,
+    checked_outcomes,
+    tensor_of,
+)
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.previous import RunObservations, resolved
@@ -152,9 +161,73 @@ def minimize(
     return _whole(locals(), minimize=True)
 
 
+def optimize(
+    objective: Objective,
+    space: Space | Mapping[str, Any] | None = None,
+    *,
+    objectives: Mapping[str, Direction],
+    constraints: Mapping[str, Limits] | None = None,
+    reference: Mapping[str, float] | None = None,
+    arms: ArmsLike | None = None,
+    bounds: BoundsLike | None = None,
+    feasible: Feasible | None = None,
+    budget: int,
+    policy: Policy | None = None,
+    seed: int = 0,
+    initial: tuple[Any, Any] | RunObservations | None = None,
+    call_with: CallWith | None = None,
+    vectorized: bool | None = None,
+    arrays: Arrays | None = None,
+    executor: str | Submits | Workers | None = None,
+    workers: int | None = None,
+    storage: str | Path | Storage | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+    on_result: Callable[[Evaluation], Any] | None = None,
+    progress: bool = False,
+    seconds: float | None = None,
+    target: float | None = None,
+    patience: int | None = None,
+    stop: Callable[[AskTell], Any] | None = None,
+) -> Result:
+    """Optimise several outcomes: one or more objectives, with or without constraints.
+
+    With one objective the result has the best feasible point (``result.best``), and as long as no evaluation is feasible the
+    one of the least violation. With several it has the front (``result.pareto_front``) and its hypervolume.
+
+    Example:
+        >>> def experiment(point):
+        ...     t = point["time"]
+        ...     return {"yield": t * (2 - t), "cost": t**2, "impurity": 0.1 * t}
+        >>> result = optimize(
+        ...     experiment,
+        ...     {"time": Float(0.0, 2.0)},
+        ...     objectives={"yield": "max", "cost": "min"},
+        ...     constraints={"impurity": (None, 0.15)},
+        ...     budget=30,
+        ... )
+        >>> result.hypervolume  # doctest: +SKIP
+
+    ``objective`` returns outcomes: a dictionary by name (names besides those below are ignored), or numbers in the order of
+    ``objectives``, then of ``constraints`` on other outcomes. One that takes many points returns ``q x m`` numbers, or a
+    dictionary of ``q`` values each. NaN: the outcome is missing, and the others count; all NaN: the evaluation failed.
+
+    ``objectives`` are ``"max"`` or ``"min"`` by name, at most four. ``constraints`` are limits ``(lower, upper)`` by name,
+    ``None`` where there is none. Outcomes may have noise: a model of each says how probable it is that a point is feasible.
+    ``reference`` is the worst value of interest of every objective by name, from which hypervolumes are measured; by default it
+    is inferred from the results, as BoTorch does.
+
+    The other arguments and errors are those of :func:`maximize`. Policies are :class:`sparse_bo.policies.TrustRegion` on boxes
+    and :class:`sparse_bo.policies.ExpectedImprovement` over arms; others take one outcome. ``target`` needs one objective, of
+    which a feasible result has to reach it; ``patience`` counts evaluations without a new point of the front.
+    """
+    return _whole(locals() | {"goal": "best"}, minimize=False)
+
+
 def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
-    """Make a whole run with the arguments of :func:`maximize`."""
+    """Make a whole run with the arguments of :func:`maximize` or :func:`optimize`."""
     run = {name: given[name] for name in ("policy", "bounds", "space", "feasible", "seed", "initial")} | {"minimize": minimize}
+    run |= {name: given.get(name) for name in ("objectives", "constraints", "reference")}
     ends = {name: given[name] for name in ("seconds", "target", "patience", "stop")}
     how = ends | {name: given[name] for name in ("call_with", "vectorized", "arrays", "executor", "workers", "progress")}
     budget, storage, resume = check_budget(given["budget"]), given["storage"], given["resume"]
@@ -200,6 +273,7 @@ def _resumed(
     seed: int,
     minimize: bool,
     initial: tuple[Any, Any] | RunObservations | None,
+    **outcomes: Mapping[str, Any] | None,
 ) -> AskTell:
     """Return the recorded run, if it is that of the arguments."""
     corners = bounds_of(bounds)
@@ -207,9 +281,10 @@ def _resumed(
         Box(corners)  # checked before the journal is opened
     asked = None if space is None else space_domain(space, feasible).describe()["space"]
     on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
+    several = checked_outcomes(**outcomes, minimize=minimize)
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
-        other = _difference(loop.about, corners, asked, seed, minimize)
+        other = _difference(loop.about, corners, asked, seed, minimize, several)
         before = None if other or initial is None else _checked(initial, loop)
         if before is not None and not loop._engine.began_with(*before):
             other = "has other initial observations, or none; initial= can only be passed to a new run"
@@ -225,11 +300,17 @@ def _resumed(
 
 
 def _checked(initial: Any, loop: AskTell) -> tuple[Tensor, Tensor]:
-    return checked_observations("initial", resolved(initial, loop._domain)[0], loop._domain)
+    domain, outcomes = loop._domain, loop._engine.outcomes
+    return checked_observations("initial", resolved(initial, domain, outcomes)[0], domain, outcomes)
 
 
 def _difference(
-    about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[str, Any] | None, seed: int, minimize: bool
+    about: Mapping[str, Any],
+    bounds: Tensor | None,
+    space: Mapping[str, Any] | None,
+    seed: int,
+    minimize: bool,
+    outcomes: Outcomes | None,
 ) -> str | None:
     """Return the difference between a recorded run and the arguments, ``None`` if there is none."""
     recorded = about.get("space")
@@ -240,6 +321,10 @@ def _difference(
         return f"{kind}; this call asks for another one"
     if bounds is not None and "bounds" not in about:
         return "is among arms, this call searches a box; pass arms="
+    described = None if outcomes is None else outcomes.describe()
+    if about.get("outcomes") != described:
+        recorded_ones = "one objective without a name" if "outcomes" not in about else f"the outcomes {about['outcomes']}"
+        return f"has {recorded_ones}; this call has {'one without a name' if described is None else described}"
     if about["minimize"] != minimize:
         mine, other = ("minimises", "maximises") if about["minimize"] else ("maximises", "minimises")
         return f"{mine} its objective, this call {other} one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.journal import Journal
-from sparse_bo.runs.description import checked_about
+from sparse_bo.policies import Outcomes
+from sparse_bo.runs.description import checked_about, recorded_outcomes
 from sparse_bo.runs.records import evaluations_of
 
 logger = logging.getLogger(__name__)
@@ -28,8 +30,8 @@ class TakenOver(NamedTuple):
 
     inputs: Any
     """``n`` arms, ``n x d`` points or ``n`` dictionaries."""
-    values: list[float]
-    """``n`` results (y)."""
+    values: list[Any]
+    """``n`` results (y), or dictionaries of outcomes by name."""
     summary: str
     """The numbers of observations that were taken over and left out, in words."""
 
@@ -41,37 +43,39 @@ class RunObservations:
     journals: tuple[Path, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def on(self, domain: Domain) -> TakenOver:
+    def on(self, domain: Domain, outcomes: Outcomes | None = None) -> TakenOver:
         """Return the observations that lie in a domain. O(evaluations), and O(a d) for inputs among ``a`` other arms.
 
         Raises:
             FileNotFoundError: If there is no journal.
             StorageError: If one is damaged.
-            ValueError: If its inputs are of another kind than the domain's, a parameter has no default, or no observation lies
-                in the domain.
+            ValueError: If its inputs are of another kind than the domain's, or its results than those of ``outcomes``, a
+                parameter has no default, or no observation lies in the domain.
         """
         space = domain.space if isinstance(domain, SpaceArms | SpaceBox) else None
         unknown = [name for name in self.defaults if space is None or name not in space.parameters]
         if unknown:
             known = "without space=" if space is None else f"for parameters among {', '.join(space.names)}"
             raise ValueError(f"expected defaults= {'with space=' if space is None else known}, got {unknown[0]!r}; take it out")
-        runs = [_Run.read(path) for path in self.journals]
+        runs = [_Run.read(path, outcomes) for path in self.journals]
         inputs = [run.configurations(domain, space, self.defaults) if space else run.inputs(domain) for run in runs]
-        keys = [[(repr(x), y) for x, y in zip(one, run.values, strict=True)] for one, run in zip(inputs, runs, strict=True)]
-        known_keys = Counter[tuple[str, float]]()
+        keys = [
+            [(repr(x), repr(y)) for x, y in zip(one, run.values, strict=True)] for one, run in zip(inputs, runs, strict=True)
+        ]
+        known_keys = Counter[tuple[str, str]]()
         for run, own in zip(runs, keys, strict=True):
             known_keys.update(key for key, added in zip(own, run.added, strict=True) if not added)
-        taken, left = list[tuple[Any, float]](), Counter[str]()
+        taken, left = list[tuple[Any, Any]](), Counter[str]()
         for run, one, own in zip(runs, inputs, keys, strict=True):
-            repeated, new = known_keys.copy(), list[tuple[str, float]]()
-            for x, key, added in zip(one, own, run.added, strict=True):
+            repeated, new = known_keys.copy(), list[tuple[str, str]]()
+            for x, y, key, added in zip(one, run.values, own, run.added, strict=True):
                 if x is None:
                     left["outside the domain"] += 1
                 elif added and repeated[key] > 0:  # an initial observation of this run, and an evaluation of another
                     repeated[key] -= 1
                     left["in several journals"] += 1
                 else:
-                    taken.append((x, key[1]))
+                    taken.append((x, y))
                     new += [key] if added else []
             known_keys.update(new)
             left.update({"failed": run.failed, "without a result": run.pending})
@@ -105,8 +109,8 @@ class _Run(NamedTuple):
     about: Mapping[str, Any]
     picks: NDArray[Any]
     """``n`` arms or ``n x d`` points."""
-    values: list[float]
-    """``n`` results."""
+    values: list[Any]
+    """``n`` results, or dictionaries of outcomes by name."""
     added: list[bool]
     """``n``: whether the run has not asked for it."""
     failed: int
@@ -115,14 +119,25 @@ class _Run(NamedTuple):
     """``a x d``, if they are in the journal."""
 
     @staticmethod
-    def read(path: Path) -> _Run:
-        """Read a journal. About 3 µs per evaluation."""
+    def read(path: Path, outcomes: Outcomes | None) -> _Run:
+        """Read a journal for a run with some outcomes. About 3 µs per evaluation."""
         journal = Journal.read(path)
-        about, every = checked_about(journal), evaluations_of(journal)
-        good = np.isfinite(every.values)
+        about, every, known = checked_about(journal), evaluations_of(journal), recorded_outcomes(journal)
+        if (known is None) != (outcomes is None):
+            got, fix = "one objective without a name", "leave objectives= out"
+            if known is not None:
+                got, fix = f"the outcomes {', '.join(known.names)}", "pass objectives="
+            raise ValueError(f"the run in {path} has {got}, this one has others; {fix}")
+        good = every.succeeded
+        if known is not None and outcomes is not None:
+            shared = [k for k, name in enumerate(known.names) if name in outcomes.names]
+            good = np.asarray(np.isfinite(every.values[:, shared]).any(axis=1))
         failed, pending = int((every.known & ~good).sum()), int((~every.known).sum())
         arms = journal.arms() if every.picks.ndim == 1 else None
         values, added = every.values[good].tolist(), every.added[good].tolist()
+        if known is not None and outcomes is not None:  # those that were not measured then are missing
+            absent = dict.fromkeys(outcomes.names, math.nan)
+            values = [absent | dict(zip(known.names, row, strict=True)) for row in values]
         return _Run(path, about, every.picks[good], values, added, failed, pending, arms)
 
     def configurations(self, domain: Domain, space: Space, defaults: Mapping[str, Any]) -> list[dict[str, Any] | None]:
@@ -210,10 +225,10 @@ def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, An
     return RunObservations(tuple(map(Path, journals)), dict(defaults or {}))
 
 
-def resolved(initial: Any, domain: Domain) -> tuple[Any, str | None]:
+def resolved(initial: Any, domain: Domain, outcomes: Outcomes | None) -> tuple[Any, str | None]:
     """Return ``initial=`` as inputs and results, and the summary of those that are taken over from other runs."""
     if not isinstance(initial, RunObservations):
         return initial, None
-    inputs, values, summary = initial.on(domain)
+    inputs, values, summary = initial.on(domain, outcomes)
     logger.info("starts from %s", summary)
     return (inputs, values), summary

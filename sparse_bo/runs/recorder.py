@@ -15,6 +15,7 @@ from torch import Tensor
 from sparse_bo.domains import Arms, ArmSet, Domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
+from sparse_bo.evaluations.results import Value
 from sparse_bo.journal import End, Event, Journal, Row, Storage, Writer, pack
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
@@ -77,11 +78,10 @@ class Recorder:
             wanted = None if limit == UNLIMITED else limit
             self._record(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
 
-    def told(self, answers: Mapping[int, float]) -> None:
+    def told(self, answers: Mapping[int, Value]) -> None:
         """Record results."""
         if self._writer is not None:
-            n = len(answers)
-            tickets, results = np.fromiter(answers, np.int64, n), np.fromiter(answers.values(), np.float64, n)
+            tickets, results = np.fromiter(answers, np.int64, len(answers)), np.array([*answers.values()], np.float64)
             self._record(Event("tell", None, None, None, tickets, results))
 
     def updated_by_ask(self) -> None:

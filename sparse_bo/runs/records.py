@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from sparse_bo.domains import ArmSet
 from sparse_bo.errors import ResumeWarning, StorageError
-from sparse_bo.evaluations.worker import results_of
+from sparse_bo.evaluations.results import results_of
 from sparse_bo.journal import Journal, Row, unpack
-from sparse_bo.runs.description import as_written, checked_about, domain_of, policy_of, run_info
+from sparse_bo.runs.description import as_written, checked_about, domain_of, policy_of, recorded_outcomes, run_info
 from sparse_bo.runs.engine import Engine
-from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.history import History, HistoryRow, columns_of_results
 
-_WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values"))
+_WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values", "outcomes"))
 """Fields of a history row that do not follow from the events."""
 
 
@@ -30,11 +30,17 @@ class Evaluations(NamedTuple):
     picks: NDArray[Any]
     """``t`` arms or ``t x d`` points."""
     values: NDArray[np.float64]
-    """``t`` results, NaN for failed and pending ones."""
+    """``t`` results, or ``t x m`` outcomes; NaN for failed and pending ones."""
     known: NDArray[np.bool_]
     """``t``: whether the evaluation has a result or has failed."""
     added: NDArray[np.bool_]
     """``t``: whether the run has not asked for it."""
+
+    @property
+    def succeeded(self) -> NDArray[Any]:
+        """``t``: whether the evaluation has a result; with several outcomes at least one of them."""
+        there = np.isfinite(self.values)
+        return there if there.ndim == 1 else np.asarray(there.any(axis=1))
 
 
 class Recorded(NamedTuple):
@@ -53,7 +59,7 @@ class Recorded(NamedTuple):
     @property
     def told(self) -> int:
         """Number of successful evaluations, with added observations, in the state or not."""
-        return int(np.isfinite(self.evaluations.values).sum())
+        return int(self.evaluations.succeeded.sum())
 
     @property
     def failed(self) -> int:
@@ -130,13 +136,15 @@ def evaluations_of(journal: Journal) -> Evaluations:
                 results.append(event.results)
         dims = journal.about.get("dims")
         every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
-        observed, values = np.concatenate([np.zeros(0, np.int64), *tickets]), np.full(len(every), np.nan)
+        outcomes = recorded_outcomes(journal)
+        columns = () if outcomes is None else (len(outcomes.names),)
+        observed, values = np.concatenate([np.zeros(0, np.int64), *tickets]), np.full((len(every), *columns), np.nan)
         if ((observed < 0) | (observed >= len(every))).any() or len(np.unique(observed)) < len(observed):
             raise StorageError(
                 f"{journal.path} has results of tickets that were never handed out, or two of one: it was not written by "
                 "AskTell; take another copy"
             )
-        values[observed] = np.concatenate([np.zeros(0), *results])
+        values[observed] = np.concatenate([np.zeros((0, *columns)), *results])
         known = np.zeros(len(every), np.bool_)
         known[observed] = True
     unasked = np.zeros(len(every), np.bool_)
@@ -161,7 +169,7 @@ def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) ->
                     f"{len(evaluations.picks) - 1}: the journal was not written by AskTell; take another copy"
                 )
             picks, values = evaluations.picks[row.tickets].tolist(), results_of(evaluations.values[row.tickets].tolist())
-            found.append(replace(row, values=values, **{"points" if on_box else "indices": picks}))
+            found.append(replace(row, **columns_of_results(values), **{"points" if on_box else "indices": picks}))
     return found
 
 
@@ -211,7 +219,8 @@ def replayed(journal: Journal, arms: ArmSet | None, *, most_seconds: float = 0.0
         ValueError: If arms are needed, or are not those of the run; or the policy cannot be rebuilt.
     """
     domain, policy = domain_of(journal, arms, "cpu", asking=False), policy_of(journal, None)
-    engine = Engine(domain, policy, seed=journal.about["seed"], certify_every=None, minimize=journal.about["minimize"])
+    about, outcomes = journal.about, recorded_outcomes(journal)
+    engine = Engine(domain, policy, seed=about["seed"], certify_every=None, minimize=about["minimize"], outcomes=outcomes)
     seconds = sum(s for row in journal.rows()[0] for phase, s in row.summary.get("seconds", {}).items() if phase != "objective")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")

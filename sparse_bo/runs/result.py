@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.evaluations.executors import optional
-from sparse_bo.policies import Report, State
+from sparse_bo.gp.hypervolume import front_rows
+from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.runs.history import History, report_of, written_whole
 from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.view import columns_of, view_of
@@ -39,6 +40,24 @@ class Best:
     """Posterior standard deviation there; NaN without a model."""
     parameters: Mapping[str, Any]
     """The point by name; empty without a space of named parameters."""
+    outcomes: Mapping[str, float] = field(default_factory=dict)
+    """Mean of the observed outcomes there, by name; empty with one outcome."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FrontPoint:
+    """A feasible evaluation that no other one dominates: none is at least as good in all objectives, and better in one."""
+
+    x: NDArray[np.float64]
+    """``d`` inputs."""
+    index: int | None
+    """Row of the arm; ``None`` on a box."""
+    parameters: Mapping[str, Any]
+    """The point by name; empty without a space of named parameters."""
+    outcomes: Mapping[str, float]
+    """Observed outcomes by name."""
+    ticket: int
+    """Number of the evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -64,13 +83,66 @@ class Result(Report):
         """The best point: :attr:`best_x`, :attr:`best_mean`, :attr:`best_sd` and :attr:`best_parameters` in plain types.
 
         Raises:
-            ValueError: If no evaluation has succeeded.
+            ValueError: If no evaluation has succeeded, or there are several objectives.
         """
+        outcomes = self.history.outcomes
+        if outcomes is not None and outcomes.only is None:
+            raise ValueError(
+                f"expected one objective, got {len(outcomes.objectives)} ({', '.join(outcomes.objectives)}), of which no "
+                "point is the best; choose one of result.pareto_front"
+            )
         if self.best_x is None or self.best_mean is None:
             raise ValueError("expected a successful evaluation, got none: there is no best point yet; evaluate more")
         sd = math.nan if self.best_sd is None else self.best_sd
         x = self.best_x.to("cpu", torch.float64).numpy()
-        return Best(x=x, mean=self.best_mean, sd=sd, parameters=self.best_parameters or {})
+        observed = {} if outcomes is None else self._observed_at(x, outcomes)
+        return Best(x=x, mean=self.best_mean, sd=sd, parameters=self.best_parameters or {}, outcomes=observed)
+
+    @property
+    def pareto_front(self) -> list[FrontPoint]:
+        """The feasible evaluations that no other one dominates, by their first objective, the best first; O(n²).
+
+        With one objective it is the best of the feasible evaluations; of equal ones the first.
+
+        Raises:
+            ValueError: If the run has one outcome.
+        """
+        outcomes = self.history.outcomes
+        if outcomes is None:
+            raise ValueError("expected a run with objectives=, got one of one outcome; its best point is result.best")
+        Y, X, named = self._evaluations(outcomes)
+        gains = torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
+        rows = front_rows(gains)
+        rows = rows[gains[rows, 0].argsort(descending=True, stable=True)]
+        tickets = [ticket for row in self.history.rows for ticket in row.tickets]
+        arms = self.history.indices
+        return [
+            FrontPoint(
+                x=X[k],
+                index=arms[k] if arms else None,
+                parameters={} if named is None else named[k],
+                outcomes=dict(zip(outcomes.names, Y[k].tolist(), strict=True)),
+                ticket=tickets[k],
+            )
+            for k in rows.tolist()
+        ]
+
+    def _evaluations(self, outcomes: Outcomes) -> tuple[Tensor, NDArray[np.float64], list[dict[str, Any]] | None]:
+        """Return the outcomes (``n x m``), the inputs (``n x d``) and the named parameters of all evaluations, in order."""
+        results = [result for row in self.history.rows for result in row.results]
+        Y = torch.tensor(results, dtype=torch.float64, device="cpu").reshape(-1, len(outcomes.names))
+        if self.history.indices:
+            picks = torch.tensor(self.history.indices, dtype=torch.long, device=self.domain.device)
+            X = self.domain.inputs(picks).to("cpu", torch.float64).numpy()
+        else:
+            X = np.array(self.history.points, np.float64).reshape(len(Y), -1)
+        return Y, X, self.history.parameters
+
+    def _observed_at(self, x: NDArray[np.float64], outcomes: Outcomes) -> dict[str, float]:
+        """Return the mean of each outcome over the evaluations of a point (``d``); NaN: none was observed."""
+        Y, X, _ = self._evaluations(outcomes)
+        at = Y[torch.from_numpy((x == X).all(axis=1))]
+        return dict(zip(outcomes.names, at.nanmean(dim=0).tolist(), strict=True))
 
     @property
     def best_parameters(self) -> dict[str, Any] | None:
@@ -105,7 +177,8 @@ class Result(Report):
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
 
-        A failed evaluation has the value NaN. Where an input has the name of such a column, the column's ends in ``_``.
+        A failed evaluation has the value NaN. With several outcomes there is a column for each, and ``feasible``. Of
+        columns of one name, inputs first, later ones end in ``_``.
 
         Raises:
             ImportError: If pandas is not installed.
@@ -115,10 +188,17 @@ class Result(Report):
             "ticket": [ticket for row in rows for ticket in row.tickets],
             "batch": [row.round for row in rows for _ in row.values],
             **({"arm": self.history.indices} if self.history.indices and self.space is None else {}),
-            "value": [value for row in rows for value in row.values],
         }
+        results: list[tuple[str, list[Any]]] = [("value", [value for row in rows for value in row.values])]
+        if (outcomes := self.history.outcomes) is not None:
+            Y, _, _ = self._evaluations(outcomes)
+            results = [*zip(outcomes.names, Y.T.tolist(), strict=True), ("feasible", outcomes.feasible(Y).tolist())]
         _, inputs, _ = columns_of(self.history, self.domain)
-        table = {**inputs, **{f"{name}_" if name in inputs else name: column for name, column in own.items()}}
+        table = dict(inputs)
+        for name, column in (*own.items(), *results):
+            while name in table:
+                name += "_"
+            table[name] = column
         frame: DataFrame = optional("pandas").DataFrame(table)
         return frame
 
@@ -181,6 +261,9 @@ class Result(Report):
             **best,
             "best_mean": self.best_mean,
             "best_sd": self.best_sd,
+            "feasible": self.feasible,
+            "front": None if self.front is None else len(self.front),
+            "hypervolume": self.hypervolume,
         }
         return f"Result({', '.join(f'{name}={value!r}' for name, value in said.items() if value is not None)})"
 

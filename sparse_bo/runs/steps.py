@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparse_bo.errors import ContradictionError, FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.evaluations.batch import Batch, some
+from sparse_bo.evaluations.results import Value
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.interrupts import Boundary
 from sparse_bo.runs.lockstep import Lockstep
@@ -52,7 +53,7 @@ class Steps:
         with self.lock:
             self._enqueued(self.ranks.from_first("enqueue", lambda: self.engine.domain.recorded(inputs())))
 
-    def answer(self, answers: Callable[[], dict[int, float]]) -> None:
+    def answer(self, answers: Callable[[], dict[int, Value]]) -> None:
         """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending."""
         with self.lock:
             self._answered(self.ranks.from_first("tell", answers))
@@ -136,7 +137,7 @@ class Steps:
         with self.ranks.recording(), Boundary():
             self._apply(self.engine.enqueue, self.engine.tensor(picks), lambda: self.recorder.enqueued(picks))
 
-    def _answered(self, answers: dict[int, float]) -> None:
+    def _answered(self, answers: dict[int, Value]) -> None:
         """Record results, and update once none is pending. If the update raises, the next ask repeats it."""
         if not answers:
             return

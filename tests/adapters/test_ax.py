@@ -49,6 +49,25 @@ def test_a_client_runs_on_the_sparse_model():
     assert made.get_best_parameterization()[0]["kind"] == "b"
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_objectives_thresholds_and_constraints_are_ax_own(adaptive):
+    made = Client(random_seed=0)
+    sides = [RangeParameterConfig(name=name, parameter_type="float", bounds=(0.0, 1.0)) for name in "xy"]
+    made.configure_experiment(parameters=sides)
+    made.configure_optimization(objective="-a, b", outcome_constraints=["c <= 0.0", "a <= 1.0", "b >= 1.0"])
+    made.set_generation_strategy(sparse_generation_strategy(initial_trials=6, adaptive=adaptive))
+    for _ in range(5):
+        for index, at in made.get_next_trials(max_trials=2).items():
+            x, apart = at["x"], (at["x"] - at["y"]) ** 2
+            results = {"a": apart + x * x, "b": 2.0 - apart - (1.0 - x) ** 2, "c": x - 0.8}
+            made.complete_trial(trial_index=index, raw_data=results)
+    front = made.get_pareto_frontier(use_model_predictions=False)
+    assert len(front) >= 3
+    assert all(at["x"] <= 0.8 for at, *_ in front)
+    models = made._generation_strategy.adapter.generator.surrogate.model.models
+    assert all(isinstance(model, SparseGP) for model in models)
+
+
 def experiment(n, noise):
     """An experiment with one completed batch of n arms of a wave."""
     g = np.random.default_rng(0)

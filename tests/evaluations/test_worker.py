@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from sparse_bo import Batch, ObjectiveError, Workers, maximize
 from sparse_bo.evaluations.batch import PlainBatch
-from sparse_bo.evaluations.worker import Evaluate, answers_of, evaluate_remotely, results_of
+from sparse_bo.evaluations.results import answers_of, results_of
+from sparse_bo.evaluations.worker import Evaluate, evaluate_remotely
 from sparse_bo.policies import RandomSearch
 from tests.evaluations import light
 
@@ -102,8 +103,8 @@ def test_answers_are_the_values_whatever_holds_them(form, y):
     [
         ([1.0], ValueError, r"one value for each of 2 tickets, got y of shape \(1,\)"),
         (3.0, ValueError, r"got y of shape \(\)"),
-        (torch.zeros(2, 2), ValueError, r"got y of shape \(2, 2\); a run maximises one objective"),
-        ([(1.0, 2.0), (3.0, 4.0)], ValueError, r"got y of shape \(2, 2\); a run maximises one objective"),
+        (torch.zeros(2, 2), ValueError, r"got y of shape \(2, 2\); this run has one objective"),
+        ([(1.0, 2.0), (3.0, 4.0)], ValueError, r"got y of shape \(2, 2\); this run has one objective"),
         (torch.zeros(2, 1, 1), ValueError, r"got y of shape \(2, 1, 1\)"),
         (np.zeros((1, 2)), ValueError, r"got y of shape \(1, 2\)"),
         ([[1.0, 2.0], [3.0]], ValueError, r"got y of shape \(2,\)"),
@@ -158,7 +159,7 @@ def test_a_script_without_the_main_guard_is_told_so(tmp_path):
 def test_runs_with_lists_make_the_picks_of_runs_with_tensors(executor):
     arms = torch.rand(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     settings = {"arms": arms, "policy": RandomSearch(batch_size=6), "budget": 20, "seed": 1}
-    workers = None if executor is None else Workers(executor=executor, count=2)
+    workers = None if executor is None else Workers(executor=executor, count=2, asynchronous=False)
     expected = maximize(lambda x: light.smooth(x), vectorized=False, **settings).history
     for vectorized, objective in ((True, light.smooth_all), (False, light.smooth)):
         history = maximize(objective, vectorized=vectorized, arrays="list", executor=workers, **settings).history
@@ -168,7 +169,7 @@ def test_runs_with_lists_make_the_picks_of_runs_with_tensors(executor):
 
 @pytest.mark.parametrize("value", [(1.0, 2.0), np.zeros(2), torch.zeros(2)], ids=["tuple", "array", "tensor"])
 def test_two_objectives_are_said_to_be_one_too_many(value):
-    with pytest.raises(ObjectiveError, match="got .*; a run maximises one objective: return one number, such as"):
+    with pytest.raises(ObjectiveError, match="got .*; this run has one objective, several outcomes are named"):
         maximize(lambda x: value, arms=X, policy=RandomSearch(), budget=2, vectorized=False)
 
 

@@ -2,11 +2,12 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from botorch.acquisition.analytic import _log_ei_helper
 
-from sparse_bo.gp.expected_improvement import log_augmented_improvement, log_expected_improvement
+from sparse_bo.gp.expected_improvement import log_augmented_improvement, log_expected_improvement, log_h
 
 
 def test_values_are_botorchs_from_the_peak_far_into_the_tail():
@@ -58,3 +59,16 @@ def test_it_is_the_logarithm_of_the_integral():
         log_expected_improvement(far, torch.ones_like(far), 0.0).value[1:], tail[1:], rtol=1e-14, atol=1e-4
     )
     assert bool((log_expected_improvement(far, torch.ones_like(far), 0.0).value.diff() < 0).all())
+
+
+@pytest.mark.parametrize("u", [-0.5, -1.0, -1.5, -20.0, -49.9, -50.1, -80.0, -1e3, -1e4, -1e8])
+def test_no_digit_is_lost_in_the_tail(u):
+    """The logarithm without its square, and the derivative, against 60 digits."""
+    got = log_h(torch.tensor([u], dtype=torch.float64))
+    with mpmath.workdps(60):
+        x = mpmath.mpf(u)
+        cdf = mpmath.erfc(-x / mpmath.sqrt(2)) / 2
+        h = mpmath.npdf(x) + x * cdf
+        excess, slope = float(mpmath.log(h) + x * x / 2), float(cdf / h)
+    assert float(got.excess) == pytest.approx(excess, rel=1e-12, abs=1e-12)
+    assert float(got.slope) == pytest.approx(slope, rel=1e-11)

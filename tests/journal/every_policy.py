@@ -50,7 +50,7 @@ ON_BOXES: dict[str, dict[str, Any]] = {
     "s-gp-ts": {**SURROGATE, **BATCHES},
     "qff-ts": {**SURROGATE, **BATCHES},
     "trust-region": {"initial_design": 3, **BATCHES},
-    "trust-region, own sizes": {"initial_design": 3, "candidates": 60},
+    "trust-region, own sizes": {"initial_design": 3, "exploration": 0.5},
     "trust-region, every evaluation": {"initial_design": 3, "goal": "cumulative", **BATCHES},
     "rembo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
     "hesbo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.gp.learn import FAMILIES, PRIORS, Given
 from sparse_bo.kernels import CovarianceFunction, covariance_function
-from sparse_bo.policies.trust_region.observations import Replicates, Warp, warps
+from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warps
 from sparse_bo.policies.trust_region.surrogate import (
     EXACT_NOISE,
     LEARNED_FROM,
@@ -53,21 +54,32 @@ class GivenKernel:
         return self.covariance.diagonal(X) / self.variance
 
 
-def fitted_kernel(kernel: GivenKernel, X: Tensor, seen: Replicates, *, centre: Tensor, most: int) -> FittedRegion:
+def fitted_kernel(
+    kernel: GivenKernel,
+    X: Tensor,
+    seen: Replicates,
+    *,
+    ranking: Tensor,
+    centre: Tensor,
+    most: int,
+    kinds: Sequence[str] = KINDS,
+) -> FittedRegion:
     """Return the model: mean, scale, noise and warping of the highest evidence under the kernel. O(n³) per step.
 
     Args:
         kernel: Stays as it is.
         X: ``n x d`` evaluated arms.
         seen: Their observations.
-        centre: ``d``: the model knows the nearest arms to it, if there are too many.
+        ranking: ``n`` numbers: if there are too many arms, the model knows those of the highest.
+        centre: ``d``, or several, ``c x d``: the model knows the nearest arms, too.
         most: Arms that the model knows, at most.
+        kinds: Of warpings to choose among.
     """
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
     at = seen.rows
-    rows = at[known_rows(X[at], seen.values[at], centre=centre, lengthscales=None, most=most)]
+    rows = at[known_rows(X[at], ranking[at], centre=centre, lengthscales=None, most=most)]
     v = seen.values[rows]
-    some = rows[known_rows(X[rows], v, centre=centre, lengthscales=None, most=LEARNED_FROM)]
+    some = rows[known_rows(X[rows], ranking[rows], centre=centre, lengthscales=None, most=LEARNED_FROM)]
     data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
     given = Given(correlation=kernel.cross(X[some], X[some]))
 
@@ -77,4 +89,4 @@ def fitted_kernel(kernel: GivenKernel, X: Tensor, seen: Replicates, *, centre: T
         region = FittedRegion(gp=gp, learned=learned, warp=candidate, rows=rows, chosen_at=len(at))
         return learned.evidence + data.log_slope(candidate), region
 
-    return max((fitted(candidate) for candidate in warps(v)), key=lambda one: one[0])[1]
+    return max((fitted(candidate) for candidate in warps(v, kinds)), key=lambda one: one[0])[1]

@@ -11,29 +11,18 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
-from sparse_bo.policies.improvement.given_kernel import GivenKernel, fitted_kernel
+from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
+from sparse_bo.policies.improvement.given_kernel import GivenKernel
+from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.improvement.sweep import ArmSweep, ImprovingArms
+from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, design_batch
 from sparse_bo.policies.settings import SweepSettings, check_kernel
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated
 from sparse_bo.policies.trust_region.region import ImprovementSettings
-from sparse_bo.policies.trust_region.surrogate import (
-    CHOOSE_AGAIN,
-    FittedRegion,
-    fitted_region,
-    freeze_region,
-    known_rows,
-    one_thread,
-    thaw_region,
-)
-
-OFTEN = 100
-"""Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
-GROWTH, CHOICE_GROWTH = 1.1, 2.0
-"""Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
-chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, freeze_region, one_thread, thaw_region
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,10 +107,7 @@ class ArmSearch(Mechanism[ImprovementState]):
 
     def init(self) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        lower, upper = self.domain.hull()
-        span, unit = upper - lower, self.arms
-        if self.kernel is None:
-            unit = (self.arms - lower) / torch.where(span > 0.0, span, 1.0)
+        unit = modelled_arms(self.domain, self.arms, self.kernel)
         nothing = initial_state(self.arms).observations
         return ImprovementState(self.arms, nothing, unit=unit, told=self.domain.no_picks, y=self.arms.new_empty(0))
 
@@ -183,34 +169,21 @@ class ArmSearch(Mechanism[ImprovementState]):
         return replace(state, surrogate=surrogate, sweep=sweep)
 
     def _learned(self, before: ImprovementState, after: ImprovementState) -> ImprovementState:
-        """Return the state with its model: learned anew if that is due, else under the hyper-parameters and warping before."""
-        seen, most, fitted, sweep = after.replicates, self.settings.model_size, before.surrogate, before.sweep
+        """Return the state with its model."""
+        seen, fitted, sweep = after.replicates, before.surrogate, before.sweep
         highest = seen.rows[seen.values[seen.rows].argmax()]
-        centre = after.U[highest]
-        due = fitted is None or seen.exact != before.replicates.exact or int(highest) >= before.pulls
-        often = after.pulls <= OFTEN
-        grown = often or after.pulls >= GROWTH * before.learned_at
-        due = due or (grown and bool((seen.rows >= before.learned_at).any()))  # with arms that were not evaluated then
-        if due or fitted is None or sweep is None:
-            if self.kernel is not None:
-                fitted = fitted_kernel(self.kernel, after.U, seen, centre=centre, most=most)
-            else:
-                fitted = fitted_region(
-                    after.U,
-                    seen,
-                    centre=centre,
-                    before=fitted,
-                    since=before.learned_at,
-                    most=most,
-                    growth=CHOOSE_AGAIN if often else CHOICE_GROWTH,
-                )
-            sweep = ArmSweep.of(fitted.gp, after.unit, after.told[fitted.rows])
-            return replace(after, surrogate=fitted, sweep=sweep, learned_at=after.pulls)
-        ell = fitted.learned.reach if self.kernel is None else None
-        rows = seen.rows[known_rows(after.U[seen.rows], seen.values[seen.rows], centre=centre, lengthscales=ell, most=most)]
-        y = fitted.warp(seen.values[rows])
-        sweep = sweep.updated(after.unit, y, seen.counts[rows], support=after.told[rows])
-        return replace(after, surrogate=replace(fitted, gp=sweep.gp, rows=rows), sweep=sweep)
+        model = learned_model(
+            None if fitted is None or sweep is None else ArmModel(fitted, sweep, before.learned_at),
+            after.unit,
+            after.told,
+            seen,
+            ranking=seen.values,
+            centre=after.U[highest],
+            most=self.settings.model_size,
+            kernel=self.kernel,
+            due=seen.exact != before.replicates.exact or int(highest) >= before.pulls,
+        )
+        return replace(after, surrogate=model.fitted, sweep=model.sweep, learned_at=model.learned_at)
 
     def _improving(self, state: ImprovementState, q: int, *, pending: Tensor) -> Tensor:
         """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
@@ -291,8 +264,22 @@ class ExpectedImprovement(ImprovementSettings):
             TypeError: If the domain is a box.
             ValueError: If the arms do not fit into memory, are in shards, or the kernel does not fit them.
         """
-        memory_bytes = SweepSettings().sweep_budget(domain.device)
-        arms = arms_of(domain, policy=self.name, memory_bytes=memory_bytes).double()
-        search = ArmSearch(domain=Arms(arms), settings=self)
+        search = ArmSearch(domain=self._arms(domain), settings=self)
         _ = search.kernel  # checked before any evaluation
         return search
+
+    def on_outcomes(self, domain: Domain, outcomes: Outcomes) -> OutcomeArmSearch:
+        """See :meth:`sparse_bo.policies.protocol.OutcomesPolicy.on_outcomes`.
+
+        Each outcome has a model of its own. Picks maximise log expected hypervolume improvement (of one objective: expected
+        improvement on the best feasible arm) plus the log probability of keeping all limits. Before a feasible arm is known,
+        they maximise that probability. O(m (n³ + a n) + a n q) per batch of q picks. Errors: :meth:`on`.
+        """
+        arms = self._arms(domain)
+        assert isinstance(arms.points, Tensor)
+        kernel = None if self.covar_module is None else GivenKernel.of(self.covar_module, arms.points)
+        return OutcomeArmSearch(domain=arms, settings=self, model_size=self.model_size, kernel=kernel, outcomes=outcomes)
+
+    def _arms(self, domain: Domain) -> Arms:
+        memory_bytes = SweepSettings().sweep_budget(domain.device)
+        return Arms(arms_of(domain, policy=self.name, memory_bytes=memory_bytes).double())

@@ -10,7 +10,7 @@ models the observations, their logarithm below the best, or their asinh.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -166,9 +166,9 @@ def warp(kind: str, y: Tensor) -> Warp | None:
     return Warp(kind, origin, width, float(bent.mean()), spread if spread > SMALLEST * float(bent.abs().max()) else 1.0)
 
 
-def warps(y: Tensor) -> Iterator[Warp]:
-    """Yield the transformations of all kinds that observations (``n``, finite) allow, the plain one first."""
-    for kind in KINDS:
+def warps(y: Tensor, kinds: Sequence[str] = KINDS) -> Iterator[Warp]:
+    """Yield the transformations of some kinds that observations (``n``, finite) allow, in order."""
+    for kind in kinds:
         made = warp(kind, y)
         if made is not None:
             yield made

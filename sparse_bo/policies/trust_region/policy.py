@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,20 +11,22 @@ from torch import Tensor
 from sparse_bo.domains import Box, Domain
 from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.box_states import design_points
-from sparse_bo.policies.failures import Refusal, refused
+from sparse_bo.policies.failures import Refusal
+from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of, design_batch
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
+from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
+    Candidates,
     Corners,
-    ImprovementCandidates,
+    Improvement,
     OnlineKnowledgeGradient,
+    batch_of,
     candidates_of,
     combined_points,
-    is_known,
-    is_resolved,
     points_anywhere,
     points_around,
 )
@@ -65,7 +66,7 @@ class RegionSearch(Mechanism[RegionState]):
 
         Where every evaluation counts, they maximise the online knowledge gradient; where it is not positive, the best point is
         evaluated again. Pending points and earlier picks of the batch are conditioned on: their
-        variances shrink, and their means count as reached. Draws the candidates of each search.
+        variances shrink, and their means count as reached. Draws one uniform number a pick, and the candidates of each search.
         """
         if state.fitted is None or state.region is None:
             q = design_batch(self.design_size, pulls=state.pulls, out=len(pending), max_q=max_q)
@@ -134,7 +135,7 @@ class RegionSearch(Mechanism[RegionState]):
         best = state.X[state.best_row].unsqueeze(0)
         picks = self._picks(state, q, pending=pending, generator=generator, worthwhile=True)
         missing = q - len(picks)
-        refuse, _ = self._failures(state, state.fitted.gp)
+        refuse, _ = state.avoided(state.fitted.gp.prior.kernel.cross)
         if missing and refuse is not None and bool(refuse(self.box.to_unit(best))):
             others = self._picks(state, missing, pending=torch.cat([pending, picks]), generator=generator)
             return torch.cat([picks, others])
@@ -148,22 +149,18 @@ class RegionSearch(Mechanism[RegionState]):
         assert fitted is not None
         assert region is not None
         with one_thread():
-            refuse, failed = self._failures(state, fitted.gp)
+            refuse, failed = state.avoided(fitted.gp.prior.kernel.cross)
             out = self.box.to_unit(pending)
             gp = fitted.gp.condition(torch.cat([out, failed]))
-            searches = self._searches(state, fitted, region, gp=gp, out=out, refuse=refuse, generator=generator)
+            knowledge = None
             if worthwhile:
                 highest = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(out)]).max()
                 knowledge = OnlineKnowledgeGradient(fitted.warp, highest, self.settings.horizon * state.pulls)
-                searches = [replace(each, best=float(highest), knowledge=knowledge) for each in searches]
-            U = out[:0]
-            for _ in range(q):
-                u = _next(gp, searches, picked=len(U))
-                if u is None:
-                    break
-                at = gp.moments(u)
-                searches = [each.after(gp, u, at) for each in searches]
-                U, gp = torch.cat([U, u]), gp.condition(u)
+            searches = self._searches(
+                state, fitted, region, gp=gp, out=out, refuse=refuse, knowledge=knowledge, generator=generator
+            )
+            share = self.settings.exploration_share(self.box.dims)
+            U = batch_of(gp, searches, q, exploration=share, generator=generator, only_worthwhile=worthwhile)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
     def _searches(
@@ -175,20 +172,26 @@ class RegionSearch(Mechanism[RegionState]):
         gp: Posterior,
         out: Tensor,
         refuse: Refusal | None,
+        knowledge: OnlineKnowledgeGradient | None,
         generator: torch.Generator,
-    ) -> list[ImprovementCandidates]:
+    ) -> list[Candidates]:
         """Return the candidates of the region and of the whole box; during a restart design the latter twice.
 
-        ``gp`` is the model, conditioned on the pending points and on those of failures; ``out`` are the pending points.
+        ``gp`` is the model, conditioned on the pending points and on those of failures; ``out`` are the pending points. The
+        knowledge gradient improves on its own best value.
         """
         U, settings = state.U, self.settings
         means, pending_means = fitted.gp.mean(U[fitted.rows]), fitted.gp.mean(out)
         highest = float(torch.cat([means, pending_means]).max())
         exact = state.replicates.exact
         noise_variance = fitted.gp.noise_variance if exact is False else 0.0
-        make = partial(candidates_of, gp, noise_variance=noise_variance, refuse=refuse, box=self.box, once=bool(exact))
+        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=bool(exact))
+
+        def improvement(best: float) -> Improvement:
+            return Improvement(best if knowledge is None else float(knowledge.best), noise_variance, knowledge)
+
         box = Corners(U.new_zeros(U.shape[1]), U.new_ones(U.shape[1]))
-        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), box, best=highest)
+        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), box, gain=improvement(highest))
         if region.centre is None:
             return [anywhere] * 2
         centre = U[region.centre]
@@ -201,32 +204,7 @@ class RegionSearch(Mechanism[RegionState]):
         around = points_around(centre, corners, settings, groups=self.box.groups, generator=generator)
         if fitted.learned.additive:  # the best value of an input may lie outside of the region
             corners, around = box, torch.cat([around, combined_points(gp, centre, generator=generator)])
-        return [make(around, corners, best=best, centre=shared), anywhere]
-
-    def _failures(self, state: RegionState, gp: Posterior) -> tuple[Refusal | None, Tensor]:
-        """Return the refusal of points near failures in the unit cube, and the recent failures (``f x d``)."""
-        failures, box = state.failures, self.box
-        if failures is None or not len(failures.where):
-            return None, gp.support[:0]
-        failures = replace(failures, where=box.to_unit(failures.where))
-        near = refused(failures, pulls=state.pulls, succeeded=state.U, correlation=gp.prior.kernel.cross)
-        return near, failures.where[failures.speaking(state.pulls)]
-
-
-def _next(gp: Posterior, searches: Sequence[ImprovementCandidates], *, picked: int) -> Tensor | None:
-    """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if there is no noise.
-
-    If there is none, it is the next candidate of the last; ``None`` with the knowledge gradient.
-    """
-    for each in searches:
-        u = each.pick(gp)
-        at = gp.moments(u)
-        evaluated = gp.noise_variance < 1e-6 and bool(is_known(gp, u))
-        if each.worthwhile(at) and not evaluated and not bool(is_resolved(gp, at, best=each.best, picked=picked)):
-            return u
-    if searches[-1].knowledge is not None:
-        return None
-    return searches[-1].U[picked % len(searches[-1].U)].unsqueeze(0)
+        return [make(around, corners, gain=improvement(best), centre=shared), anywhere]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,3 +239,12 @@ class TrustRegion(RegionSettings):
     def on(self, domain: Domain) -> RegionSearch:
         """See :meth:`sparse_bo.policies.Policy.on`."""
         return RegionSearch(box=box_of(domain, policy=self.name).double(), settings=self)
+
+    def on_outcomes(self, domain: Domain, outcomes: Outcomes) -> OutcomeSearch:
+        """See :meth:`sparse_bo.policies.protocol.OutcomesPolicy.on_outcomes`."""
+        if self.cumulative:
+            raise ValueError(
+                f"goal='cumulative' sums one objective, got the outcomes {', '.join(outcomes.names)}; use goal='best', or "
+                "return the one number that counts"
+            )
+        return OutcomeSearch(box=box_of(domain, policy=self.name).double(), settings=self, outcomes=outcomes)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.settings import Goal
-from sparse_bo.validation import check_choice, check_count, check_positive
+from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,8 @@ class RegionSettings(ImprovementSettings):
     """Settings of a trust region, after TuRBO (Eriksson et al. 2019). Lengths are in the unit cube.
 
     Attributes:
+        exploration: Share of the picks made in the whole box while the region is smaller, in [0, 1]. ``None``: 1/4 in up to
+            ``many_inputs`` inputs, 0 in more.
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts (cumulative regret); its
             initial design has at most 10 points.
         first_length: Length of the region at the start and after a restart.
@@ -69,6 +71,7 @@ class RegionSettings(ImprovementSettings):
         ValueError: If one is out of range.
     """
 
+    exploration: float | None = None
     goal: Goal = "best"
     first_length: float = 0.8
     shortest_length: float = 2.0**-7
@@ -80,6 +83,8 @@ class RegionSettings(ImprovementSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.exploration is not None:
+            check_probability("exploration", self.exploration, closed=True)
         check_choice("goal", self.goal, get_args(Goal))
         for name in ("first_length", "shortest_length", "horizon"):
             check_positive(name, getattr(self, name))
@@ -96,6 +101,12 @@ class RegionSettings(ImprovementSettings):
         """Return the number of points before the first model."""
         size = super().design_size(dims)
         return min(size, 10) if self.cumulative and self.initial_design is None else size
+
+    def exploration_share(self, dims: int) -> float:
+        """Return the share of picks made in the whole box."""
+        if self.exploration is not None:
+            return self.exploration
+        return 0.25 if dims <= self.many_inputs else 0.0
 
     def failures(self, dims: int) -> int:
         """Return the number of evaluations in a row without progress after which the length halves."""
@@ -169,13 +180,13 @@ class Region:
         region, new, old = self, own & (rows >= newest), own & (rows < newest)
         if bool(new.any()) and bool(old.any()):
             rise = float(means[new].max() - means[old].max())
-            region = self._resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), dims=dims)
+            region = self.resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), dims=dims)
         if region.length < settings.shortest_length:
             return Region(centre=None, length=settings.first_length, start=total, restarts=self.restarts + 1)
         return replace(region, centre=_highest(rows, means, own)) if bool(own.any()) else region
 
-    def _resized(self, settings: RegionSettings, *, progress: bool, fresh: int, dims: int) -> Region:
-        """Return the region after ``fresh`` evaluations with or without progress."""
+    def resized(self, settings: RegionSettings, *, progress: bool, fresh: int, dims: int) -> Region:
+        """Return the region after a batch of ``fresh`` evaluations with or without progress, around the same centre."""
         if progress:
             successes = self.successes + 1
             if successes < settings.patience:

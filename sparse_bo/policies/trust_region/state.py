@@ -36,11 +36,6 @@ class RegionState(BoxState):
         return None if self.fitted is None else RegionModel(self.fitted, self.box)
 
     @property
-    def U(self) -> Tensor:
-        """The evaluated points in the unit cube, ``n x d``."""
-        return self.box.to_unit(self.X)
-
-    @property
     def best_row(self) -> int:
         """Row of the point that :meth:`report` recommends; of a state with a model."""
         assert self.fitted is not None

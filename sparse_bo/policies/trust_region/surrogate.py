@@ -22,7 +22,7 @@ from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
 from sparse_bo.gp.priors import Priors
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.trust_region.observations import Replicates, Warp, warp, warps
+from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warp, warps
 
 LEARNED_FROM = 300
 """Points that hyper-parameters are learned from, at most."""
@@ -85,13 +85,19 @@ class FittedRegion:
 
 
 def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | None, most: int) -> Tensor:
-    """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending."""
+    """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending.
+
+    Of several centres (``c x d``) the nearest one to a row counts.
+    """
     n = len(y)
     if n <= most:
         return torch.arange(n, device=X.device)
-    scaled = X - centre if lengthscales is None else (X - centre) / lengthscales
     first = y.argsort(descending=True, stable=True)[: min(HIGHEST, most // 4)]
-    order = scaled.square().sum(dim=-1).argsort(stable=True)
+    squares = []
+    for point in centre.reshape(-1, X.shape[1]):
+        scaled = X - point if lengthscales is None else (X - point) / lengthscales
+        squares.append(scaled.square().sum(dim=-1))
+    order = torch.stack(squares).amin(dim=0).argsort(stable=True)
     rest = order[~torch.isin(order, first)]
     scattered = most // 4  # over the whole run
     near = most - len(first) - scattered
@@ -109,6 +115,8 @@ def fitted_region(
     since: int,
     most: int,
     growth: float = CHOOSE_AGAIN,
+    ranking: Tensor | None = None,
+    kinds: Sequence[str] = KINDS,
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
@@ -118,18 +126,21 @@ def fitted_region(
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
         seen: Their observations.
-        centre: ``d``, of the region.
+        centre: ``d``, of the region; or several, ``c x d``.
         before: The model before; learning starts from its hyper-parameters, which stay if no point is new.
         since: Number of evaluations before the new results.
         most: Points that the model knows, at most.
         growth: Of the data, after which kernel and warping are chosen anew.
+        ranking: ``n`` numbers: the model knows the points of the highest; ``None``: of the highest observations.
+        kinds: Of warpings to choose among.
     """
+    ranking = seen.values if ranking is None else ranking
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
     at, n = seen.rows, len(seen.rows)
     ell = None if before is None else before.learned.reach
-    rows = at[known_rows(X[at], seen.values[at], centre=centre, lengthscales=ell, most=most)]
+    rows = at[known_rows(X[at], ranking[at], centre=centre, lengthscales=ell, most=most)]
     U, v = X[rows], seen.values[rows]
-    some = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
+    some = rows[known_rows(U, ranking[rows], centre=centre, lengthscales=ell, most=LEARNED_FROM)]
     data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
     with one_thread():
         same = None if before is None or n >= growth * before.chosen_at else warp(before.warp.kind, v)
@@ -138,7 +149,8 @@ def fitted_region(
             if bool((at >= since).any()):
                 learned = data.learned(same, [learned.family], priors, start=learned, max_steps=15)
         else:
-            chosen, learned = _chosen(data, v, start=None if before is None else before.learned, priors=priors)
+            candidates = list(warps(v, kinds))
+            chosen, learned = _chosen(data, candidates, start=None if before is None else before.learned, priors=priors)
             at_size = n
         gp = local_posterior(U, chosen(v), learned, counts=seen.counts[rows])
     return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=at_size)
@@ -195,15 +207,16 @@ def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covarian
     return FittedRegion(gp=gp, learned=learned, warp=warp, **kept)
 
 
-def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, priors: Priors) -> tuple[Warp, Hyperparameters]:
-    """Return the warping (of those for ``v``) and the hyper-parameters of the highest evidence; at a tie the simpler ones."""
+def _chosen(
+    data: LearningData, candidates: Sequence[Warp], *, start: Hyperparameters | None, priors: Priors
+) -> tuple[Warp, Hyperparameters]:
+    """Return the warping and the hyper-parameters of the highest evidence; at a tie the first ones."""
     steps = 40 if start is None else 20
 
     def fitted(candidate: Warp, families: Sequence[str]) -> tuple[float, Warp, Hyperparameters]:
         learned = data.learned(candidate, families, priors, start=start, max_steps=steps, restart=True)
         return learned.evidence + data.log_slope(candidate), candidate, learned
 
-    candidates = list(warps(v))
     best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one[0])
     n, d = data.X.shape
     if 1 < d <= n / 4:  # a sum needs some observations for each input

@@ -9,7 +9,7 @@ from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.search import Corners, candidates_of, points_around
+from sparse_bo.policies.trust_region.search import Corners, Improvement, candidates_of, points_around
 from sparse_bo.policies.trust_region.surrogate import HIGHEST, known_rows, local_posterior
 from tests.builders import arms, waves
 from tests.oracles import exact_gp, rbf
@@ -62,15 +62,15 @@ def test_candidates_after_a_pick_are_those_of_the_conditioned_posterior(generato
     _, _, gp = posterior()
     U, u = arms(40, 2, seed=5), arms(1, 2, seed=6)
     bounds = Corners(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
-    pool = candidates_of(gp, U, bounds, best=-5.0).after(gp, u, gp.moments(u))
+    pool = candidates_of(gp, U, bounds, gain=Improvement(-5.0)).after(gp, u, gp.moments(u))
     assert torch.allclose(pool.moments.variance, gp.condition(u).moments(U).variance)
-    assert pool.best == pytest.approx(float(gp.mean(u)))
+    assert pool.gain.best == pytest.approx(float(gp.mean(u)))
 
 
 def test_a_pick_is_a_local_maximum_and_no_candidate_is_better():
     _, _, gp = posterior()
     bounds = Corners(torch.tensor([0.1, 0.2]).double(), torch.tensor([0.9, 0.7]).double())
-    pool = candidates_of(gp, bounds.lower + bounds.span * arms(200, 2, seed=5), bounds, best=0.5)
+    pool = candidates_of(gp, bounds.lower + bounds.span * arms(200, 2, seed=5), bounds, gain=Improvement(0.5))
     u = pool.pick(gp)
     score = lambda V: pool.gain(*gp.moments(V)[:2]).value  # noqa: E731
     assert float(score(u)) >= float(score(pool.U).max()) - 1e-9
@@ -84,9 +84,9 @@ def test_a_pick_is_a_local_maximum_and_no_candidate_is_better():
 def test_refused_points_are_neither_candidates_nor_picks():
     _, _, gp = posterior()
     bounds = Corners(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
-    unrefused = candidates_of(gp, arms(200, 2, seed=5), bounds, best=0.5).pick(gp)
+    unrefused = candidates_of(gp, arms(200, 2, seed=5), bounds, gain=Improvement(0.5)).pick(gp)
     refuse = lambda V: (V - unrefused).norm(dim=-1) < 0.2  # noqa: E731
-    pool = candidates_of(gp, arms(200, 2, seed=5), bounds, best=0.5, refuse=refuse)
+    pool = candidates_of(gp, arms(200, 2, seed=5), bounds, gain=Improvement(0.5), refuse=refuse)
     assert not bool(refuse(pool.U).any())
     assert not bool(refuse(pool.pick(gp)).any())
 
@@ -97,9 +97,9 @@ def test_climbs_in_many_dimensions_move_few_coordinates(generator):
     gp, centre = local_posterior(X, waves(X), learned), X[3]
     bounds = Corners((centre - 0.2).clamp(0, 1), (centre + 0.2).clamp(0, 1))
     U = points_around(centre, bounds, SETTINGS, generator=generator)
-    u = candidates_of(gp, U, bounds, best=0.5, centre=centre).pick(gp)
+    u = candidates_of(gp, U, bounds, gain=Improvement(0.5), centre=centre).pick(gp)
     assert 1 <= int((u != centre).sum()) < 40
-    alone = candidates_of(gp, centre.unsqueeze(0), bounds, best=0.5, centre=centre)
+    alone = candidates_of(gp, centre.unsqueeze(0), bounds, gain=Improvement(0.5), centre=centre)
     assert bool((alone.pick(gp) == centre).all())
 
 

@@ -57,7 +57,7 @@ def test_a_second_best_maximum_is_left(seed):
         wide = torch.exp(-0.5 * (X - 0.25).square().sum(dim=-1) / 0.2**2)
         return wide + 1.5 * torch.exp(-0.5 * (X - 0.85).square().sum(dim=-1) / 0.1**2)
 
-    result = maximize(bumps, bounds=unit_box(2), policy=TrustRegion(), budget=200, seed=seed)
+    result = maximize(bumps, bounds=unit_box(2), policy=TrustRegion(), budget=80, seed=seed)
     assert float(bumps(result.best_x.unsqueeze(0))) > 1.4
 
 
@@ -212,8 +212,8 @@ def test_settings_are_checked_and_defaults_follow_the_dimension():
         TrustRegion(batch_size=0)
     with pytest.raises(TypeError, match="initial_design"):
         TrustRegion(initial_design=2.5)
-    with pytest.raises(ValueError, match="horizon"):
-        TrustRegion(horizon=0.0)
+    with pytest.raises(ValueError, match="exploration"):
+        TrustRegion(exploration=1.5)
     with pytest.raises(TypeError, match="searches a box"):
         AskTell(unit_box(2), TrustRegion())
     made = {d: TrustRegion().on(Box(unit_box(d))) for d in (1, 6, 20, 60, 1000)}
@@ -231,9 +231,9 @@ def cauchy(u):
     return torch.tan(math.pi * (u - 0.5))
 
 
-def heavy_tails(seed):
+def heavy_tails():
     """Heavy-tailed noise, another value at every evaluation."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return lambda X: bowl(X) + 0.1 * cauchy(torch.rand(len(X), generator=generator, dtype=torch.float64, device="cpu").to(X))
 
 
@@ -247,6 +247,7 @@ HOSTILE = {
     "1e30": lambda X: torch.where(X[:, 0] < 0.0, -1e30, bowl(X)),
     "all huge": lambda X: 1e30 * bowl(X),
     "tiny": lambda X: 1e-30 * bowl(X),
+    "heavy tails": heavy_tails(),
     "far away": lambda X: bowl(X) + 1e9,
     "labels": lambda X: (bowl(X) > -2.0).double() + (bowl(X) > -0.4).double(),
 }
@@ -258,12 +259,6 @@ def test_hostile_values_end_in_a_sensible_recommendation(name):
     result = maximize(HOSTILE[name], bounds=box(), budget=50, seed=0)
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.5
     assert math.isfinite(result.best_mean)
-
-
-def test_heavy_tailed_noise_rarely_misleads_the_recommendation():
-    """One lucky value among 50 can be beyond what replicates of it could correct in time."""
-    results = [maximize(heavy_tails(seed), bounds=box(), budget=50, seed=seed) for seed in range(4)]
-    assert sum(float(bowl(result.best_x.unsqueeze(0))) > -0.5 for result in results) >= 3
 
 
 @pytest.mark.slow

@@ -1,0 +1,203 @@
+"""Results of evaluations: a real number, or one for each of several outcomes; NaN: failed. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import Any
+
+FAILED = math.nan
+"""Result of a failed evaluation: the same NaN object everywhere, so that histories with failures compare equal."""
+Value = float | tuple[float, ...]
+"""Result of an evaluation (y); with several outcomes one number for each, NaN for those that are missing."""
+SEVERAL = '; this run has one objective, several outcomes are named: sparse_bo.optimize(…, objectives={"yield": "max", …})'
+
+
+def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
+    """Return one result per ticket; NaN marks a failed evaluation.
+
+    Args:
+        tickets: ``q`` tickets.
+        y: ``q`` or ``q x 1`` real values: a tensor, an array, another object with ``tolist``, a list or a tuple.
+
+    Raises:
+        ValueError: If the number of values differs from the number of tickets, or a value is infinite.
+        TypeError: If the values are not real numbers.
+    """
+    rows = y if type(y) is list else _rows(tickets, y)
+    if len(rows) != len(tickets):
+        raise _wrong_shape(tickets, _shape(rows))
+    plain = {float}.issuperset(map(type, rows))  # the usual case, on the fast path
+    numbers = rows if plain else [_number(tickets, y, row) for row in rows]
+    if not all(map(math.isfinite, numbers)):
+        if any(map(math.isinf, numbers)):
+            raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
+        numbers = [FAILED if v != v else v for v in numbers]
+    return dict(zip(tickets, numbers, strict=True))
+
+
+def results_of(numbers: Iterable[float | Sequence[float]]) -> list[Value]:
+    """Return results with :data:`FAILED` for every NaN, rows as tuples."""
+    return [
+        tuple(FAILED if v != v else v for v in row) if isinstance(row, Sequence) else FAILED if row != row else row
+        for row in numbers
+    ]
+
+
+def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
+    """Return the result of one evaluation: a real number, or a tensor, an array or a list of one; or its outcomes."""
+    if outcomes:
+        return _outcome_row(value, outcomes)
+    try:
+        return answers_of([0], [value])[0]
+    except (TypeError, ValueError) as error:
+        several = isinstance(value, (list, tuple)) or bool(getattr(value, "shape", ()))
+        advice = SEVERAL if several or isinstance(value, Mapping) else ""
+        raise type(error)(
+            f"expected one finite number (NaN marks a failed evaluation), got {reprlib.repr(value)}{advice}"
+        ) from error
+
+
+def failed_of(outcomes: Sequence[str]) -> Value:
+    """Return the result of a failed evaluation, in a run with these outcomes (none: the plain objective)."""
+    return (FAILED,) * len(outcomes) if outcomes else FAILED
+
+
+def is_failed(value: Value) -> bool:
+    """Return whether an evaluation failed; with several outcomes, whether all are missing."""
+    return value != value if isinstance(value, float) else all(v != v for v in value)
+
+
+def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[int, Value]:
+    """Return ``m`` outcomes per ticket, in the order of their names.
+
+    Args:
+        tickets: ``q`` tickets.
+        y: ``q x m`` real values; ``q`` dictionaries by name, or rows of ``m``; or a dictionary of ``q`` values by name. NaN or
+            ``None``: the outcome is missing; in place of a row: the evaluation failed. Other names are ignored.
+        names: Of the ``m`` outcomes.
+
+    Raises:
+        ValueError: If a row lacks an outcome, the number of rows or values is another one, or a value is infinite.
+        TypeError: If values are not real numbers.
+    """
+    if isinstance(y, Mapping):
+        _check_names(y, names)
+        columns = [_listed(y[name]) for name in names]
+        wrong = [name for name, column in zip(names, columns, strict=True) if len(column) != len(tickets)]
+        if wrong:
+            raise ValueError(
+                f"expected {len(tickets)} values of each outcome, one for each ticket, got another number of {', '.join(wrong)}"
+            )
+        rows: list[Any] = list(zip(*columns, strict=True))
+    else:
+        if isinstance(y, (str, bytes)) or not (isinstance(y, Sequence) or hasattr(y, "tolist")):
+            raise _not_numbers(tickets, y, f"expected a row for each, with {', '.join(names)}")
+        rows = _listed(y)
+    if len(rows) != len(tickets):
+        got = f"{len(rows)} of them"
+        raise ValueError(f"expected a row of outcomes ({', '.join(names)}) for each of {len(tickets)} tickets, got {got}")
+    return {ticket: _outcome_row(row, names) for ticket, row in zip(tickets, rows, strict=True)}
+
+
+def _listed(values: Any) -> list[Any]:
+    """Return a column or rows as a list; a number as a list of it."""
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    return list(plain) if isinstance(plain, Sequence) and not isinstance(plain, (str, bytes)) else [plain]
+
+
+def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in row]
+    if missing:
+        got = ", ".join(map(repr, row)) or "none"
+        raise ValueError(
+            f"expected a value of every outcome ({', '.join(names)}), got none of {', '.join(missing)} among {got}; return "
+            "float('nan') for one that could not be measured"
+        )
+
+
+def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
+    """Return the outcomes of one evaluation, from a dictionary, a row, or NaN."""
+    if isinstance(row, Mapping):
+        _check_names(row, names)
+        row = [row[name] for name in names]
+    values = _listed(row)
+    if len(values) == 1 and len(names) > 1 and isinstance(values[0], float) and math.isnan(values[0]):
+        values = values * len(names)
+    if len(values) != len(names):
+        raise ValueError(
+            f"expected {len(names)} outcomes ({', '.join(names)}), got {reprlib.repr(row)}; return a dictionary by name, or a "
+            "row in this order (NaN marks a failed evaluation)"
+        )
+    return tuple(_outcome(name, value) for name, value in zip(names, values, strict=True))
+
+
+def _outcome(name: str, value: Any) -> float:
+    (value,) = _listed(value) if len(_listed(value)) == 1 else (value,)
+    if value is None:
+        return FAILED
+    if isinstance(value, (str, bytes, bytearray, complex)):
+        raise TypeError(f"expected a real number for the outcome {name!r}, got {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"expected a real number for the outcome {name!r}, got {reprlib.repr(value)}") from error
+    if math.isinf(number):
+        raise ValueError(f"expected a finite value of {name!r} (NaN marks a missing one), got {number}")
+    return number if number == number else FAILED
+
+
+def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
+    """Return the rows of ``y`` as a list; its size is checked before anything is copied."""
+    shape = getattr(y, "shape", None)
+    if isinstance(shape, tuple):
+        if shape != (len(tickets),) and shape != (len(tickets), 1):
+            raise _wrong_shape(tickets, tuple(shape))
+    elif isinstance(y, Sized) and hasattr(y, "tolist") and len(y) != len(tickets):
+        raise _wrong_shape(tickets, (len(y),))
+    try:
+        plain = y.tolist() if hasattr(y, "tolist") else y
+    except (RuntimeError, NotImplementedError) as error:  # of a sparse tensor, or one without data
+        raise _not_numbers(tickets, y, str(error).partition("\n")[0]) from error
+    if isinstance(plain, (list, tuple)):
+        return list(plain)
+    if isinstance(plain, (int, float)):
+        raise _wrong_shape(tickets, ())
+    raise _not_numbers(tickets, y, "expected a list, an array or a tensor")
+
+
+def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
+    """Return one value, from a scalar or a row of length one."""
+    value = row.tolist() if hasattr(row, "tolist") else row
+    if isinstance(value, (list, tuple)):
+        if len(value) != 1 or isinstance(value[0], (list, tuple)):
+            raise _wrong_shape(tickets, _shape(_rows(tickets, y)))
+        (value,) = value
+        value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, complex):
+        raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
+    if isinstance(value, (str, bytes, bytearray)):
+        raise _not_numbers(tickets, y, f"an entry is {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _not_numbers(tickets, y, error) from error
+
+
+def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
+    several = len(shape) == 2 and shape[0] == len(tickets) and shape[1] > 1
+    advice = SEVERAL if several else ""
+    return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}{advice}")
+
+
+def _not_numbers(tickets: Sequence[int], y: Any, why: object) -> TypeError:
+    return TypeError(f"expected y to be {len(tickets)} numbers, got {type(y).__name__}: {why}")
+
+
+def _shape(rows: Sequence[Any]) -> tuple[int, ...]:
+    """Return the shape of nested lists, as far as it is regular; only the length of lists of more than 10,000 rows."""
+    if len(rows) > 10_000:
+        return (len(rows),)
+    inner = [_shape(row) if isinstance(row, (list, tuple)) else () for row in rows]
+    return (len(rows), *inner[0]) if inner and all(shape == inner[0] for shape in inner) else (len(rows),)

@@ -1,0 +1,105 @@
+"""The model of one outcome over arms: when its hyper-parameters are learned, and its posterior over all arms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains import Arms
+from sparse_bo.policies.improvement.given_kernel import GivenKernel, fitted_kernel
+from sparse_bo.policies.improvement.sweep import ArmSweep
+from sparse_bo.policies.trust_region.observations import KINDS, Replicates
+from sparse_bo.policies.trust_region.surrogate import CHOOSE_AGAIN, FittedRegion, fitted_region, known_rows
+
+OFTEN = 100
+"""Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
+GROWTH, CHOICE_GROWTH = 1.1, 2.0
+"""Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
+chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
+
+
+def modelled_arms(domain: Arms, arms: Tensor, kernel: GivenKernel | None) -> Tensor:
+    """Return ``a x d`` arms as a model knows them: in the unit cube of their hull; under a kernel of the user's as they are."""
+    if kernel is not None:
+        return arms
+    lower, upper = domain.hull()
+    span = upper - lower
+    return (arms - lower) / torch.where(span > 0.0, span, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class ArmModel:
+    """A model, and its posterior over all arms. A value."""
+
+    fitted: FittedRegion
+    sweep: ArmSweep
+    learned_at: int
+    """Evaluations when hyper-parameters were last learned."""
+
+    def after(
+        self, unit: Tensor, told: Tensor, seen: Replicates, *, ranking: Tensor, centre: Tensor, most: int, nearby: bool
+    ) -> ArmModel:
+        """Return the model of more results under the same hyper-parameters and warping. Arguments: :func:`learned_model`.
+
+        ``nearby``: by lengthscales, when there are too many arms. O(n³ + a n).
+        """
+        ell = self.fitted.learned.reach if nearby else None
+        at = seen.rows
+        rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, lengthscales=ell, most=most)]
+        y = self.fitted.warp(seen.values[rows])
+        sweep = self.sweep.updated(unit, y, seen.counts[rows], support=told[rows])
+        return replace(self, fitted=replace(self.fitted, gp=sweep.gp, rows=rows), sweep=sweep)
+
+
+def learned_model(
+    before: ArmModel | None,
+    unit: Tensor,
+    told: Tensor,
+    seen: Replicates,
+    *,
+    ranking: Tensor,
+    centre: Tensor,
+    most: int,
+    kernel: GivenKernel | None,
+    due: bool,
+    kinds: Sequence[str] = KINDS,
+) -> ArmModel:
+    """Return the model after new results: learned anew if that is due, else under the hyper-parameters and warping before.
+
+    O(n³ + a n), and O(a n²) if it is learned anew.
+
+    Args:
+        before: The model before; ``None``: there is none.
+        unit: ``a x d``: the arms in the unit cube; under a kernel of the user's as they are.
+        told: ``n`` evaluated arms, in order.
+        seen: Their observations.
+        ranking: ``n`` numbers: if there are too many arms, the model knows those of the highest.
+        centre: ``d``, or several, ``c x d``: the model knows the nearest arms, too.
+        most: Arms that the model knows, at most.
+        kernel: The user's; ``None``: it is learned.
+        due: Learn anew in any case, as after a new best arm.
+        kinds: Of warpings to choose among.
+    """
+    n = len(told)
+    if before is not None and not due:
+        grown = n <= OFTEN or n >= GROWTH * before.learned_at
+        if not (grown and bool((seen.rows >= before.learned_at).any())):  # no arms that were not evaluated then
+            return before.after(unit, told, seen, ranking=ranking, centre=centre, most=most, nearby=kernel is None)
+    if kernel is not None:
+        fitted = fitted_kernel(kernel, unit[told], seen, ranking=ranking, centre=centre, most=most, kinds=kinds)
+    else:
+        fitted = fitted_region(
+            unit[told],
+            seen,
+            centre=centre,
+            before=None if before is None else before.fitted,
+            since=0 if before is None else before.learned_at,
+            most=most,
+            growth=CHOOSE_AGAIN if n <= OFTEN else CHOICE_GROWTH,
+            ranking=ranking,
+            kinds=kinds,
+        )
+    return ArmModel(fitted, ArmSweep.of(fitted.gp, unit, told[fitted.rows]), n)

@@ -1,0 +1,166 @@
+"""Expected hypervolume improvement over all arms, among the feasible ones: the exact argmax from upper bounds.
+
+Within an ask, means stay, variances fall, and the front grows. Log expected hypervolume improvement rises with variances and
+falls with the front, so values computed for earlier picks are upper bounds. The probability of feasibility can rise as
+variances fall: it is computed for all arms at every pick, from exact variances. Arms are evaluated in the order of bound plus
+feasibility, until none is left that could be the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sparse_bo.gp.hypervolume import Cells, front_rows, least_crowded, log_feasibility, reference_point
+from sparse_bo.gp.posterior import Moments
+from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.reductions import first_largest
+from sparse_bo.policies.improvement.sweep import BLOCK, SLACK, ArmSweep
+from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain
+from sparse_bo.policies.trust_region.search import is_resolved
+
+COARSE = 8
+"""Points of the front that all arms are compared with; the bounds of few arms are refined by the others."""
+
+
+class ConditionedArms:
+    """Posterior variances of all arms given pending ones. Lives in one ask, or tell."""
+
+    def __init__(self, sweep: ArmSweep, X: Tensor) -> None:
+        """Begin with the variances of a sweep of ``a x d`` arms."""
+        self.X, self.columns, self.gp, self.variance = X, sweep.columns, sweep.gp, sweep.bound
+        self.given = sweep.columns[:, :0]  # a x p, prior correlations of all arms with those conditioned on
+
+    def condition(self, arms: Tensor) -> None:
+        """Condition on ``p`` more arms; repeats are allowed. O(a (n + p) p), and p kernel values for each arm."""
+        if not len(arms):
+            return
+        gp, kernel, n = self.gp, self.gp.prior.kernel, self.columns.shape[1]
+        across = kernel.cross(self.X, self.X[arms])
+        K_DF = torch.cat([self.columns[arms], self.given[arms]], dim=1).mT
+        weights = gp.root.lift(gp.root.columns(K_DF))
+        C = across - self.columns @ weights[:n] - self.given @ weights[n:]
+        corner = C[arms]
+        corner.diagonal().add_(gp.noise)
+        rows = torch.linalg.solve_triangular(safe_cholesky(corner).factor, C.mT, upper=False)  # p x a
+        left = self.variance - gp.prior.scale * rows.square().sum(dim=0)
+        self.variance = left.clamp_min(gp.floor * gp.prior.scale)
+        self.gp, self.given = gp.condition(self.X[arms]), torch.cat([self.given, across], dim=1)
+
+
+class OutcomePicks:
+    """The arms of the highest log expected hypervolume improvement plus log feasibility, one after the other. Lives in one ask.
+
+    Before a feasible arm is known, log feasibility and a little of the objectives' means (:class:`.OutcomeGain`). As many means
+    of pending arms and picks enter the front as points of it count (:data:`.MOST_OF_FRONT`): cells are computed anew for each.
+    """
+
+    def __init__(self, sweeps: Sequence[ArmSweep], X: Tensor, gain: OutcomeGain, *, pending: Tensor, failing: Tensor) -> None:
+        """Condition on pending arms, whose means count as reached where they keep the limits, and on arms that failed lately.
+
+        Args:
+            sweeps: Of the ``m`` outcomes, with exact variances.
+            X: ``a x d`` arms as the models know them.
+            gain: Beyond all evaluations.
+            pending: Arms.
+            failing: Arms.
+        """
+        self.each = [ConditionedArms(sweep, X) for sweep in sweeps]
+        self.mean = torch.stack([sweep.mean for sweep in sweeps], dim=-1)
+        self.picks, self.gain = 0, gain
+        self.cells: Cells | None = None
+        self._condition(torch.cat([pending, failing]))
+        self._reach(gain.given(self.mean[pending]).reached)
+
+    @property
+    def variance(self) -> Tensor:
+        """``a x m`` variances given pending arms and picks."""
+        return torch.stack([one.variance for one in self.each], dim=-1)
+
+    def after(self, arm: Tensor) -> None:
+        """Condition on a pick (1 arm)."""
+        self.picks += 1
+        self._condition(arm)
+        reached, most = self.gain.given(self.mean[arm]).reached, MOST_OF_FRONT[self.gain.objectives]
+        if len(reached) == len(self.gain.reached):
+            return
+        if self.cells is None:
+            self._reach(reached)
+            return
+        front = front_rows(reached)
+        if len(front) <= 2 * most and int(front[-1]) == len(reached) - 1:  # the pick's
+            self.gain = replace(self.gain, reached=reached[front])
+            self.cells = self._cells(self.gain.reached)
+
+    def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
+        """Return the best arm, one index; ``None`` if all are excluded.
+
+        Args:
+            excluded: ``a`` booleans.
+            share: Of the noise variance, at which an outcome is resolved (:func:`.is_resolved`): arms of which all are, are
+                excluded. ``None``: none is.
+        """
+        variance, limits = self.variance, self.gain.limits
+        allowed = ~excluded
+        if share is not None:
+            allowed = allowed & ~self._resolved(share)
+        if not bool(allowed.any()):
+            return None
+        likely = self.mean.new_zeros(len(self.mean))
+        if len(limits.columns):
+            at = limits.columns
+            likely = log_feasibility(self.mean[:, at], variance[:, at], limits.lower, limits.upper).value
+        likely = likely.masked_fill(~allowed, -torch.inf)
+        size = BLOCK
+        while True:
+            score = self.improvement + likely
+            known, unknown = score.masked_fill(~self.exact, -torch.inf), score.masked_fill(self.exact, -torch.inf)
+            if not bool((unknown > known.max() - SLACK).any()):
+                return first_largest(known, scale=1.0).unsqueeze(0)
+            rows = unknown.topk(min(size, len(unknown))).indices
+            self._evaluate(rows[unknown[rows] > -torch.inf], variance)
+            size *= 2
+
+    def _resolved(self, share: float) -> Tensor:
+        """Return the arms of which the models know all outcomes as well as an evaluation could show, ``a`` booleans."""
+        each = [
+            is_resolved(one.gp, Moments(mean, one.variance, one.variance[:0]), picked=self.picks, share=share)
+            for one, mean in zip(self.each, self.mean.unbind(-1), strict=True)
+        ]
+        return torch.stack(each).all(dim=0)
+
+    def _evaluate(self, rows: Tensor, variance: Tensor) -> None:
+        k = self.gain.objectives
+        if self.cells is not None:
+            self.improvement[rows] = self.cells.log_improvement(self.mean[rows, :k], variance[rows, :k]).value
+        self.exact[rows] = True
+
+    def _reach(self, reached: Tensor) -> None:
+        """Compute the bounds of all arms from ``n x k`` values of feasible arms, and fix the reference point of the ask."""
+        k = self.gain.objectives
+        objectives = self.mean[:, :k]
+        if not len(reached):
+            self.cells, self.improvement = None, OBJECTIVES_FIRST * objectives.mean(dim=-1)
+            return
+        reference = self.gain.reference
+        if reference is None:  # below the front that the models expect, lest its ends are never reached
+            expected = objectives[self.gain.limits.kept(self.mean)]
+            reference = reference_point(torch.cat([reached, expected]))
+        front = reached[front_rows(reached)]
+        front = front[least_crowded(front, MOST_OF_FRONT[k])]
+        self.gain = replace(self.gain, reached=front, reference=reference)
+        self.cells = self._cells(front)
+        coarse = self._cells(front[least_crowded(front, COARSE)])
+        self.improvement = coarse.log_improvement(objectives, self.variance[:, :k]).value
+
+    def _cells(self, front: Tensor) -> Cells:
+        assert self.gain.reference is not None
+        return Cells.of(front, self.gain.reference)
+
+    def _condition(self, arms: Tensor) -> None:
+        for one in self.each:
+            one.condition(arms)
+        self.exact = torch.zeros(len(self.mean), dtype=torch.bool, device=self.mean.device)

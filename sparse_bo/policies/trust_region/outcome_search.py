@@ -1,0 +1,272 @@
+"""The trust-region policy on a box with several outcomes: a local GP of each, and a region around the best points.
+
+After MORBO (Daulton et al. 2022, "Multi-objective Bayesian optimization over high-dimensional search spaces") and SCBO
+(Eriksson & Poloczek 2021, "Scalable constrained Bayesian optimization"), with expected improvement in place of samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains import Box
+from sparse_bo.gp.hypervolume import hypervolume, least_crowded, reference_point
+from sparse_bo.policies.box_states import design_points
+from sparse_bo.policies.failures import Refusal
+from sparse_bo.policies.outcomes import Outcomes
+from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, design_batch
+from sparse_bo.policies.states import Stopwatch
+from sparse_bo.policies.trust_region.observations import unrepeated
+from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomePosteriors
+from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
+from sparse_bo.policies.trust_region.region import Region, RegionSettings
+from sparse_bo.policies.trust_region.search import (
+    Candidates,
+    Corners,
+    batch_of,
+    candidates_of,
+    points_anywhere,
+    points_around,
+)
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
+
+CENTRES = 5
+"""Points of a front around which picks are sought, at most (as MORBO's default number of regions)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutcomeSearch(Mechanism[OutcomeState]):
+    """A trust-region policy on a box with several outcomes.
+
+    Attributes:
+        box: In float64.
+        settings: Settings of the policy.
+        outcomes: Objectives and limits.
+    """
+
+    box: Box
+    settings: RegionSettings
+    outcomes: Outcomes
+
+    @property
+    def design_size(self) -> int:
+        """Points before the first models."""
+        return self.settings.design_size(self.box.dims)
+
+    def init(self) -> OutcomeState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        nothing = self.box.bounds.new_empty(0, len(self.outcomes.names))
+        return OutcomeState(self.box, self.box.no_picks, Y=nothing, outcomes=self.outcomes)
+
+    def ask(self, state: OutcomeState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return points of a Sobol sequence until the initial design is complete, then maximisers of expected improvement.
+
+        The design goes on while an outcome has fewer than two results. Pending points and earlier picks of the batch are
+        conditioned on: their variances shrink, and their means count as reached where they are feasible. Draws one uniform
+        number a pick, and the candidates of each search.
+        """
+        if state.region is None:
+            size = (
+                self.design_size if state.pulls < self.design_size else state.pulls + self.settings.largest_batch(state.pulls)
+            )
+            q = design_batch(size, pulls=state.pulls, out=len(pending), max_q=max_q)
+            return q if isinstance(q, Wait) else Proposal(design_points(q, state, pending=pending, generator=generator))
+        room = self.settings.largest_batch(state.pulls) - len(pending)
+        if room <= 0:
+            return Wait(1 - room)
+        replicate = unrepeated(state.X, ranking_of(self.outcomes, state.Y), pending)[:max_q]
+        q = min(max_q, room) - len(replicate)
+        with one_thread():
+            others = self._picks(state, state.region, q, pending=torch.cat([pending, replicate]), generator=generator)
+        return Proposal(torch.cat([replicate, others]), repeats=len(replicate) > 0 or state.exact is False)
+
+    def tell(self, state: OutcomeState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> OutcomeState:
+        """Observe ``q x m`` results, fit the models around the centres, and move the region. Draws nothing."""
+        watch, after = Stopwatch(), state.with_outcomes(picks, y)
+        scarce = min(len(seen.y) for seen in after.replicates) < 2
+        if not state.fitted and (after.pulls < self.design_size or scarce):
+            return replace(after, seconds=watch.seconds)
+        with watch.phase("learn"):
+            fitted = self._fitted(state, after)
+        after = replace(after, fitted=fitted)
+        with watch.phase("fit"), one_thread():
+            region = self._moved(after, newest=state.pulls if state.fitted else after.pulls)
+        return replace(after, region=region, seconds=watch.seconds)
+
+    def freeze(self, state: OutcomeState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n (d + m))."""
+        frozen = freeze_fields(state)
+        if state.region is not None:
+            frozen |= under("region", freeze_fields(state.region))
+        for j, fitted in enumerate(state.fitted):
+            frozen |= under(f"fitted.{j}", freeze_region(fitted))
+        return frozen
+
+    def thaw(self, frozen: Frozen) -> OutcomeState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posteriors are computed again, nothing is learned. O(m n³)."""
+        state = replace(self.init(), **thaw_fields(OutcomeState, frozen))
+        region = part_of(frozen, "region")
+        if not region:
+            return state
+        fitted = tuple(
+            thaw_region(part_of(frozen, f"fitted.{j}"), state.U[state.rows_of(j)], seen)
+            for j, seen in enumerate(state.replicates)
+        )
+        return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
+
+    def _fitted(self, state: OutcomeState, after: OutcomeState) -> tuple[FittedRegion, ...]:
+        """Return the models after the results of ``after``, from those of the state before."""
+        ranking, U = ranking_of(self.outcomes, after.Y), after.U
+        centres = U[self._centres(after, after.Y)]
+        models = []
+        for j, seen in enumerate(after.replicates):
+            rows = after.rows_of(j)
+            models.append(
+                fitted_region(
+                    U[rows],
+                    seen,
+                    centre=centres,
+                    before=state.fitted[j] if state.fitted else None,
+                    since=int((rows < state.pulls).sum()),
+                    most=self.settings.model_size,
+                    ranking=ranking[rows],
+                    kinds=warpings(self.outcomes, j),
+                )
+            )
+        return tuple(models)
+
+    def _centres(self, state: OutcomeState, Y: Tensor) -> Tensor:
+        """Return the rows around which picks are sought: the least crowded of the front by ``Y``, or one; none in a restart."""
+        front = front_of(self.outcomes, Y)
+        if self.outcomes.only is None and len(front):
+            return front[least_crowded(self.outcomes.gains(Y[front]), CENTRES)]
+        region = state.region
+        if region is None or region.centre is None:
+            return ranking_of(self.outcomes, Y).argmax().reshape(1)
+        return front.new_tensor([region.centre])
+
+    def _moved(self, state: OutcomeState, *, newest: int) -> Region:
+        """Return the region after a batch that begins at the row ``newest``."""
+        settings, dims, total = self.settings, self.box.dims, state.pulls
+        Y, fresh = state.estimates, total - newest
+        noise = max(
+            (f.gp.noise_variance**0.5 for f, r in zip(state.fitted, state.replicates, strict=True) if r.exact is False),
+            default=0.0,
+        )
+        centre = int(self._centres(state, Y)[0])
+        region = state.region or Region(centre=centre, length=settings.first_length)
+        front = front_of(self.outcomes, Y)
+        if self.outcomes.only is None and len(front):
+            progress = self._rise(state, newest) > 1e-3 + 0.1 * noise
+            if fresh:
+                region = region.resized(settings, progress=progress, fresh=fresh, dims=dims)
+            if region.length < settings.shortest_length:
+                region = Region(centre=centre, length=settings.first_length, restarts=region.restarts + 1)
+            return replace(region, centre=centre)
+        rows = torch.arange(total, device=Y.device)
+        return region.after(
+            settings,
+            rows=rows,
+            means=self._scores(state),
+            newest=newest,
+            total=total,
+            distinct=total - region.start,
+            dims=dims,
+            noise=noise,
+        )
+
+    def _scores(self, state: OutcomeState) -> Tensor:
+        """Return ``n`` numbers to compare evaluations by: of feasible ones the objective, else minus the total violation.
+
+        The unit of objectives is the distance from the best to the median feasible one: infeasible ones may be far away.
+        """
+        Y = state.estimates
+        feasible, values = self.outcomes.feasible(Y), state.warped[:, 0]
+        missing = self.outcomes.gains(Y).isnan().any(dim=-1)
+        violations = (-self.outcomes.total_violation(Y)).where(~missing, -torch.inf)
+        if self.outcomes.only is None or not bool(feasible.any()):
+            return violations
+        values = values - values[feasible].max()
+        unit = float(-values[feasible].median())
+        values = values / unit if unit > 0.0 else values
+        return torch.where(feasible, values, violations + (values[feasible].min() - 1.0))
+
+    def _rise(self, state: OutcomeState, newest: int) -> float:
+        """Return by which share of itself the hypervolume has risen with the evaluations from a row on."""
+        front, k = state.front, len(self.outcomes.objectives)
+        before = front_of(self.outcomes, state.estimates[:newest])
+        if not len(before):
+            return 1.0
+        gains = self.outcomes.gains(state.estimates)
+        before = before[least_crowded(gains[before], MOST_OF_FRONT[k])]
+        both = gains[torch.cat([before, front[front >= newest]])]
+        reference = reference_point(both)
+        volume = hypervolume(gains[before], reference)
+        rise = hypervolume(both, reference) - volume
+        return rise / volume if volume > 0.0 else float(rise > 0.0)
+
+    def _picks(self, state: OutcomeState, region: Region, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q x d`` maximisers of expected improvement."""
+        refuse, failed = state.avoided(state.fitted[0].gp.prior.kernel.cross)
+        out = self.box.to_unit(pending)
+        known = state.posteriors
+        gp = known.condition(torch.cat([out, failed]))
+        searches = self._searches(state, region, gp, known.moments(out).mean, out=out, refuse=refuse, generator=generator)
+        share = self.settings.exploration_share(self.box.dims)
+        U = batch_of(gp, searches, q, exploration=share, generator=generator)
+        return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
+
+    def _searches(
+        self,
+        state: OutcomeState,
+        region: Region,
+        gp: OutcomePosteriors,
+        means: Tensor,
+        *,
+        out: Tensor,
+        refuse: Refusal | None,
+        generator: torch.Generator,
+    ) -> list[Candidates]:
+        """Return the candidates around the centres and of the whole box; during a restart design the latter twice.
+
+        ``gp`` are the models, conditioned on the pending points ``out`` and on those of failures; ``means`` (``p x m``) are
+        those of pending points.
+        """
+        U, settings = state.U, self.settings
+        n, d = U.shape
+        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=state.exact is not False)
+        everywhere = Corners(U.new_zeros(d), U.new_ones(d))
+        all_rows = torch.ones(n, dtype=torch.bool, device=U.device)
+        anywhere = make(
+            points_anywhere(U, settings.candidates, generator=generator), everywhere, gain=state.gain(all_rows).given(means)
+        )
+        single = self.outcomes.only is not None or not len(state.front)
+        if single and region.centre is None:
+            return [anywhere] * 2
+        centres = U[self._centres(state, state.estimates)]
+        reach = torch.stack([fitted.learned.reach for fitted in state.fitted]).log().mean(dim=0).exp()
+        some = replace(settings, candidates=-(-settings.candidates // len(centres)))
+        points, of_points = [], []
+        for centre in centres:
+            lower, upper = region.corners(centre, reach)
+            below, above = self.box.neighbours(centre.unsqueeze(0))
+            corners = Corners(lower.minimum(below[0]), upper.maximum(above[0]))
+            points.append(points_around(centre, corners, some, groups=self.box.groups, generator=generator))
+            limits = torch.stack([corners.lower, corners.upper, centre])
+            of_points.append(limits.unsqueeze(1).expand(-1, len(points[-1]), -1))
+        own, near = all_rows, torch.ones(len(out), dtype=torch.bool, device=U.device)
+        if single:  # a region after a restart begins anew
+            own = torch.arange(n, device=U.device) >= region.start
+            near = corners.contain(out)
+        lowers, uppers, shared = torch.cat(of_points, dim=1)
+        around = make(
+            torch.cat(points),
+            Corners(lowers, uppers),
+            gain=state.gain(own).given(means[near]),
+            centre=shared if self.box.dims > settings.many_inputs else None,
+        )
+        return [around, anywhere]

@@ -1,0 +1,259 @@
+"""States with several outcomes: their models and their report, and the state of a trust-region search."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sparse_bo.gp.hypervolume import front_rows, hypervolume, least_crowded, reference_point
+from sparse_bo.policies.box_states import PointState
+from sparse_bo.policies.outcomes import Outcomes
+from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.states import Report, State
+from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of
+from sparse_bo.policies.trust_region.outcome_gain import Limits, OutcomeGain, OutcomePosteriors
+from sparse_bo.policies.trust_region.region import Region
+from sparse_bo.policies.trust_region.surrogate import FittedRegion
+
+
+def front_of(outcomes: Outcomes, Y: Tensor) -> Tensor:
+    """Return the rows (ascending) of the feasible ones among ``n x m`` results that no other feasible one dominates."""
+    rows = outcomes.feasible(Y).nonzero().squeeze(-1)
+    return rows[front_rows(outcomes.gains(Y[rows]))]
+
+
+def ranking_of(outcomes: Outcomes, Y: Tensor) -> Tensor:
+    """Return ``n`` numbers by which ``n x m`` results are ranked, the highest being the best.
+
+    Feasible results have 1 to 2: of one objective by its value, of several those of the front by crowding, and 1 behind it.
+    Others have minus their total violation; −∞ where an objective or a constrained outcome is missing.
+    """
+    gains, feasible = outcomes.gains(Y), outcomes.feasible(Y)
+    ranking = (-outcomes.total_violation(Y)).where(~gains.isnan().any(dim=-1), -torch.inf)
+    if outcomes.only is not None:
+        values = gains[:, 0].where(feasible, torch.nan)
+        order = torch.unique(values[feasible])
+        ranks = torch.searchsorted(order, values[feasible].contiguous()).to(Y)
+        ranking[feasible] = 1.0 + ranks / max(len(order) - 1, 1)
+        return ranking
+    ranking[feasible] = 1.0
+    front = front_of(outcomes, Y)
+    best = front[least_crowded(gains[front], len(front))]
+    ranking[best] = torch.linspace(2.0, 1.5, len(best), dtype=Y.dtype, device=Y.device)
+    return ranking
+
+
+def warpings(outcomes: Outcomes, outcome: int) -> tuple[str, ...]:
+    """Return the kinds of warpings of an outcome: none that bends of several objectives, whose volumes have units."""
+    return ("plain",) if outcomes.only is None and outcome < len(outcomes.objectives) else KINDS
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutcomeModels(State):
+    """The results of ``m`` outcomes and a model of each. A value.
+
+    Models are of outcomes times :attr:`signs`, so that objectives are to be maximised.
+    """
+
+    merges: ClassVar[bool] = False
+    """Whether the models merge the evaluations of a point."""
+
+    Y: Tensor = field(metadata=KEPT)
+    """``n x m`` results in the user's units; NaN: missing."""
+    outcomes: Outcomes
+    fitted: tuple[FittedRegion, ...] = ()
+    """The model of each outcome; its rows are those of :attr:`rows_of`. Empty before the initial design is complete."""
+
+    @property
+    @abstractmethod
+    def points(self) -> Tensor:
+        """The evaluated points in the user's units, ``n x d``."""
+
+    @property
+    @abstractmethod
+    def U(self) -> Tensor:
+        """The evaluated points as the models know them, ``n x d``."""
+
+    @abstractmethod
+    def modelled(self, picks: Tensor) -> Tensor:
+        """Return picks (``q`` arms or ``q x d`` points) as the models know them, ``q x d``."""
+
+    @property
+    def signs(self) -> Tensor:
+        """``m``: −1 for objectives to be minimised and outcomes with an upper limit alone, else 1: better ones are higher."""
+        limits = self.outcomes.constraints
+        others = [-1.0 if limits[name][0] is None else 1.0 for name in self.outcomes.names[len(self.outcomes.objectives) :]]
+        return self.Y.new_tensor([*self.outcomes.signs, *others])
+
+    def rows_of(self, outcome: int) -> Tensor:
+        """Return the evaluations with a result of an outcome, ascending."""
+        return (~self.Y[:, outcome].isnan()).nonzero().squeeze(-1)
+
+    @cached_property
+    def replicates(self) -> tuple[Replicates, ...]:
+        """The signed results of each outcome where they are there, for its model."""
+        signed = self.signs * self.Y
+        rows = [self.rows_of(j) for j in range(self.Y.shape[1])]
+        return tuple(replicates_of(self.points[at], signed[at, j], merge=self.merges) for j, at in enumerate(rows))
+
+    @cached_property
+    def exact(self) -> bool | None:
+        """Whether replicates have shown that no outcome has noise; ``None``: no evidence."""
+        found = [seen.exact for seen in self.replicates]
+        return False if False in found else True if True in found else None
+
+    @cached_property
+    def estimates(self) -> Tensor:
+        """``n x m`` results in the user's units; of outcomes with noise, as replicates show, the models' medians there."""
+        columns = list(self.Y.unbind(-1))
+        for j, fitted in enumerate(self.fitted):
+            if self.replicates[j].exact is False:
+                columns[j] = self.signs[j] * fitted.warp.inverse(fitted.gp.mean(self.U))
+        return torch.stack(columns, dim=-1).where(~self.Y.isnan(), torch.nan)
+
+    @cached_property
+    def front(self) -> Tensor:
+        """Rows (ascending) of the feasible evaluations that no other dominates, by :attr:`estimates`."""
+        return front_of(self.outcomes, self.estimates)
+
+    @property
+    def best_row(self) -> int | None:
+        """Row of the best feasible point, else of the least total violation; ``None`` without a complete result.
+
+        Where there is noise it is among those whose results are in the upper quarter: a model that has learned nothing would
+        recommend any point.
+        """
+        ranking = ranking_of(self.outcomes, self.estimates)
+        if self.exact is False:
+            observed = ranking_of(self.outcomes, self.Y).argsort(descending=True, stable=True)
+            lower = torch.ones_like(ranking, dtype=torch.bool)
+            lower[observed[: max(10, len(observed) // 4)]] = False
+            ranking = ranking.masked_fill(lower, -torch.inf)
+        return int(ranking.argmax()) if len(ranking) and bool(ranking.max() > -torch.inf) else None
+
+    @property
+    def best_observed_row(self) -> int | None:
+        """Row of the best feasible result of one objective; ``None`` without one."""
+        feasible = self.outcomes.feasible(self.Y)
+        if not bool(feasible.any()):
+            return None
+        return int((self.signs[0] * self.Y[:, 0]).masked_fill(~feasible, -torch.inf).argmax())
+
+    @property
+    def warped(self) -> Tensor:
+        """``n x m`` :attr:`estimates`, signed and warped by the models; NaN: missing."""
+        columns = (self.signs * self.estimates).unbind(-1)
+        return torch.stack([fitted.warp(y) for fitted, y in zip(self.fitted, columns, strict=True)], dim=-1)
+
+    @property
+    def posteriors(self) -> OutcomePosteriors:
+        """The models, in the unit cube and of warped signed outcomes."""
+        rows = torch.unique(torch.cat([self.rows_of(j)[fitted.rows] for j, fitted in enumerate(self.fitted)]))
+        return OutcomePosteriors(tuple(fitted.gp for fitted in self.fitted), self.U[rows])
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of constrained outcomes, signed and warped as by the models."""
+        names = self.outcomes.names
+        columns = [names.index(name) for name in self.outcomes.constraints]
+        limits = [self._limits(j, pair) for j, pair in zip(columns, self.outcomes.constraints.values(), strict=True)]
+        lower, upper = self.Y.new_tensor(limits).reshape(-1, 2).unbind(-1)
+        return Limits(torch.tensor(columns, dtype=torch.int64, device=self.Y.device), lower, upper)
+
+    def _limits(self, outcome: int, pair: tuple[float | None, float | None]) -> tuple[float, float]:
+        warp, sign = self.fitted[outcome].warp, float(self.signs[outcome])
+        low, high = pair if sign > 0.0 else (None if limit is None else -limit for limit in reversed(pair))
+        if low is not None and warp.floor is not None and low <= warp.floor:  # the model cannot tell values below it
+            low = None
+        warped = (None if limit is None else float(warp(self.Y.new_tensor(limit))) for limit in (low, high))
+        lower, upper = warped
+        return -torch.inf if lower is None else lower, torch.inf if upper is None else upper
+
+    def gain(self, own: Tensor) -> OutcomeGain:
+        """Return the acquisition function beyond some evaluations (``n`` booleans).
+
+        Those that miss outcomes count by the models' means: another evaluation beside one is worth less.
+        """
+        outcomes, k = self.outcomes, len(self.outcomes.objectives)
+        values, feasible = self.warped, outcomes.feasible(self.estimates)
+        reference = None
+        if outcomes.reference is not None:
+            signed = self.signs[:k] * self.Y.new_tensor(list(outcomes.reference.values()))
+            reference = torch.stack([fitted.warp(r) for fitted, r in zip(self.fitted, signed, strict=False)])
+        gain = OutcomeGain(self.limits, values[own & feasible, :k], reference, k)
+        partial = own & values.isnan().any(dim=-1)
+        if not bool(partial.any()):
+            return gain
+        means = torch.stack([fitted.gp.mean(self.U[partial]) for fitted in self.fitted], dim=-1)
+        return gain.given(values[partial].where(~values[partial].isnan(), means))
+
+    def report(self) -> Report:
+        """See :meth:`.State.report`, in the users' units and directions.
+
+        Of one objective the best point is that of :attr:`best_row`, with the model's spread. Of several, front and hypervolume
+        are those of :attr:`estimates`.
+        """
+        outcomes, Y = self.outcomes, self.Y
+        feasible = outcomes.feasible(Y)
+        counts = Report(feasible=int(feasible.sum()), front=self.front)
+        if outcomes.only is not None:
+            return self._of_one(counts)
+        gains, signs = outcomes.gains(self.estimates[self.front]), self.signs[: len(outcomes.objectives)]
+        if outcomes.reference is not None:
+            reference = signs * Y.new_tensor(list(outcomes.reference.values()))
+        elif len(gains):
+            reference = reference_point(gains)
+        else:
+            return replace(counts, hypervolume=0.0)
+        return replace(counts, reference=signs * reference, hypervolume=hypervolume(gains, reference))
+
+    def _of_one(self, report: Report) -> Report:
+        """Return the report of one objective."""
+        values, row, lucky = self.Y[:, 0], self.best_row, self.best_observed_row
+        if row is not None:
+            sd = None
+            if self.fitted:
+                at = self.fitted[0].gp.moments(self.U[row : row + 1])
+                sd = float(self.fitted[0].warp.half_width(at.mean, at.variance))
+            sd = 0.0 if self.replicates[0].exact else sd
+            report = replace(report, best_x=self.points[row], best_mean=float(self.estimates[row, 0]), best_sd=sd)
+        if lucky is None:
+            return report
+        same = (self.points[lucky] == self.points).all(dim=-1) & ~values.isnan()
+        mean = float((values[same] / same.sum()).sum())
+        count = int(same.sum())
+        return replace(report, best_observed_x=self.points[lucky], best_observed_mean=mean, best_observed_count=count)
+
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`.State.standardised_errors`: of results ``q x m``, ``q x m`` errors of warped outcomes; NaN: missing."""
+        if not self.fitted:
+            return None
+        U, signed = self.modelled(picks), (self.signs * y).unbind(-1)
+        return torch.stack([fitted.errors(U, values) for fitted, values in zip(self.fitted, signed, strict=True)], dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutcomeState(PointState, OutcomeModels):
+    """State of a trust-region policy with ``m`` outcomes on a box. A value."""
+
+    region: Region | None = None
+    """The region; ``None`` before the initial design is complete."""
+
+    @property
+    def points(self) -> Tensor:
+        """See :attr:`.OutcomeModels.points`."""
+        return self.X
+
+    def modelled(self, picks: Tensor) -> Tensor:
+        """See :meth:`.OutcomeModels.modelled`."""
+        return self.box.to_unit(picks)
+
+    def with_outcomes(self, X: Tensor, Y: Tensor) -> Self:
+        """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d)."""
+        X, Y, failures = torch.cat([self.X, X]), torch.cat([self.Y, Y]), self.forgiven(X)
+        return replace(self, X=X, Y=Y, round=self.round + 1, failures=failures)

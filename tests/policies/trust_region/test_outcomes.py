@@ -1,0 +1,324 @@
+"""The trust-region policy with several objectives and constraints: data, models, picks, batches, reports."""
+
+import math
+
+import pytest
+import torch
+from botorch.utils.multi_objective.hypervolume import Hypervolume
+
+from sparse_bo.domains import Box, Float, Int, space_domain
+from sparse_bo.gp.hypervolume import front_rows, hypervolume
+from sparse_bo.policies import TrustRegion, Wait
+from sparse_bo.policies.outcomes import Outcomes
+from sparse_bo.policies.trust_region.outcome_gain import Limits, OutcomeGain
+from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
+from sparse_bo.policies.trust_region.outcome_state import front_of, ranking_of
+from tests.builders import arms, unit_box
+from tests.policies.builders import bowl, box, searched
+
+TWO = Outcomes.of({"near": "min", "far": "max"})
+"""Two objectives of :func:`pair`: the front is the line between two points."""
+LIMITED = Outcomes.of({"cost": "min"}, {"width": (1.0, None), "left": (None, 0.6)})
+"""One objective of :func:`limited`, with two limits."""
+
+
+def pair(X):
+    """Distance from one corner region, and nearness to another: in conflict along a line."""
+    a, b = X.new_tensor([0.2, 0.3]), X.new_tensor([0.8, 0.6])
+    return torch.stack([(X - a).square().sum(dim=-1), 3.0 - (X - b).square().sum(dim=-1)], dim=-1)
+
+
+def limited(X):
+    """The least cost where x + y >= 1 and x <= 0.6 is 0.5, at (0.5, 0.5)."""
+    return torch.stack([X.square().sum(dim=-1), X.sum(dim=-1), X[:, 0]], dim=-1)
+
+
+def told(outcomes, function, n=20, *, policy=None, bounds=None, seed=0, missing=None):
+    """Return mechanism and state after n uniform points, and the generator; results with ``missing`` are NaN."""
+    mechanism = (policy or TrustRegion()).on_outcomes(Box(unit_box() if bounds is None else bounds), outcomes)
+    generator = torch.Generator().manual_seed(seed)
+    X = mechanism.box.uniform(n, generator=generator)
+    Y = function(X)
+    if missing is not None:
+        Y = Y.masked_fill(missing, torch.nan)
+    return mechanism, mechanism.tell(mechanism.init(), X, Y, generator=generator), generator
+
+
+def asked(mechanism, state, *, pending=None, max_q=10, seed=0):
+    pending = state.X[:0] if pending is None else pending
+    generator = torch.Generator().manual_seed(seed)
+    return mechanism.ask(state, max_q=max_q, pending=pending, generator=generator)
+
+
+def test_feasible_results_are_ranked_before_others_and_missing_ones_last():
+    Y = torch.tensor([[3.0, 2.0, 0.1], [1.0, 2.0, 0.5], [0.0, 0.5, 0.1], [0.0, 0.0, 0.9], [torch.nan, 2.0, 0.1]]).double()
+    assert ranking_of(LIMITED, Y).argsort(descending=True).tolist() == [1, 0, 2, 3, 4]
+    assert float(ranking_of(LIMITED, Y)[4]) == -math.inf
+    assert float(ranking_of(LIMITED, Y)[2]) < 0.0 < float(ranking_of(LIMITED, Y)[0])
+
+
+def test_of_several_objectives_the_front_is_ranked_first_extremes_before_the_crowded():
+    Y = torch.tensor([[0.5, 0.5], [0.0, 0.0], [0.52, 0.52], [1.0, 1.0], [0.9, 0.1]]).double()
+    assert front_of(TWO, Y).tolist() == [0, 1, 2, 3]
+    ranking = ranking_of(TWO, Y)
+    assert set(ranking.argsort(descending=True)[:2].tolist()) == {1, 3}
+    assert float(ranking[4]) < float(ranking[:4].min())
+
+
+def test_the_acquisition_function_has_the_derivatives_of_its_values():
+    generator = torch.Generator().manual_seed(0)
+    limits = Limits(torch.tensor([0, 3]), torch.tensor([-0.5, -torch.inf]).double(), torch.tensor([torch.inf, 0.4]).double())
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    mean, variance = draw(6, 4), draw(6, 4).exp()
+    reached = torch.stack([torch.linspace(-1.0, 1.0, 5), -torch.linspace(-1.0, 1.0, 5)], dim=-1).double()
+    for points in (reached, reached[:0]):
+        gain = OutcomeGain(limits, points, None, 2)
+        at = gain(mean, variance)
+        for which, slope in ((0, at.by_mean), (1, at.by_variance)):
+            for column in range(4):
+                step = torch.zeros(6, 4, dtype=torch.float64)
+                step[:, column] = 1e-6
+                up, down = ([m + s * step if j == which else m for j, m in enumerate((mean, variance))] for s in (1.0, -1.0))
+                assert torch.allclose(slope[:, column], (gain(*up).value - gain(*down).value) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+def test_a_pick_with_feasible_means_counts_as_reached_and_another_one_does_not():
+    limits = Limits(torch.tensor([1]), torch.tensor([0.0]).double(), torch.tensor([torch.inf]).double())
+    gain = OutcomeGain(limits, torch.tensor([[0.25]]).double(), None, 1)
+    assert gain.given(torch.tensor([[2.0, 0.5]]).double()).reached.tolist() == [[0.25], [2.0]]
+    assert gain.given(torch.tensor([[2.0, -0.5]]).double()).reached.tolist() == [[0.25]]
+
+
+def test_moments_and_gradients_are_those_of_each_outcome():
+    _, state, _ = told(TWO, pair)
+    gp, A = state.posteriors.condition(arms(2, 2, seed=3)), arms(7, 2, seed=1)
+    at, slopes = gp.moments(A), gp.gradients(A)
+    for j, of in enumerate(gp.each):
+        assert torch.equal(at.mean[:, j], of.moments(A).mean)
+        assert torch.equal(at.variance[:, j], of.moments(A).variance)
+        assert torch.equal(slopes.mean_gradient[:, j], of.gradients(A).mean_gradient)
+        assert torch.equal(slopes.variance_gradient[:, j], of.gradients(A).variance_gradient)
+    x = arms(1, 2, seed=5)
+    given = gp.moments_given(A, at, x, gp.moments(x))
+    assert torch.allclose(given.variance, gp.condition(x).moments(A).variance)
+
+
+def test_limits_are_those_of_the_users_in_the_units_of_the_models():
+    outcomes = Outcomes.of({"cost": "min"}, {"cost": (None, 1.5), "width": (0.8, 1.4), "left": (None, 0.6)})
+    _, state, _ = told(outcomes, limited, n=40)
+    X = arms(200, 2, seed=7)
+    warped = torch.stack(
+        [fitted.warp(y) for fitted, y in zip(state.fitted, (state.signs * limited(X)).unbind(-1), strict=True)], dim=-1
+    )
+    assert torch.equal(state.limits.kept(warped), outcomes.feasible(limited(X)))
+    assert 0 < int(outcomes.feasible(limited(X)).sum()) < 200
+
+
+def test_batches_are_distinct_inside_and_conditioned_on_pending_points():
+    mechanism, state, _ = told(TWO, pair, policy=TrustRegion(batch_size=6), bounds=box())
+    first = asked(mechanism, state, max_q=4).picks
+    assert first.shape == (4, 2)
+    more = asked(mechanism, state, pending=first).picks
+    assert len(more) == 2
+    together = mechanism.box.to_unit(torch.cat([first, more]))
+    assert float(torch.pdist(together).min()) > 1e-6
+    assert torch.equal(first, first.clamp(box()[0], box()[1]))
+    waiting = asked(mechanism, state, pending=torch.cat([first, more, more]))
+    assert isinstance(waiting, Wait)
+    assert waiting.needed == 3
+
+
+def test_the_first_pick_after_the_design_repeats_a_point_of_the_front_once():
+    mechanism, state, generator = told(TWO, pair)
+    proposal = asked(mechanism, state)
+    best = int(ranking_of(TWO, state.Y).argmax())
+    assert best in front_of(TWO, state.Y).tolist()
+    assert torch.equal(proposal.picks[0], state.X[best])
+    assert proposal.repeats
+    after = mechanism.tell(state, proposal.picks, pair(proposal.picks), generator=generator)
+    assert after.exact is True
+    again = asked(mechanism, after)
+    assert not again.repeats
+    assert len(torch.unique(torch.cat([after.X, again.picks]), dim=0)) == len(after.X) + len(again.picks) - 1
+
+
+def test_a_thawed_state_has_the_same_picks_and_the_same_report():
+    for outcomes, function in ((TWO, pair), (LIMITED, limited)):
+        mechanism, state = searched(TrustRegion(), unit_box(), outcomes, function, budget=14)
+        again = mechanism.thaw(mechanism.freeze(state))
+        assert again.region == state.region
+        assert torch.allclose(asked(mechanism, again).picks, asked(mechanism, state).picks, atol=1e-9)
+        one, other = again.report(), state.report()
+        assert (one.feasible, one.front.tolist()) == (other.feasible, other.front.tolist())
+        assert one.hypervolume == other.hypervolume
+        design = mechanism.thaw(mechanism.freeze(mechanism.init()))
+        assert (design.pulls, design.region, design.fitted) == (0, None, ())
+
+
+def test_a_missing_outcome_leaves_out_its_own_model_only():
+    missing = torch.zeros(20, 3, dtype=torch.bool)
+    missing[3, 1] = missing[7, 0] = True
+    mechanism, state, generator = told(LIMITED, limited, missing=missing)
+    assert [len(fitted.rows) for fitted in state.fitted] == [19, 19, 20]
+    assert not {3, 7} & set(state.outcomes.feasible(state.Y).nonzero().flatten().tolist())
+    picks = asked(mechanism, state).picks
+    Y = limited(picks)
+    Y[:, 1] = torch.nan
+    after = mechanism.tell(state, picks, Y, generator=generator)
+    assert [len(fitted.rows) for fitted in after.fitted] == [19 + len(picks), 19, 20 + len(picks)]
+    errors = state.standardised_errors(picks, Y)
+    assert errors.shape == (len(picks), 3)
+    assert bool(errors[:, 1].isnan().all())
+    assert bool(torch.isfinite(errors[:, [0, 2]]).all())
+
+
+def test_the_design_goes_on_while_an_outcome_has_no_results():
+    mechanism, state, generator = told(LIMITED, limited, missing=torch.tensor([False, True, False]))
+    assert state.fitted == ()
+    assert state.standardised_errors(state.X, state.Y) is None
+    picks = asked(mechanism, state).picks
+    assert torch.equal(picks, mechanism.box.design(len(picks), start=20, generator=torch.Generator().manual_seed(0)))
+    assert len(mechanism.tell(state, picks, limited(picks), generator=generator).fitted) == 3
+
+
+def test_without_a_feasible_point_the_least_violation_is_sought_and_reported():
+    never = Outcomes.of({"cost": "min"}, {"width": (3.0, None)})
+    _, state = searched(TrustRegion(), unit_box(), never, lambda X: limited(X)[:, :2], budget=24)
+    report = state.report()
+    assert report.feasible == 0
+    assert report.front.tolist() == []
+    assert report.best_observed_x is None
+    assert report.best_x.tolist() == pytest.approx([1.0, 1.0], abs=0.02)
+
+
+def test_several_objectives_without_a_feasible_point_have_no_volume():
+    never = Outcomes.of({"near": "min", "far": "max"}, {"sum": (5.0, None)})
+    f = lambda X: torch.cat([pair(X), X.sum(dim=-1, keepdim=True)], dim=-1)  # noqa: E731
+    _, state = searched(TrustRegion(), unit_box(), never, f, budget=20)
+    report = state.report()
+    assert (report.feasible, report.hypervolume, report.reference) == (0, 0.0, None)
+    assert float(state.X[-4:].sum(dim=-1).max()) > 1.9
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda X: torch.stack([X[:, 0], torch.full_like(X[:, 0], 2.0)], dim=-1),
+        lambda X: torch.full((len(X), 2), 2.0, dtype=torch.float64),
+        lambda X: -X[:, :1].square().expand(-1, 2),
+    ],
+    ids=["a constant", "constants", "equal columns"],
+)
+def test_outcomes_that_tell_nothing_do_no_harm(function):
+    _, state = searched(TrustRegion(), unit_box(), Outcomes.of({"a": "max", "b": "max"}), function, budget=20)
+    report = state.report()
+    assert len(torch.unique(state.X, dim=0)) >= 19
+    assert len(report.front) >= 1
+    assert math.isfinite(report.hypervolume)
+
+
+def test_reports_are_in_the_units_and_directions_of_the_users():
+    outcomes = Outcomes.of({"near": "min", "far": "max"}, reference={"near": 2.0, "far": 1.0})
+    _, state, _ = told(outcomes, pair)
+    report = state.report()
+    gains = state.Y * torch.tensor([-1.0, 1.0]).double()
+    assert report.front.tolist() == front_rows(gains).tolist()
+    assert report.reference.tolist() == [2.0, 1.0]
+    expected = Hypervolume(torch.tensor([-2.0, 1.0]).double()).compute(gains[report.front])
+    assert report.hypervolume == pytest.approx(expected)
+    assert report.feasible == 20
+    inferred = told(TWO, pair)[1].report()
+    assert bool((inferred.reference[0] > state.Y[report.front, 0]).all())
+    assert bool((inferred.reference[1] < state.Y[report.front, 1]).all())
+
+
+def test_a_maximum_on_a_limit_is_found_to_three_digits():
+    _, state = searched(TrustRegion(), unit_box(), LIMITED, limited, budget=30)
+    assert state.report().best_mean == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_best_point_of_one_objective_is_feasible():
+    _, state, _ = told(LIMITED, limited)
+    report, feasible = state.report(), LIMITED.feasible(state.Y)
+    best = int(state.Y[:, 0].masked_fill(~feasible, torch.inf).argmin())
+    assert report.best_x.tolist() == report.best_observed_x.tolist() == state.X[best].tolist()
+    assert report.best_mean == report.best_observed_mean == float(state.Y[best, 0])
+    assert (report.best_observed_count, report.feasible) == (1, int(feasible.sum()))
+    assert float(state.Y[best, 0]) > float(state.Y[:, 0].min())
+
+
+def test_where_replicates_show_noise_front_and_volume_are_those_of_the_models():
+    generator = torch.Generator().manual_seed(1)
+    noisy = lambda X: pair(X) + 0.2 * torch.randn(len(X), 2, generator=generator, dtype=torch.float64)  # noqa: E731
+    outcomes = Outcomes.of({"near": "min", "far": "max"}, reference={"near": 1.0, "far": 2.0})
+    _, state = searched(TrustRegion(), unit_box(), outcomes, noisy, budget=40)
+    assert state.exact is False
+    report = state.report()
+    signs, reference = torch.tensor([-1.0, 1.0]).double(), torch.tensor([-1.0, 2.0]).double()
+    lucky, truth = (hypervolume(signs * values, reference) for values in (state.Y, pair(state.X)))
+    assert abs(report.hypervolume - truth) < 0.5 * abs(lucky - truth)
+
+
+def test_points_where_evaluations_fail_are_avoided():
+    mechanism, state, _ = told(TWO, pair)
+    failed = asked(mechanism, state).picks[1:2]
+    after = mechanism.fail(state, failed)
+    again = asked(mechanism, after).picks
+    assert float((again[1:] - failed).norm(dim=-1).min()) > 1e-3
+
+
+def test_a_space_is_searched_on_its_values_and_no_point_twice():
+    domain = space_domain({"n": Int(1, 500), "x": Int(0, 300)})
+    outcomes = Outcomes.of({"a": "max", "b": "min"})
+    _, state = searched(TrustRegion(), domain, outcomes, pair, budget=40)
+    U = state.U
+    assert torch.allclose(U, domain.snap(U))
+    assert len(torch.unique(U, dim=0)) == 39  # one replicate
+    assert isinstance(domain.space.parameters["n"], Int)
+
+
+def test_in_many_inputs_climbs_keep_most_inputs_of_their_centre():
+    mechanism, state, _ = told(TWO, lambda X: pair(X[:, :2]), n=100, policy=TrustRegion(candidates=200), bounds=unit_box(30))
+    picks = asked(mechanism, state).picks[1:]
+    same = (picks.unsqueeze(1) == state.X).sum(dim=-1).amax(dim=1)
+    assert bool((same >= 10).all())
+
+
+def test_one_objective_without_constraints_is_solved_as_without_outcomes():
+    outcomes = Outcomes.of({"y": "max"})
+    _, state = searched(TrustRegion(), box(), outcomes, lambda X: bowl(X).unsqueeze(-1), budget=40)
+    assert float(bowl(state.report().best_x.unsqueeze(0))) > -1e-3
+
+
+def test_picks_do_not_depend_on_the_default_dtype():
+    before = torch.get_default_dtype()
+    runs = []
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            runs.append(searched(TrustRegion(), unit_box(), TWO, pair, budget=14)[1].X)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(*runs)
+
+
+def test_a_search_is_the_same_on_another_device(device):
+    expected = searched(TrustRegion(), unit_box(), TWO, pair, budget=14)[1]
+    got = searched(TrustRegion(), unit_box(device=device), TWO, pair, budget=14)[1]
+    assert got.Y.device.type == torch.device(device).type
+    assert torch.allclose(got.X.cpu(), expected.X, atol=1e-3)
+    assert got.report().hypervolume == pytest.approx(expected.report().hypervolume, rel=1e-3)
+
+
+def test_the_global_generator_is_left_alone():
+    state = torch.get_rng_state()
+    searched(TrustRegion(), unit_box(), TWO, pair, budget=14)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_goal_that_sums_one_objective_and_arms_are_refused():
+    with pytest.raises(ValueError, match="goal='best'"):
+        TrustRegion(goal="cumulative").on_outcomes(Box(unit_box()), TWO)
+    with pytest.raises(TypeError, match="searches a box"):
+        TrustRegion().on_outcomes(space_domain({"n": Int(1, 5)}), TWO)
+    assert isinstance(TrustRegion().on_outcomes(space_domain({"x": Float(0, 1)}), TWO), OutcomeSearch)
