@@ -214,6 +214,10 @@ DEVICES = {
     ),
     "anywhere": Device("picks in the whole box", settings={"exploration": 0.0}, most=8),
     "repeats": Device("one replicate", ((policy, "unrepeated", lambda where, y, pending: where[:0]),)),
+    "near": Device(
+        "candidates around the centre",
+        ((policy, "points_around", lambda *a, **o: search.points_around(*a, **o)[: a[2].candidates]),),
+    ),
     "shared": Device(
         "climbs of the perturbed inputs alone",
         ((policy, "candidates_of", lambda *a, **o: search.candidates_of(*a, **{**o, "centre": None})),),
@@ -249,7 +253,6 @@ DEVICES = {
 }
 """Devices beyond TuRBO with a local GP and log expected improvement, and some parts of TuRBO, by name."""
 GONE = {
-    "near": "200 candidates around the centre, at scales of 10⁻³ to 1",
     "deep-log": "a second logarithm of the observations, that bends at 0.05",
 }
 """Devices that the records are of, and that the package no longer has."""

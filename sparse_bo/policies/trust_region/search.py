@@ -326,10 +326,10 @@ def points_anywhere(like: Tensor, count: int, *, generator: torch.Generator) -> 
 def points_around(
     centre: Tensor, corners: Corners, settings: RegionSettings, *, groups: Tensor | None = None, generator: torch.Generator
 ) -> Tensor:
-    """Return a Sobol sequence in a region (``N x d``).
+    """Return points of a region (``N x d``): a Sobol sequence, and a fourth as many around the centre at scales of 10⁻³ to 1.
 
-    In more than ``settings.many_inputs`` inputs, points differ from the centre in a random few (Regis & Shoemaker 2013; TuRBO).
-    Draws one integer, then in many inputs N·d uniform numbers and N integers.
+    In more than ``settings.many_inputs`` inputs, the points of the sequence differ from the centre in a random few (Regis &
+    Shoemaker 2013; TuRBO). Draws one integer, then in many inputs N·d uniform numbers and N integers, then N·d/4 normal ones.
     """
     n, d = settings.candidates, len(centre)
     inputs = d if groups is None else int(groups.max()) + 1
@@ -342,7 +342,10 @@ def points_around(
         changed[torch.arange(n, device="cpu"), one] = True
         changed = changed if groups is None else changed[:, groups.cpu()]
         U = torch.where(changed.to(U.device), U, centre)
-    return U
+    scales = 0.3 * torch.logspace(-3.0, 0.0, n // 4, dtype=torch.float64, device="cpu").unsqueeze(-1)
+    noise = scales * torch.randn(n // 4, d, generator=generator, dtype=torch.float64, device="cpu")
+    near = centre + corners.span * noise.to(U)
+    return torch.cat([U, near.maximum(corners.lower).minimum(corners.upper)])
 
 
 def combined_points(gp: Posterior, centre: Tensor, *, generator: torch.Generator) -> Tensor:
