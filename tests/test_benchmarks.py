@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -56,6 +56,48 @@ def test_bbob_refuses_the_other_half(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.setattr("sys.argv", ["bbob.py", "run", "--out", str(tmp_path / "a.jsonl.gz"), *wrong])
         with pytest.raises(SystemExit, match="they are the other half's"):
             importlib.import_module("bbob").main()
+
+
+@pytest.fixture
+def ablations() -> ModuleType:
+    for library in ("cocoex", "cma", "optuna"):
+        pytest.importorskip(library)
+    return importlib.import_module("ablations")
+
+
+def test_a_device_is_off_in_its_own_runs_alone(ablations: ModuleType) -> None:
+    """Every replaced attribute is the package's, and is there again afterwards."""
+    for device in ablations.DEVICES.values():
+        before = [getattr(where, name) for where, name, _ in device.replaced]
+        with device.off():
+            assert all(getattr(where, name) is value for where, name, value in device.replaced)
+        assert [getattr(where, name) for where, name, _ in device.replaced] == before
+        assert sum(map(bool, (device.replaced, device.kinds, device.settings))) == 1
+
+
+def test_ablations_keep_to_the_choosing_half_and_take_each_of_its_instances(ablations: ModuleType) -> None:
+    half = importlib.import_module("suites").BBOB["choosing"]
+    every = [cell for dims in ablations.DIMS for cell in ablations.cells(dims)]
+    assert {function for function, _ in every} == {*half.functions} - {1, 5}
+    assert {instance for _, instance in every} == {*half.instances}
+
+
+def test_the_table_of_ablations_compares_runs_of_the_same_problem(ablations: ModuleType) -> None:
+    def record(method: str, instance: int, precision: float) -> dict[str, object]:
+        about = {"dims": 2, "function": 1, "budget": 50, "noise": 0.0}
+        return {**about, "method": method, "instance": instance, "precision": [9.0, precision]}
+
+    wholes = [record("default", i, 1.0) for i in range(30)]
+    others = [record("asinh", i, 10.0 if i < 20 else 1e-2 if i < 25 else 1.001) for i in range(27)]
+    unpaired, few = record("asinh", 99, 1e-9), [record("log", i, 1.0) for i in range(19)]
+    _, _, *rows = ablations.table([*wholes, *others, unpaired, *few], "precision")
+    assert len(rows) == 1
+    assert rows[0].startswith("| `asinh` | 27 | 5–20 | 5–20 0–0 0–0 0–0 | +1.000 (+1.000 to +1.000) | +0.370 (")
+
+
+def test_the_page_of_ablations_is_that_of_its_records(ablations: ModuleType) -> None:
+    page = ablations.PAGE.read_text(encoding="utf-8")
+    assert page.partition(ablations.BEGIN)[2].partition(ablations.END)[0] == ablations.page_text()
 
 
 NIGHTLY = {

@@ -85,9 +85,9 @@ def unrepeated(where: Tensor, y: Tensor, pending: Tensor) -> Tensor:
     return where[:0] if repeated or bool(y.max() == y.min()) else where[y.argmax()].unsqueeze(0)
 
 
-DEPTHS = {"log": 0.3, "deep log": 0.05}
+DEPTH = 0.3
 """Distance below the best at which the logarithm bends, in units of the distance from the best to the median."""
-KINDS = ("plain", *DEPTHS, "asinh")
+KINDS = ("plain", "log", "asinh")
 DEEPEST = 1e3
 """Largest distance below the origin, in units of the width: lower observations are clipped, as their size tells nothing."""
 SMALLEST = 1e-12
@@ -158,7 +158,7 @@ def warp(kind: str, y: Tensor) -> Warp | None:
     if kind == "asinh":
         origin, width = median, float((v - median).abs().median())
     elif kind != "plain":
-        origin, width = best, DEPTHS[kind] * (best - median)
+        origin, width = best, DEPTH * (best - median)
     if kind != "plain" and width <= SMALLEST * max(abs(origin), abs(median)):
         return None
     bent = Warp(kind, origin, width, 0.0, 1.0)(v)
