@@ -485,8 +485,8 @@ def runs(*records: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
 def test_behind_is_the_difference_of_medians_in_per_cent_of_the_range() -> None:
     summary = part("summary")
     known = runs(
-        *(record("branin", "default", seed, [None, None, value]) for seed, value in enumerate((9.0, 8.0, 1.0), 5)),
-        *(record("branin", "cma", seed, [None, 0.0, value]) for seed, value in enumerate((9.5, 9.9, 9.7), 5)),
+        *(record("branin", "default", seed, [None, None, value]) for seed, value in enumerate((9.0, 8.0, 1.0, 8.0, 8.0), 5)),
+        *(record("branin", "cma", seed, [None, 0.0, value]) for seed, value in enumerate((9.5, 9.9, 9.7, 9.7, 9.7), 5)),
         record("branin", "tpe", 5, [None, None, None]),
     )
     late = summary.behind(known, "branin", "recommended")
@@ -590,13 +590,13 @@ def test_tables_of_the_page_have_the_numbers_of_the_records() -> None:
     assert first[7:] == ["8.00 (8.00 to 8.00)", "0.500", "3"]
     assert second[3:] == ["2.00", "40.0", "1.00", "50.0", "9.00", "0.500 (1 ended at 2 to 2)", "3"]
     paid = runs(
-        *(record("abalone", "default", seed, [None, None, 9.0], regret=[1.0, 2.0, 3.0 * seed]) for seed in (5, 6, 7)),
-        record("abalone", "gp-ucb", 5, [None, None, 10.0]),
+        *(record("abalone", "default", seed, [None, None, 9.0], regret=[1.0, 2.0, 3.0 * seed]) for seed in (5, 6, 7, 8, 9)),
+        *(record("abalone", "gp-ucb", seed, [None, None, 10.0]) for seed in range(5, 10)),
         record("abalone", "bbkb", 5, [None, None, 10.0], regret=[0.0, 0.0, 0.0]),  # ours: no peer
     )
     row, *_ = optimisation.regrets(paid).rows
-    assert row[2:7] == ["3", "6.00 (5.50 to 6.50)", "6.0000", "7.0000", "1.00 (1.00 to 1.00)"]
-    assert optimisation.standing(paid) == ("**The default**: regret per evaluation abalone 6.00 (0.75 of gp-ucb's).")
+    assert row[2:7] == ["5", "7.00 (6.00 to 8.00)", "7.0000", "8.0000", "1.00 (1.00 to 1.00)"]
+    assert optimisation.standing(paid) == ("**The default**: regret per evaluation abalone 7.00 (0.88 of gp-ucb's).")
 
 
 def run(folder: Path, *words: str) -> list[dict[str, Any]]:

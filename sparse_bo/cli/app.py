@@ -263,8 +263,6 @@ def compare(
     noise_sd: options.NoiseSD = None,
     arms: options.NumArms = None,
     dims: options.NumDims = None,
-    objectives: Annotated[str | None, typer.Option(hidden=True)] = None,
-    constraint: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Check everything, run each policy, report."""
     execute("comparison", "compare", locals())

@@ -46,11 +46,6 @@ class Contestant(NamedTuple):
 def compare(options: Namespace) -> None:
     """``compare``: run each policy, print a table, draw regrets, write the histories."""
     seed, out, quiet = options.seed, options.out, options.quiet
-    if options.objectives is not None or options.constraint:
-        raise ValueError(
-            "compare runs built-in problems, whose evaluations have one outcome, and compares regrets; of several outcomes "
-            "make a run for each policy: run --objective experiment:measure --objectives yield:max,cost:min --policy …"
-        )
     made = described_problem(vars(options))
     problem = make_problem(**made).to(check_device("--device", options.device))
     budget = budget_of(options.budget, made["name"])

@@ -338,7 +338,7 @@ def test_ctrl_c_ends_the_waiting_and_what_has_finished_is_told():
             time.sleep(0.3)
             signal.raise_signal(signal.SIGINT)
 
-    workers = Workers(executor="threads", count=2, chunk=1)
+    workers = Workers(executor="threads", count=2, chunk=1, asynchronous=False)
     log.addHandler(handler := Interrupting())
     try:
         with pytest.raises(RunInterrupted) as caught:

@@ -149,7 +149,7 @@ def test_other_bounds_are_a_new_run_that_learns_from_the_old_one(tmp_path):
     narrow, wide = (torch.tensor([[0.0], [high]], dtype=torch.float64) for high in (1.0, 2.0))
     how = {"budget": 6, "policy": RandomSearch()}
     old = maximize(lambda X: X.sum(-1), bounds=narrow, **how, storage=tmp_path / "run.journal").history
-    with pytest.raises(ValueError, match=r"has bounds .*; pass another storage= .* initial=\(inputs, results\)"):
+    with pytest.raises(ValueError, match=r"has bounds .*; pass another storage= .* initial=observations_of\("):
         maximize(lambda X: X.sum(-1), bounds=wide, **how, storage=tmp_path / "run.journal", resume=True)
     known = torch.tensor(old.points, dtype=torch.float64), [value for row in old.rows for value in row.values]
     new = maximize(lambda X: X.sum(-1), bounds=wide, **how, storage=tmp_path / "new.journal", initial=known)
