@@ -596,7 +596,9 @@ def test_tables_of_the_page_have_the_numbers_of_the_records() -> None:
     )
     row, *_ = optimisation.regrets(paid).rows
     assert row[2:7] == ["5", "7.00 (6.00 to 8.00)", "7.0000", "9.0000", "1.00 (1.00 to 1.00)"]
-    assert optimisation.standing(paid) == ("**The default**: regret per evaluation abalone 7.00 (0.88 of gp-ucb's).")
+    assert optimisation.standing(paid) == (
+        "**The default** (5 seeds of each method): regret per evaluation abalone 7.00 (0.88 of gp-ucb's)."
+    )
 
 
 def run(folder: Path, *words: str) -> list[dict[str, Any]]:
