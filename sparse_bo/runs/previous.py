@@ -57,7 +57,7 @@ class RunObservations:
         if unknown:
             known = "without space=" if space is None else f"for parameters among {', '.join(space.names)}"
             raise ValueError(f"expected defaults= {'with space=' if space is None else known}, got {unknown[0]!r}; take it out")
-        runs = [_Run.read(path, outcomes) for path in self.journals]
+        runs = [_RecordedRun.read(path, outcomes) for path in self.journals]
         inputs = [run.configurations(domain, space, self.defaults) if space else run.inputs(domain) for run in runs]
         keys = [
             [(repr(x), repr(y)) for x, y in zip(one, run.values, strict=True)] for one, run in zip(inputs, runs, strict=True)
@@ -90,7 +90,7 @@ class RunObservations:
             rows = torch.tensor(rows, dtype=torch.float64, device="cpu").to(domain.like)
         return TakenOver(rows, [y for _, y in taken], summary)
 
-    def _changes(self, space: Space | None, runs: list[_Run]) -> str:
+    def _changes(self, space: Space | None, runs: list[_RecordedRun]) -> str:
         """Return the parameters that are new, or no longer there, in words."""
         if space is None:
             return ""
@@ -102,7 +102,7 @@ class RunObservations:
         return "".join(f"; {change}" for change in changes)
 
 
-class _Run(NamedTuple):
+class _RecordedRun(NamedTuple):
     """The successful evaluations of a recorded run."""
 
     path: Path
@@ -119,7 +119,7 @@ class _Run(NamedTuple):
     """``a x d``, if they are in the journal."""
 
     @staticmethod
-    def read(path: Path, outcomes: Outcomes | None) -> _Run:
+    def read(path: Path, outcomes: Outcomes | None) -> _RecordedRun:
         """Read a journal for a run with some outcomes. About 3 µs per evaluation."""
         journal = Journal.read(path)
         about, every, known = checked_about(journal), evaluations_of(journal), recorded_outcomes(journal)
@@ -138,7 +138,7 @@ class _Run(NamedTuple):
         if known is not None and outcomes is not None:  # those that were not measured then are missing
             absent = dict.fromkeys(outcomes.names, math.nan)
             values = [absent | dict(zip(known.names, row, strict=True)) for row in values]
-        return _Run(path, about, every.picks[good], values, added, failed, pending, arms)
+        return _RecordedRun(path, about, every.picks[good], values, added, failed, pending, arms)
 
     def configurations(self, domain: Domain, space: Space, defaults: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         """Return the dictionaries of a space, ``None`` for those outside of it."""

@@ -25,8 +25,8 @@ from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomeP
 from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
-    Candidates,
     Corners,
+    SearchCandidates,
     batch_of,
     candidates_of,
     points_anywhere,
@@ -230,7 +230,7 @@ class OutcomeSearch(Mechanism[OutcomeState]):
         out: Tensor,
         refuse: Refusal | None,
         generator: torch.Generator,
-    ) -> list[Candidates]:
+    ) -> list[SearchCandidates]:
         """Return the candidates around the centres and of the whole box; during a restart design the latter twice.
 
         ``gp`` are the models, conditioned on the pending points ``out`` and on those of failures; ``means`` (``p x m``) are

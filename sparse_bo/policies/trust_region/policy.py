@@ -20,10 +20,10 @@ from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
-    Candidates,
     Corners,
     Improvement,
     OnlineKnowledgeGradient,
+    SearchCandidates,
     batch_of,
     candidates_of,
     combined_points,
@@ -174,7 +174,7 @@ class RegionSearch(Mechanism[RegionState]):
         refuse: Refusal | None,
         knowledge: OnlineKnowledgeGradient | None,
         generator: torch.Generator,
-    ) -> list[Candidates]:
+    ) -> list[SearchCandidates]:
         """Return the candidates of the region and of the whole box; during a restart design the latter twice.
 
         ``gp`` is the model, conditioned on the pending points and on those of failures; ``out`` are the pending points. The

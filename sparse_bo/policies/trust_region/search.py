@@ -158,7 +158,7 @@ class Corners(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class SearchCandidates:
     """Candidates of one search with their posterior, conditioned on the picks so far. A value."""
 
     U: Tensor
@@ -199,7 +199,7 @@ class Candidates:
                 break
         return scores
 
-    def after(self, gp: Surrogate, pick: Tensor, at_pick: Any) -> Candidates:
+    def after(self, gp: Surrogate, pick: Tensor, at_pick: Any) -> SearchCandidates:
         """Return the candidates after a pick (``1 x d``) by ``gp``, whose mean there counts as reached. O(N n)."""
         moments = gp.moments_given(self.U, self.moments, pick, at_pick)
         highest = vars(self).get("scores", self.highest) if self.gain.costly else None
@@ -255,7 +255,7 @@ def candidates_of(
     centre: Tensor | None = None,
     box: Box | None = None,
     once: bool = False,
-) -> Candidates:
+) -> SearchCandidates:
     """Return candidates (``N x d``) with their posterior; without those refused or known, unless all are. O(N n²).
 
     ``corners`` and ``centre`` are those of all points (``d``) or of each (``N x d``).
@@ -271,12 +271,12 @@ def candidates_of(
     of_each = Corners(corners.lower.expand_as(U), corners.upper.expand_as(U)).of(kept)
     shared = None if centre is None else centre.expand_as(U)[kept]
     U = U[kept]
-    return Candidates(U, of_each, gp.moments(U), gain, refuse, centre=shared, box=box, once=once)
+    return SearchCandidates(U, of_each, gp.moments(U), gain, refuse, centre=shared, box=box, once=once)
 
 
 def batch_of(
     gp: Surrogate,
-    searches: Sequence[Candidates],
+    searches: Sequence[SearchCandidates],
     q: int,
     *,
     exploration: float,
@@ -301,7 +301,7 @@ def batch_of(
     return U
 
 
-def _next(gp: Surrogate, searches: Sequence[Candidates], *, picked: int) -> Tensor | None:
+def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int) -> Tensor | None:
     """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if there is no noise."""
     for each in searches:
         u = each.pick(gp)
