@@ -219,7 +219,7 @@ def optimize(
     ``objectives`` are ``"max"`` or ``"min"`` by name, at most four. ``constraints`` are limits ``(lower, upper)`` by name,
     ``None`` where there is none. Outcomes may have noise: a model of each says how probable it is that a point is feasible.
     ``reference`` is the worst value of interest of every objective by name, from which hypervolumes are measured; by default it
-    is inferred from the results, as BoTorch does.
+    is inferred from the results: below the front by a tenth of its span.
 
     The other arguments and errors are those of :func:`maximize`. Policies are :class:`sparse_bo.policies.TrustRegion` on boxes
     and :class:`sparse_bo.policies.ExpectedImprovement` over arms; others take one outcome. ``target`` needs one objective, of

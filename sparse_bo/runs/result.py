@@ -60,6 +60,8 @@ class FrontPoint:
     """Observed outcomes by name."""
     ticket: int
     """Number of the evaluation."""
+    name: str | None = None
+    """Name of the arm; ``None`` without names."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -94,7 +96,8 @@ class Result(Report):
                 "point is the best; choose one of result.pareto_front"
             )
         if self.best_x is None or self.best_mean is None:
-            raise ValueError("expected a successful evaluation, got none: there is no best point yet; evaluate more")
+            every = "" if outcomes is None else f" with all of {', '.join(outcomes.names)}"
+            raise ValueError(f"expected a successful evaluation{every}, got none: there is no best point yet; evaluate more")
         sd = math.nan if self.best_sd is None else self.best_sd
         x = self.best_x.to("cpu", torch.float64).numpy()
         observed = {} if outcomes is None else self._observed_at(x, outcomes)
@@ -119,7 +122,7 @@ class Result(Report):
         rows = front_rows(gains)
         rows = rows[gains[rows, 0].argsort(descending=True, stable=True)]
         tickets = [ticket for row in self.history.rows for ticket in row.tickets]
-        arms = self.history.indices
+        arms, names = self.history.indices, self.history.info.get("names")
         return [
             FrontPoint(
                 x=X[k],
@@ -127,6 +130,7 @@ class Result(Report):
                 parameters={} if named is None else named[k],
                 outcomes=dict(zip(outcomes.names, Y[k].tolist(), strict=True)),
                 ticket=tickets[k],
+                name=names[arms[k]] if names and arms else None,
             )
             for k in rows.tolist()
         ]
@@ -139,7 +143,7 @@ class Result(Report):
             picks = torch.tensor(self.history.indices, dtype=torch.long, device=self.domain.device)
             X = self.domain.inputs(picks).to("cpu", torch.float64).numpy()
         else:
-            X = np.array(self.history.points, np.float64).reshape(len(Y), -1)
+            X = np.array(self.history.points, np.float64).reshape(len(Y), self.domain.dims)
         return Y, X, self.history.parameters
 
     def _observed_at(self, x: NDArray[np.float64], outcomes: Outcomes) -> dict[str, float]:

@@ -321,12 +321,14 @@ def test_what_has_started_where_an_executor_does_not_say_so_is_told_too():
 
 
 def test_ctrl_c_ends_the_waiting_and_what_has_finished_is_told():
-    ended = threading.Event()
+    ended, begun = threading.Event(), threading.Event()
     log = logging.getLogger("sparse_bo.evaluations.dispatch")
 
     def objective(batch):
         if batch.tickets[0] == 0:
+            begun.wait()
             raise ArithmeticError
+        begun.set()
         ended.wait()
         return [1.0]
 

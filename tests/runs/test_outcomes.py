@@ -319,3 +319,29 @@ def test_observations_are_added_and_taken_over_by_name(tmp_path):
     assert all(math.isnan(colour) for _, colour in row.outcomes)
     with pytest.raises(ValueError, match="has the outcomes yield, cost, impurity, this one has others; pass objectives="):
         AskTell(bounds=BOX, initial=observations_of(before))
+
+
+@pytest.mark.parametrize("domain", [{"bounds": BOX}, {"arms": arms()}], ids=["box", "arms"])
+def test_a_run_without_results_has_an_empty_front(domain):
+    loop = AskTell(**domain, objectives=OBJECTIVES, policy=Scatter())
+    batch = loop.ask()
+    loop.tell(batch.tickets[1:2], [{"yield": 1.0, "cost": 2.0}])
+    result = loop.result()
+    assert result.pareto_front == []
+    assert len(result.to_pandas()) == 0
+
+
+def test_arms_of_the_front_have_their_names():
+    names = [f"arm {k}" for k in range(len(arms()))]
+    result = scattered(bounds=None, arms=arms(), names=names)
+    assert [point.name for point in result.pareto_front] == [f"arm {point.index}" for point in result.pareto_front] != []
+
+
+def test_one_objective_whose_constraint_was_never_measured_says_so():
+    result = scattered(
+        lambda x: {"yield": x[0], "impurity": None}, objectives={"yield": "max"}, constraints={"impurity": (0, 1)}
+    )
+    assert result.pareto_front == []
+    loop = AskTell(bounds=BOX, objectives={"yield": "max"}, constraints={"impurity": (0, 1)})
+    with pytest.raises(ValueError, match="successful evaluation with all of yield, impurity, got none"):
+        _ = loop.result().best
