@@ -16,7 +16,7 @@ from sparse_bo.policies.failures import Refusal, box_correlation, refused, spare
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.given_kernel import GivenKernel
 from sparse_bo.policies.improvement.outcome_picks import ConditionedArms, OutcomePicks
-from sparse_bo.policies.improvement.sweep import ArmSweep
+from sparse_bo.policies.improvement.sweep import ArmSweep, best_arms
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, design_batch
@@ -259,17 +259,8 @@ class OutcomeArmSearch(Mechanism[OutcomeArmState]):
         seen = torch.isin(arms, torch.cat([told, pending]))
         known = torch.stack([torch.isin(arms, sweep.support) for sweep in state.sweeps]).all(dim=0)
         outside = torch.isin(arms, told) & ~known  # would look as promising as before
-        share = 0.09 * min(1.0, 400 / state.pulls) ** 1.5  # docs/decisions/111
-        picks = pending[:0]
-        for _ in range(q):
-            arm = improving.next(refused | (outside if noisy else seen), share=share)
-            arm = improving.next(refused | seen, share=None) if arm is None else arm
-            arm = improving.next(refused, share=None) if arm is None else arm
-            assert arm is not None  # some arm is not refused
-            seen = seen | (arm == arms)
-            picks = torch.cat([picks, arm])
-            improving.after(arm)
-        return picks
+        sets = {"refused": refused, "seen": seen, "outside": outside}
+        return best_arms(improving, q, **sets, noisy=noisy, pulls=state.pulls)
 
 
 def _exact(before: ArmSweep, model: ArmModel, X: Tensor, new: Tensor) -> ArmSweep:

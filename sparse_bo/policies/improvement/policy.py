@@ -14,7 +14,7 @@ from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, init
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.given_kernel import GivenKernel
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
-from sparse_bo.policies.improvement.sweep import ArmSweep, ImprovingArms
+from sparse_bo.policies.improvement.sweep import ArmSweep, ImprovingArms, best_arms
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, design_batch
@@ -203,18 +203,8 @@ class ArmSearch(Mechanism[ImprovementState]):
         improving = ImprovingArms(sweep, state.unit, pending=pending, failing=failing, noisy=noisy)
         seen = torch.isin(arms, torch.cat([state.told, pending]))
         outside = torch.isin(arms, state.told[~torch.isin(state.replicates.first, fitted.rows)])
-        # 11 evaluations of an arm resolve it at first, 120 of 2,000, 1,400 of 10⁴ (docs/decisions/111)
-        share = 0.09 * min(1.0, 400 / state.pulls) ** 1.5
-        picks = pending[:0]
-        for _ in range(q):
-            arm = improving.next(refused | (outside if noisy else seen), share=share)
-            arm = improving.next(refused | seen, share=None) if arm is None else arm
-            arm = improving.next(refused, share=None) if arm is None else arm
-            assert arm is not None  # some arm is not refused
-            seen = seen | (arm == arms)
-            picks = torch.cat([picks, arm])
-            improving.after(arm)
-        return picks
+        sets = {"refused": refused, "seen": seen, "outside": outside}
+        return best_arms(improving, q, **sets, noisy=noisy, pulls=state.pulls)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ exactly in the order of their bounds, until none is left that could be the best:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -120,3 +121,41 @@ class ImprovingArms:
             return
         self.given, self.gp = torch.cat([self.given, self.X[arms]]), self.gp.condition(self.X[arms])
         self.exact[:] = False
+
+
+class ArmPicks(Protocol):
+    """Arms of the highest acquisition values, one after the other, each pending for the next."""
+
+    def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
+        """Return the best arm neither excluded (``a`` booleans) nor, with a share of the noise, resolved; ``None``: none."""
+
+    def after(self, arm: Tensor) -> None:
+        """Condition on a pick (1 arm)."""
+
+
+def best_arms(picks: ArmPicks, q: int, *, refused: Tensor, seen: Tensor, outside: Tensor, noisy: bool, pulls: int) -> Tensor:
+    """Return ``q`` arms, each conditioned on those before it.
+
+    Resolved arms are left out while there are others, then evaluated ones, then only those refused.
+
+    Args:
+        picks: Of an acquisition function.
+        q: Number of picks.
+        refused: ``a`` booleans, not all.
+        seen: ``a``: evaluated or pending arms.
+        outside: ``a``: evaluated arms that the model does not know, which would look as promising as before.
+        noisy: Whether there is noise, so that an arm may be evaluated again while others are left.
+        pulls: Evaluations so far.
+    """
+    # 11 evaluations of an arm resolve it at first, 120 of 2,000, 1,400 of 10⁴ (docs/decisions/111)
+    share = 0.09 * min(1.0, 400 / pulls) ** 1.5
+    arms, found = torch.arange(len(seen), device=seen.device), list[Tensor]()
+    for _ in range(q):
+        arm = picks.next(refused | (outside if noisy else seen), share=share)
+        arm = picks.next(refused | seen, share=None) if arm is None else arm
+        arm = picks.next(refused, share=None) if arm is None else arm
+        assert arm is not None  # some arm is not refused
+        seen = seen | (arm == arms)
+        found.append(arm)
+        picks.after(arm)
+    return torch.cat([arms[:0], *found])
