@@ -29,11 +29,11 @@ def bits(n: int, d: int, *, share: float = 0.1, seed: int = 0) -> Tensor:
 
 
 def of_integers(X: Tensor, Y: Tensor) -> Tensor:
-    """Return the similarities by integer arithmetic and one division in float64."""
-    X, Y = X.long(), Y.long()
+    """Return the similarities by integer arithmetic, which CUDA does not have, and one division in float64."""
+    X, Y, device = X.long().cpu(), Y.long().cpu(), X.device
     common = X @ Y.T
     union = X.square().sum(dim=-1).unsqueeze(-1) + Y.square().sum(dim=-1) - common
-    return torch.where(union == 0, 1.0, common.double() / union.double())
+    return torch.where(union == 0, 1.0, common.double() / union.double()).to(device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -246,6 +246,6 @@ def test_among_equal_signs_the_oldest_stay(device):
 @pytest.mark.parametrize("inner", [RBFKernel, MaternKernel, RQKernel])
 def test_rows_of_the_kernel_are_gpytorchs(inner, device):
     kernel = ScaleKernel(inner(ard_num_dims=2)).to(device, torch.float64)
-    kernel.outputscale, kernel.base_kernel.lengthscale = 3.0, torch.tensor([0.4, 0.9])
+    kernel.outputscale, kernel.base_kernel.lengthscale = 3.0, torch.tensor([0.4, 0.9], device=device)
     X, rows = _data(device=device)[0], torch.tensor([3, 7], device=device)
     torch.testing.assert_close(_kernel_rows(kernel, X)(rows), kernel_matrix(kernel, X[rows], X))
