@@ -326,7 +326,7 @@ def _streamed_moments(fit: ArmFit) -> Iterator[Part]:
     """Yield ``(start, means, leverages, bounds on their errors or None)`` of parts that are all arms of this process."""
     prior, evaluate, D = fit.prior.here, fit.evaluate, fit.dictionary.points
     rows = sweep_rows(prior, m=len(D), step=evaluate.step)
-    for tile, X in tiles(prior.arms, rows=max(rows, prior.sizes.tile_rows)):
+    for tile, X in tiles(prior.arms, rows=rows * -(-prior.sizes.tile_rows // rows)):
         for part in row_slices(len(X), chunk=rows):
             K_DX = prior.covariance.cross(D, X[part])
             moments = evaluate(K_DX, prior.covariance.diagonal(X[part]))

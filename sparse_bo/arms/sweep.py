@@ -19,11 +19,9 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import CovarianceFunction, FixedInputs
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
 
-DEVICE_TILE_BYTES = 2**25
-"""On a GPU, a tile and its product stay in the cache that all its processors share (50 MB on an H100 or H200), so that neither
-is written to memory before it is used."""
-DEVICE_TILE_ROWS = 8192
-"""Fewer arms would leave processors idle in a product: 128 x 128 numbers keep one busy."""
+DEVICE_TILE_BYTES = 2**29
+"""A tile and its product on a GPU: the host takes 0.1 to 0.7 ms to launch the work of a tile, so that tiles as small as the
+processors' cache (2^25 bytes) take twice to five times as long (docs/decisions/116)."""
 
 
 class _Storage:
@@ -149,7 +147,7 @@ def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
     if prior.arms.device.type == "cpu":
         # On a CPU, a chunk's product stays in the processor's cache until it is squared and summed.
         return min(rows, max(2**20 // (8 * step), 1024))
-    return min(rows, max(DEVICE_TILE_BYTES // (8 * (m + step)), DEVICE_TILE_ROWS))
+    return min(rows, max(DEVICE_TILE_BYTES // (8 * (m + step)), 1024))
 
 
 def kernel_chunks(

@@ -16,7 +16,7 @@ import torch
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch
 from sparse_bo.arms.picks import greedy_picks
 from sparse_bo.arms.prior import CONTENDER_BYTES, Sizes, capacity
-from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
+from sparse_bo.arms.sweep import DEVICE_TILE_BYTES
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms, PartOfArms
 from sparse_bo.gp.objective_prior import KnownPrior
@@ -151,8 +151,8 @@ def memory(
         blocks: Kernel-sized blocks of a sweep (:func:`sparse_bo.arms.sweep.block_count`).
     """
     on_cpu = device.type == "cpu"
-    least, rows = (2**22, 1024) if on_cpu else (DEVICE_TILE_BYTES, DEVICE_TILE_ROWS)
-    tile = min(memory_bytes, max(least * blocks, 8 * m * blocks * rows))
+    least = 2**22 if on_cpu else DEVICE_TILE_BYTES
+    tile = min(memory_bytes, max(least * blocks, 8 * m * blocks * 1024))
     rest = {"model": 8 * (4 * n * m + 12 * m * m)}
     if on_cpu:
         # Bytes of an evaluation and of a batch, measured on runs of BBKB and random search.

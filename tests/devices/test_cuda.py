@@ -85,7 +85,7 @@ def test_a_run_picks_what_it_picks_on_the_cpu() -> None:
 
 
 def test_a_sweep_holds_tiles_and_vectors_but_no_block_of_all_arms() -> None:
-    a = 2**20
+    a = 2**22
     loop = AskTell(inputs(a, 3).to(CUDA), BBKB(covar_module=rbf_kernel(), regularization=0.01), seed=0)
     for _ in range(4):
         batch = loop.ask(200)
@@ -95,4 +95,4 @@ def test_a_sweep_holds_tiles_and_vectors_but_no_block_of_all_arms() -> None:
     batch = loop.ask(10)
     loop.tell(batch.tickets, (9.0 * batch.X).sin().sum(-1))
     m = loop.state.dictionary.m
-    assert torch.cuda.max_memory_allocated() - held < min(8 * m * a, 2**28 + 8 * 12 * a)
+    assert torch.cuda.max_memory_allocated() - held < min(8 * m * a, 2**30 + 8 * 12 * a)
