@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -157,6 +157,11 @@ class NamedArms(Arms):
                 fix = f"did you mean {near[0]!r}?" if near else "pass names of arms"
                 raise ValueError(f"expected {name} among the names of the arms, got {unknown!r}; {fix}")
             where = [self._rows[one] for one in where]
+        elif isinstance(where, str | Mapping) or (
+            isinstance(where, list | tuple) and isinstance(next(iter(where), 0), Mapping)
+        ):
+            got = where if isinstance(where, str) else f"{type(where).__name__}"
+            raise TypeError(f"expected {name} as a list of names or rows of the arms, got {got!r}; use [{self.names[0]!r}, …]")
         return super().check(name, where)
 
     def named(self, picks: Tensor) -> list[dict[str, Any]]:

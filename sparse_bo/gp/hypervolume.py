@@ -77,7 +77,9 @@ def reference_point(F: Tensor) -> Tensor:
     fallback = lowest - SPAN * torch.where(span > 0.0, span, lowest.abs().clamp_min(SPAN))
     if len(front) == 1:
         return fallback
-    return torch.where(front.amax(dim=0) > lowest, infer_reference_point(front, scale=SPAN), fallback)
+    width = front.amax(dim=0) - lowest
+    unit = torch.where(width > 0.0, width, 1.0)  # BoTorch takes spans below 1e-7 for none
+    return torch.where(width > 0.0, lowest + unit * infer_reference_point((front - lowest) / unit, scale=SPAN), fallback)
 
 
 def hypervolume(F: Tensor, reference: Tensor) -> float:

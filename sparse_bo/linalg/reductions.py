@@ -1,6 +1,8 @@
-"""Largest entries by one tie rule, and sums whose order is fixed."""
+"""Largest entries by one tie rule, sums whose order is fixed, and a unit in which squares are finite."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -49,3 +51,13 @@ def group_sums(values: Tensor, group: Tensor, *, groups: int) -> Tensor:
 def running_sums(values: Tensor) -> Tensor:
     """Return ``values_1, values_1 + values_2, …``, ``n``. O(n), and a wait for the device."""
     return values.cpu().cumsum(0).to(values.device)
+
+
+def unit_of(y: Tensor) -> float:
+    """Return the power of two, so that dividing by it is exact, in which squares of ``n`` finite numbers can be computed with.
+
+    It is 1 where they can be as they are, else that of the median size (of an even count the lower one), so that a few
+    penalties of 1e308 leave the others as they are; of no numbers 1. O(n).
+    """
+    exponent = math.frexp(float(y.abs().median()))[1] if len(y) else 0
+    return 1.0 if abs(exponent) < 400 else 2.0 ** max(min(exponent, 1023), -1000)

@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from sparse_bo.linalg.reductions import unit_of
+
 Direction = Literal["max", "min"]
 Limits = tuple[float | None, float | None]
 """Lower and upper limit of an outcome in its own units; ``None``: no limit on that side."""
@@ -121,8 +123,9 @@ class Outcomes:
         for column, name in zip(violations.unbind(-1), self.constraints, strict=True):
             y = Y[:, self.names.index(name)]
             known = y[~y.isnan()]
-            spread = float(known.std(correction=0)) if len(known) else 0.0
-            total = total + column / (spread if spread > 0.0 and math.isfinite(spread) else 1.0)
+            unit = unit_of(known)
+            spread = float((known / unit).std(correction=0)) if len(known) else 0.0
+            total = total + column / unit / (spread if spread > 0.0 and math.isfinite(spread) else 1.0)
         return torch.where(total.isnan(), torch.inf, total)
 
 

@@ -239,7 +239,8 @@ def _failures(view: RunView) -> Iterator[Advice]:
     if out > 0:
         yield Advice(
             f"{out:,} evaluations are out: asked for, with no result yet.",
-            "If the run is over, they were lost: AskTell.resume(…).reissue() hands them out again.",
+            "If the run is over, they were lost: `python -m sparse_bo resume`, or run(…) of what AskTell.resume(…) returns, "
+            "evaluates them first; its reissue() hands them out.",
         )
 
 
@@ -356,16 +357,28 @@ def _progress(view: RunView) -> Iterator[Advice]:
 
 
 def _edges(view: RunView) -> Iterator[Advice]:
-    bounds = view.about.get("bounds")
-    if bounds is None or "space" in view.about or not view.best or (view.outcomes is not None and not view.outcomes.only):
+    if view.outcomes is not None and not view.outcomes.only:
         return
-    at = [(name, float(v), low, high) for (name, v), low, high in zip(view.best.items(), *bounds, strict=False)]
-    edge = [name for name, v, low, high in at if min(v - low, high - v) < 0.01 * (high - low)]
+    point = view.best or (view.best_observed.at if view.best_observed is not None else {})
+    if "space" in view.about:
+        what, known = "their ranges", view.about["space"]["parameters"]
+        ranges = {name: (one["low"], one["high"], one.get("log", False)) for name, one in known.items() if "low" in one}
+    else:
+        what, corners = "the box", view.about.get("bounds", [[], []])
+        ranges = {name: (low, high, False) for name, low, high in zip(point, *corners, strict=False)}
+    edge = [name for name, limits in ranges.items() if name in point and _at_end(float(point[name]), *limits)]
     if edge:
         yield Advice(
-            f"The best point lies at the edge of the box in {_listed(edge)}.",
+            f"The best point lies at the edge of {what} in {_listed(edge)}.",
             "If values beyond make sense, widen the bounds there.",
         )
+
+
+def _at_end(value: float, low: float, high: float, log: bool) -> bool:
+    """Return whether a value is within a hundredth of a range, of its logarithm if ``log``, of an end."""
+    if log:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return min(value - low, high - value) < 0.01 * (high - low)
 
 
 def _resume(view: RunView) -> Iterator[Advice]:

@@ -229,6 +229,10 @@ class AskTell:
         """Description of the run: policy, seed, domain, versions, and ``notes``."""
         return self._about
 
+    def __repr__(self) -> str:
+        """Return the policy and the numbers of evaluations, in one line."""
+        return f"AskTell(policy={self._about['policy']!r}, asked={self.asked}, pending={len(self.pending)})"
+
     @property
     def asked(self) -> int:
         """Number of evaluations asked so far."""

@@ -60,6 +60,19 @@ class Audit(NamedTuple):
     differing: Sequence[str]
     """Warnings of picks that differ from the recorded ones."""
 
+    def __repr__(self) -> str:
+        """Return the findings in one line."""
+        said = {
+            "policy": self.recorded.about.get("policy"),
+            "told": self.recorded.told,
+            "failed": self.failing.failed,
+            "variance_factor": None if self.certificate is None else self.certificate.factor,
+            "calibration": self.calibration,
+            "drift": self.drift,
+            "differing": len(self.differing) or None,
+        }
+        return f"Audit({', '.join(f'{name}={value!r}' for name, value in said.items() if value is not None)})"
+
 
 def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     """Audit a run from its journal, also while it is being written. Computes on the CPU.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -231,6 +231,8 @@ def view_of(
         several = replace(several, best_row=_best_row(history, report, several.best_row))
         best_x = _inputs_of(history, domain, several.best_row)
     best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
+    if several is not None and not best:
+        best = _evaluated(columns, several.best_row)
     if several is not None and state is not None and domain is not None and best_x is not None:
         models = outcome_models(state, widen=most_slices > 0)
         several = replace(several, models=bool(models))
@@ -256,7 +258,7 @@ def view_of(
         arm = (
             {} if last.best_observed_index is None or not over_arms else {"arm": arm_name(last.best_observed_index, arm_names)}
         )
-        point = arm | named(report.best_observed_x)
+        point = arm | (named(report.best_observed_x) or _evaluated(columns, _highest_row(history, minimize=minimize)))
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     values = np.array([value for row in history.rows for value in row.values], np.float64)
     failed = sum(row.failed for row in history.rows)
@@ -295,6 +297,22 @@ def _best_row(history: History, report: Report, otherwise: int | None) -> int | 
     if report.best_x is not None and history.points and (x := report.best_x.tolist()) in history.points:
         return history.points.index(x)
     return otherwise
+
+
+def _highest_row(history: History, *, minimize: bool) -> int | None:
+    """Return the evaluation of the best observation at points of a box; ``None`` over arms, or without one."""
+    values = [value for row in history.rows for value in row.values]
+    known = [row for row, value in enumerate(values) if not math.isnan(value)]
+    if not history.points or not known:
+        return None
+    return (min if minimize else max)(known, key=values.__getitem__)
+
+
+def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> dict[str, Any]:
+    """Return the inputs of an evaluation by name, those left out that it does not have."""
+    if row is None:
+        return {}
+    return {name: values[row] for name, values in columns.items() if values[row] == values[row]}
 
 
 def _inputs_of(history: History, domain: Domain | None, row: int | None) -> Tensor | None:

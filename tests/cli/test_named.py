@@ -52,6 +52,7 @@ def test_a_space_is_run_resumed_and_reported_by_name(folder):
     page = invoke("report", "run.journal", "--html", "run.html")
     assert page.exit_code == 0, page.output
     assert "18 asked, 18 told" in page.output
+    assert re.search("observed at .*lr = .*depth = .*kind = (adam|sgd)", page.output)
     text = (folder / "run.html").read_text(encoding="utf-8")
     assert "3 named parameters: 18 asked, 18 told" in text
     assert "parameter depth" in text

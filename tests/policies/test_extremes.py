@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from sparse_bo import BBKB, GPUCB, GSSBO, SBPE, AskTell, TrustRegion
+from sparse_bo import BBKB, GPUCB, GSSBO, SBPE, AskTell, TrustRegion, optimize
+from sparse_bo.gp.hypervolume import hypervolume
 from sparse_bo.policies import (
     GPBUCB,
     QFFTS,
@@ -66,6 +67,32 @@ def test_values_up_to_the_largest_number(domain, policy, kind):
     assert result.best_observed_mean == pytest.approx(max(seen), rel=1e-9, abs=0.0)
     assert math.isfinite(result.best_mean)
     assert result.best_sd is None or math.isfinite(result.best_sd)
+
+
+def bowl(X, at):
+    return -(X - at).square().sum(dim=-1)
+
+
+@pytest.mark.parametrize("goal", ["best", "cumulative"])
+@pytest.mark.parametrize("size", [LARGEST, 1e-300])
+def test_the_size_of_an_objective_changes_no_search(size, goal):
+    result = AskTell(bounds=unit_box(2), policy=TrustRegion(goal=goal), seed=0).run(lambda X: size * bowl(X, 0.3), 24)
+    assert (result.best_x - 0.3).abs().max() < 0.01
+    assert math.isfinite(result.best_mean)
+
+
+@pytest.mark.parametrize("size", [LARGEST, 1e-300])
+def test_the_size_of_outcomes_changes_no_search(size):
+    def outcomes(X):
+        return size * torch.stack([bowl(X, 0.3), bowl(X, 0.6)], dim=-1)
+
+    options = {"bounds": unit_box(2), "budget": 20, "seed": 0}
+    front = optimize(outcomes, objectives={"a": "max", "b": "max"}, **options).pareto_front
+    found = torch.tensor([point.x.tolist() for point in front], dtype=torch.float64)
+    reference = torch.tensor([-0.2, -0.2], dtype=torch.float64)
+    assert hypervolume(outcomes(found) / size, reference) > 0.0315  # of 0.0343
+    best = optimize(outcomes, objectives={"a": "max"}, constraints={"b": (-0.045 * size, None)}, **options).best_x
+    assert (torch.as_tensor(best) - 0.45).abs().max() < 0.05
 
 
 def test_repeats_of_an_arm_do_not_overflow():

@@ -19,6 +19,7 @@ import torch
 from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
+from sparse_bo.report import Observation
 from sparse_bo.report.facts import advice_of
 from sparse_bo.report.figures import MOST, thinned
 from sparse_bo.report.page import run_page
@@ -161,7 +162,7 @@ def test_a_running_journal_is_reported_and_left_alone(tmp_path):
     loop.tell(batch.tickets[:2], [1.0, math.nan])
     page = run_page(view_of_journal(tmp_path / "run.journal"))
     assert f"{len(batch)} asked, 1 told, 1 failed, {len(batch) - 2} out" in page
-    assert "AskTell.resume(…).reissue()" in page
+    assert "AskTell.resume(…) returns" in page
     loop.tell(batch.tickets[2:], [0.5] * (len(batch) - 2))
     loop.close()
 
@@ -206,6 +207,33 @@ def test_a_page_does_not_grow_with_its_run():
     assert time.process_time() - start < 10.0
     assert len(page) < 400_000
     assert "100,000 asked" in page
+
+
+DESCRIBED = {
+    "parameters": {
+        "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True},
+        "depth": {"type": "int", "low": 1, "high": 300, "log": False},
+        "kind": {"type": "choice", "values": ["a", "b"]},
+    }
+}
+"""As :meth:`sparse_bo.Space.describe` has it."""
+
+
+@pytest.mark.parametrize(
+    ("about", "best", "edge"),
+    [
+        ({"bounds": [[0.0, 0.0], [1.0, 9.0]]}, {"x1": 0.995, "x2": 1.0}, "of the box in x1"),
+        ({"bounds": [[0.0, 0.0], [1.0, 9.0]]}, {"x1": 0.5, "x2": 1.0}, None),
+        ({"space": DESCRIBED}, {"lr": 1.05e-4, "depth": 300, "kind": "a"}, "of their ranges in lr, depth"),
+        ({"space": DESCRIBED}, {"lr": 2e-4, "depth": 3, "kind": "a"}, "of their ranges in depth"),
+        ({"space": DESCRIBED}, {"lr": 2e-4, "kind": "a"}, None),
+    ],
+)
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_best_point_at_an_end_of_its_range_is_told(about, best, edge, computed):
+    known = {"best": best} if computed else {"best_observed": Observation(1.0, 1, best)}
+    said = [one.warning for one in advice_of(view(about={"policy": "p", "seed": 0} | about, **known)) if "edge" in one.warning]
+    assert said == ([] if edge is None else [f"The best point lies at the edge {edge}."])
 
 
 @pytest.mark.parametrize(

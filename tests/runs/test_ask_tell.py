@@ -314,3 +314,10 @@ def test_random_search_over_a_gpu_sized_set_does_not_permute_it_each_time():
     loop = AskTell(torch.rand(100_000, 1, dtype=torch.float64), RandomSearch(batch_size=5), seed=0)
     loop.run(lambda X: X[:, 0], 25)
     assert len(set(loop.history.indices)) == 25
+
+
+def test_its_text_says_what_runs_and_how_far():
+    loop = AskTell(arms(), RandomSearch(batch_size=3), seed=0)
+    batch = loop.ask()
+    loop.tell(batch.tickets[:1], batch.X[:1].sum(-1))
+    assert repr(loop) == "AskTell(policy='random', asked=3, pending=2)"

@@ -38,6 +38,10 @@ def test_names_are_taken_where_arms_are():
     loop.enqueue(["mol-7"])
     assert loop.ask().indices.tolist() == [7]
     assert loop.result().best.name == "mol-4"
+    with pytest.raises(TypeError, match=r"a list of names or rows of the arms, got 'mol-7'; use \['mol-0', …\]"):
+        loop.enqueue("mol-7")
+    with pytest.raises(TypeError, match="a list of names or rows of the arms, got 'dict'"):
+        loop.enqueue({"name": "mol-7"})
     with pytest.raises(ValueError, match="among the names of the arms, got 'mol-99'; did you mean 'mol-9'"):
         loop.add(["mol-99"], [1.0])
     loop.add([5], [0.0])

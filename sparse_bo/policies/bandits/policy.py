@@ -22,7 +22,14 @@ from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.box_mechanism import BoxUCB
 from sparse_bo.policies.bandits.rounds import UCBParts
 from sparse_bo.policies.protocol import as_arms
-from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, check_sampler, unknown_norm
+from sparse_bo.policies.settings import (
+    ConfidenceSettings,
+    PriorSettings,
+    SweepSettings,
+    check_sampler,
+    default_design,
+    unknown_norm,
+)
 from sparse_bo.validation import check_choice, check_count, check_flag, check_number
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, CalibratedWidth, ConstantWidth, Width
 
@@ -49,7 +56,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             ``rkhs_norm``), or a :class:`sparse_bo.widths.Width`. ``None``: 2 with a complete prior, calibrated with a learned
             one.
         initial_design: Distinct random arms before the first score; ``None``: 1 with a complete prior (as in the papers),
-            else ``max(10, 2d)``.
+            else 2d, at least 10 and at most d + 20 or 100.
         max_batch_size: Largest batch.
     """
 
@@ -139,7 +146,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
     def _design_size(self, domain: Domain) -> int:
         if self.initial_design is not None:
             return self.initial_design
-        return max(10, 2 * domain.dims) if self.learns else 1
+        return default_design(domain.dims) if self.learns else 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -198,7 +205,8 @@ class BBKB(UCBPolicy):
             their residual shrinks too and batches are more diverse. Every stop rule is valid with both. ``None``:
             ``"process"`` with the local rule, a learned prior or a batch size, else ``"fixed"``: the fixed update does not
             change the residual of a picked arm, so a local batch could repeat one arm whose variance is mostly residual.
-        batch_size: Picks of every batch (a plate of 96, say), in place of a stop rule; without its guarantee.
+        batch_size: Picks of every batch (a plate of 96, say), in place of a stop rule; without its guarantee. The initial
+            design is then of whole batches, at least one.
         repeats: Whether an arm may be evaluated again. ``False``, for exact objectives or candidates of which there is one
             each: no arm is, while there are others. Over arms only.
         inclusion: ``"exact"`` or ``"union"`` inclusion of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
@@ -246,6 +254,12 @@ class BBKB(UCBPolicy):
         if isinstance(domain, Box) and not self.repeats:
             raise ValueError("repeats=False is for arms, got a box; leave it out (points of a box hardly ever repeat)")
         return super().on(domain)
+
+    def _design_size(self, domain: Domain) -> int:
+        size = super()._design_size(domain)
+        if self.batch_size is None or self.initial_design is not None or not self.learns:
+            return size
+        return max(default_design(domain.dims, batch_size=self.batch_size), self.batch_size)
 
     def on_arms(self, domain: Arms) -> ArmUCB:
         """See :meth:`UCBPolicy.on_arms`."""

@@ -53,7 +53,7 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
         oversampling: q̄ > 0 of the leverage dictionary.
         dictionary: Another sampler instead of leverage sampling; :class:`sparse_bo.dictionary.AllSampler`: the exact GP.
         batch_size: Arms per batch, drawn independently.
-        initial_design: Distinct random arms first; ``None``: 1 with a complete prior, else ``max(10, 2d)``.
+        initial_design: Distinct random arms first; ``None``: as of :class:`.UCBPolicy`.
     """
 
     oversampling: float = 2.0

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from sparse_bo.arms.design import Resampling
 from sparse_bo.domains import Domain
 from sparse_bo.policies.elimination.batches import norm_of
-from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, unknown_norm
+from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, default_design, unknown_norm
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive
 from sparse_bo.widths import BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPETheory
 
@@ -71,8 +71,8 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
             (:class:`sparse_bo.widths.GaussianBounds`), a number of posterior standard deviations (without a guarantee), or
             a :class:`sparse_bo.widths.BatchWidth`. ``None``: ``"theory"`` with an ``rkhs_norm``, else ``"gaussian"``.
         schedule: Batch sizes instead of the paper's; one batch of N is the design of S-BPE §4.
-        initial_design: Random arms (Sobol points on a box) to learn the prior from; ``None``: ``max(10, 2d, √N)``. They
-            count towards N; none are evaluated with a complete prior.
+        initial_design: Random arms (Sobol points on a box) to learn the prior from; ``None``: 2d, at least 10 and at most
+            d + 20 or 100, or √N if that is more. They count towards N; none are evaluated with a complete prior.
         on_contradiction: ``"raise"``: stop when the data contradict an assumption; ``"double"``: double F instead, unless the
             noise is the cause, and restore arms that only the smaller F had eliminated.
         on_refuted: Reaction to results that refute the bounds (:mod:`.refutation`; a
@@ -136,7 +136,9 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
         """
         if not self.learns:
             return 0
-        size = max(10, 2 * domain.dims, math.isqrt(self.horizon)) if self.initial_design is None else self.initial_design
+        size = (
+            max(default_design(domain.dims), math.isqrt(self.horizon)) if self.initial_design is None else self.initial_design
+        )
         if size >= self.horizon:
             raise ValueError(
                 f"expected a horizon above the initial design of {size} evaluations, got {self.horizon}; "

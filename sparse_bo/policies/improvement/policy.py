@@ -235,7 +235,7 @@ class ExpectedImprovement(ImprovementSettings):
 
     Example:
         >>> from sparse_bo.kernels import TanimotoKernel
-        >>> policy = ExpectedImprovement(covar_module=TanimotoKernel(), batch_size=96, initial_design=96)
+        >>> policy = ExpectedImprovement(covar_module=TanimotoKernel(), batch_size=96)
         >>> result = maximize(measure, arms=fingerprints, policy=policy, budget=5 * 96, call_with="indices")
     """
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.likelihood import Scatter
-from sparse_bo.linalg.reductions import group_sums, running_sums
+from sparse_bo.linalg.reductions import group_sums, running_sums, unit_of
 
 
 class Replicates(NamedTuple):
@@ -92,16 +92,18 @@ DEEPEST = 1e3
 """Largest distance below the origin, in units of the width: lower observations are clipped, as their size tells nothing."""
 SMALLEST = 1e-12
 """Of distances, in units of what they are differences of: smaller ones are rounding."""
-LARGEST = 1e150
-"""Observations beyond it count as this: their squares are finite."""
+LARGEST = 2.0**500
+"""Observations beyond it, in their unit, count as this: their squares are finite."""
 
 
 @dataclass(frozen=True)
 class Warp:
-    """``t = (bend((y − origin)/width) − shift)/spread``, not decreasing. A value."""
+    """``t = (bend((y/unit − origin)/width) − shift)/spread``, not decreasing. A value."""
 
     kind: str
     """Of :data:`KINDS`."""
+    unit: float
+    """A power of two (y), so that dividing by it is exact; 1 unless squares of the observations leave the range of numbers."""
     origin: float
     width: float
     shift: float
@@ -110,7 +112,7 @@ class Warp:
     @property
     def floor(self) -> float | None:
         """Value (y) at which lower observations are clipped; ``None`` without one. Warped values at it mean "at most this"."""
-        return None if self.kind == "plain" else self.origin - DEEPEST * self.width
+        return None if self.kind == "plain" else (self.origin - DEEPEST * self.width) * self.unit
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return warped observations, elementwise."""
@@ -120,25 +122,25 @@ class Warp:
         """Return observations (y) from warped ones, elementwise; logarithmic ones end a little above the best."""
         b = t * self.spread + self.shift
         z = b if self.kind == "plain" else torch.sinh(b) if self.kind == "asinh" else -torch.expm1(-b)
-        return z * self.width + self.origin
+        return (z * self.width + self.origin) * self.unit
 
     def inverse_slope(self, t: Tensor) -> Tensor:
         """Return ``dy/dt`` at warped observations, elementwise."""
         b = t * self.spread + self.shift
         bend = torch.ones_like(b) if self.kind == "plain" else torch.cosh(b) if self.kind == "asinh" else torch.exp(-b)
-        return bend * (self.width * self.spread)
+        return bend * (self.width * self.spread) * self.unit
 
     def log_slope(self, y: Tensor) -> Tensor:
-        """Return ``log dt/dy``, elementwise."""
-        return -self.inverse_slope(self(y)).log()
+        """Return ``log dt/dy`` up to a constant that is the same for every warping of the observations, elementwise."""
+        return -(self.inverse_slope(self(y)) / self.unit).log()
 
     def half_width(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Return half of the width (y) between the quantiles one sd below and above normal warped values, elementwise."""
         sd = variance.sqrt()
-        return 0.5 * (self.inverse(mean + sd) - self.inverse(mean - sd))
+        return 0.5 * self.inverse(mean + sd) - 0.5 * self.inverse(mean - sd)
 
     def _distances(self, y: Tensor) -> Tensor:
-        z = (y.clamp(-LARGEST, LARGEST) - self.origin) / self.width
+        z = ((y / self.unit).clamp(-LARGEST, LARGEST) - self.origin) / self.width
         return z if self.kind == "plain" else z.clamp_min(-DEEPEST)
 
     def _bent(self, z: Tensor) -> Tensor:
@@ -152,7 +154,8 @@ def warp(kind: str, y: Tensor) -> Warp | None:
 
     The plain one is always there.
     """
-    v = y.clamp(-LARGEST, LARGEST)
+    unit = unit_of(y)
+    v = (y / unit).clamp(-LARGEST, LARGEST)
     median, best = float(v.median()), float(v.max())
     origin, width = 0.0, 1.0
     if kind == "asinh":
@@ -161,9 +164,9 @@ def warp(kind: str, y: Tensor) -> Warp | None:
         origin, width = best, DEPTH * (best - median)
     if kind != "plain" and width <= SMALLEST * max(abs(origin), abs(median)):
         return None
-    bent = Warp(kind, origin, width, 0.0, 1.0)(v)
+    bent = Warp(kind, unit, origin, width, 0.0, 1.0)(y)
     spread = float(bent.std(correction=0))
-    return Warp(kind, origin, width, float(bent.mean()), spread if spread > SMALLEST * float(bent.abs().max()) else 1.0)
+    return Warp(kind, unit, origin, width, float(bent.mean()), spread if spread > SMALLEST * float(bent.abs().max()) else 1.0)
 
 
 def warps(y: Tensor, kinds: Sequence[str] = KINDS) -> Iterator[Warp]:

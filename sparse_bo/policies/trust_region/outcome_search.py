@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.gp.hypervolume import hypervolume, least_crowded, reference_point
+from sparse_bo.linalg.reductions import unit_of
 from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
@@ -202,6 +203,7 @@ class OutcomeSearch(Mechanism[OutcomeState]):
         if not len(before):
             return 1.0
         gains = self.outcomes.gains(state.estimates)
+        gains = gains / gains.new_tensor([unit_of(column[~column.isnan()]) for column in gains.unbind(-1)])
         before = before[least_crowded(gains[before], MOST_OF_FRONT[k])]
         both = gains[torch.cat([before, front[front >= newest]])]
         reference = reference_point(both)

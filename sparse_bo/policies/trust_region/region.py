@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.policies.persistence import KEPT
-from sparse_bo.policies.settings import Goal
+from sparse_bo.policies.settings import Goal, default_design
 from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
 
 
@@ -20,7 +20,8 @@ class ImprovementSettings:
     Attributes:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
             that is more.
-        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most d + 20 or 100.
+        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most d + 20 or 100, in whole batches if
+            ``batch_size`` is given and smaller.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
             one, and some of the whole run. A batch costs O(n³) of them.
 
@@ -45,7 +46,9 @@ class ImprovementSettings:
 
     def design_size(self, dims: int) -> int:
         """Return the number of points before the first model."""
-        return max(5, min(2 * dims, dims + 20, 100)) if self.initial_design is None else self.initial_design
+        if self.initial_design is not None:
+            return self.initial_design
+        return default_design(dims, least=5, batch_size=self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from sparse_bo import BBKB, AskTell, History, maximize
 from sparse_bo.dictionary import AllSampler
 from sparse_bo.domains import Box
 from sparse_bo.errors import PendingBatchError
+from sparse_bo.policies import ExpectedImprovement
 from tests.builders import arms, rbf_kernel, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 
@@ -102,6 +103,26 @@ def test_a_resumed_run_goes_on_with_the_same_plates(tmp_path):
     with AskTell.resume(tmp_path / "run.journal") as again:
         assert (again.policy.batch_size, again.policy.repeats) == (10, False)
         assert go_on(again, 2).history.indices == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "inputs", "design"),
+    [
+        (BBKB(batch_size=96, repeats=False), 6, [96, 96]),
+        (BBKB(batch_size=96, repeats=False), 300, [96, 96]),
+        (BBKB(batch_size=7), 6, [7, 7]),
+        (ExpectedImprovement(batch_size=96), 300, [96, 96]),
+        (ExpectedImprovement(batch_size=5), 6, [10, 5]),
+    ],
+)
+def test_the_random_start_is_of_whole_batches(policy, inputs, design):
+    X = torch.rand(400, inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loop, sizes = AskTell(X, policy, seed=0), []
+    for _ in range(2):
+        batch = loop.ask()
+        sizes.append(len(batch))
+        loop.tell(batch.tickets, X[batch.indices].sum(dim=-1))
+    assert sizes == design
 
 
 @pytest.mark.parametrize(
