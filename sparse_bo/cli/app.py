@@ -125,6 +125,8 @@ def wrong_usage(error: Any, command: str) -> str:
     if type(error) is typer.BadParameter and error.param is not None:  # by the parsers of options
         return f"expected {error.param.opts[0]} to be {error.message}"
     text = error.format_message().rstrip(".")
+    if "extra argument" in text and ":" in text:
+        text += ": a function is passed by --objective, its domain by --space, --grid or --arms-file"
     end = " See" if text.endswith("?") else "; see"
     return f"{text[:1].lower()}{text[1:]}{end} `{error.ctx.command_path if error.ctx else command} --help`"
 

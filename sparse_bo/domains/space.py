@@ -47,7 +47,10 @@ class Space:
     def __post_init__(self) -> None:
         if not isinstance(self.parameters, Mapping):
             got = type(self.parameters).__name__
-            raise TypeError(f'expected a space like {{"lr": Float(1e-5, 1, log=True)}}, got {got}; pass a dictionary by name')
+            raise TypeError(
+                f'expected a space like {{"lr": Float(1e-5, 1, log=True)}}, got {got}; pass a dictionary of parameters, or the '
+                "bounds of a box as bounds=, or candidates as arms="
+            )
         if not self.parameters:
             raise ValueError('expected a space of at least one parameter, got none; write {"lr": Float(0, 1)}')
         for name, parameter in self.parameters.items():

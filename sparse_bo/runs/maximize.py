@@ -34,11 +34,11 @@ from sparse_bo.validation import check_callable, check_choice, check_flag
 
 def maximize(
     objective: Objective,
+    space: Space | Mapping[str, Any] | None = None,
     *,
     arms: ArmsLike | None = None,
     names: Iterable[str] | None = None,
     bounds: BoundsLike | None = None,
-    space: Space | Mapping[str, Any] | None = None,
     feasible: Feasible | None = None,
     budget: int,
     policy: Policy | None = None,
@@ -70,14 +70,14 @@ def maximize(
     Args:
         objective: Where arms or bounds are tensors: called with ``q x d`` points, returns ``q`` values. Else: called with one
             point, a NumPy array (``d``), or with ``space`` a dictionary, returns a number. NaN marks a failed evaluation.
+        space: Named parameters, instead of ``arms`` and ``bounds``: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
+            "kind": Choice("a", "b")}``. At most 20,000 combinations are a finite arm set; otherwise the unit box of the encoded
+            columns is searched (:class:`sparse_bo.Space`).
         arms: ``a x d`` candidates: a tensor, an array or a list; or a :class:`sparse_bo.MemmapArms` or
             :class:`sparse_bo.ProductGrid`.
         names: A name for each arm: in batches, results, report and journal; :meth:`AskTell.add` and ``initial=`` take them.
         bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
             the lower and the upper corner (``2 x d``), as in BoTorch.
-        space: Named parameters, instead of both: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
-            "kind": Choice("a", "b")}``. At most 20,000 combinations are a finite arm set; otherwise the unit box of the encoded
-            columns is searched (:class:`sparse_bo.Space`).
         feasible: With ``space``: feasibility function of a dictionary. On a box an infeasible pick is replaced by the nearest
             feasible point found.
         budget: Number of evaluations, those of a resumed run included. Those that it had asked for are made even beyond it.
@@ -124,11 +124,11 @@ def maximize(
 
 def minimize(
     objective: Objective,
+    space: Space | Mapping[str, Any] | None = None,
     *,
     arms: ArmsLike | None = None,
     names: Iterable[str] | None = None,
     bounds: BoundsLike | None = None,
-    space: Space | Mapping[str, Any] | None = None,
     feasible: Feasible | None = None,
     budget: int,
     policy: Policy | None = None,

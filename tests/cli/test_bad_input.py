@@ -290,6 +290,13 @@ def test_errors_are_in_words_of_the_command_line(command, said, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["pipe.journal"]
 
 
+def test_a_function_without_its_option_gets_the_option():
+    done = invoke("run", "measure:f", "--budget", "5")
+    said = "error: got unexpected extra argument(s) (measure:f): a function is passed by --objective, its domain by --space, "
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{said}--grid or --arms-file; see `")
+
+
 def test_a_journal_at_home_is_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert invoke(*QUICK, "--policy", "random", "--out", tmp_path, "--storage", "~/run.journal").exit_code == 0

@@ -260,3 +260,11 @@ def test_advice_on_inputs_of_another_dtype_is_code():
 def test_what_is_no_domain_is_refused_with_the_fix(domain, error, message):
     with pytest.raises(error, match=message):
         AskTell(**domain)
+
+
+def test_a_space_may_come_second_and_bounds_there_say_their_name():
+    space = {"x": Float(-1.0, 1.0)}
+    second = maximize(lambda p: -(p["x"] ** 2), space, budget=6)
+    assert second.best.parameters == maximize(lambda p: -(p["x"] ** 2), space=space, budget=6).best.parameters
+    with pytest.raises(TypeError, match="expected a space .* got list; .* bounds of a box as bounds="):
+        minimize(rosen, PAIRS, budget=6)

@@ -24,6 +24,9 @@ from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.trust_region.observations import Warp
 from sparse_bo.policies.trust_region.region import RegionSettings
 
+CLIMBED = 4
+"""Picks of a batch that climb (docs/decisions/117)."""
+
 
 @dataclass(frozen=True)
 class OnlineKnowledgeGradient:
@@ -205,9 +208,11 @@ class SearchCandidates:
         highest = vars(self).get("scores", self.highest) if self.gain.costly else None
         return replace(self, moments=moments, gain=self.gain.after(at_pick), highest=highest)
 
-    def pick(self, gp: Surrogate) -> Tensor:
-        """Return the best point (``1 x d``) that climbs from the two best candidates reach."""
+    def pick(self, gp: Surrogate, *, climbs: bool = True) -> Tensor:
+        """Return the best point (``1 x d``) that climbs from the two best candidates reach, or the best candidate."""
         best = self.scores.topk(min(2, len(self.U))).indices
+        if not climbs:
+            return self.U[best[:1]]
         starts, corners = self.U[best], self.corners.of(best)
         free = torch.ones_like(starts, dtype=torch.bool) if self.centre is None else starts != self.centre[best]
         U = self._climbed(gp, starts, corners, free=free)
@@ -285,6 +290,7 @@ def batch_of(
 ) -> Tensor:
     """Return picks (``q x d``) of the first search or, with probability ``exploration``, of the others, given those before.
 
+    The first :data:`CLIMBED` picks climb, later ones are the best candidates: climbs are most of the time of a large batch.
     With ``only_worthwhile`` they end where no search has a worthwhile point, not with a candidate of the last one. Draws one
     uniform number a pick.
     """
@@ -304,7 +310,7 @@ def batch_of(
 def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int) -> Tensor | None:
     """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if there is no noise."""
     for each in searches:
-        u = each.pick(gp)
+        u = each.pick(gp, climbs=picked < CLIMBED)
         at = gp.moments(u)
         evaluated = gp.noise_variance < 1e-6 and bool(is_known(gp, u))
         if each.gain.worthwhile(at) and not evaluated and not each.gain.resolved(gp, at, picked=picked):
@@ -388,6 +394,6 @@ def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: i
     """
     noise = gp.noise_variance
     by_noise = 0.0 if noise < 1e-6 else share * noise
-    resolution = 1e-7 if picked < 4 else 1e-4 * (picked / 4) ** 2
+    resolution = 1e-7 if picked < CLIMBED else 1e-4 * (picked / CLIMBED) ** 2
     enough = max(by_noise, resolution**2)
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))

@@ -9,7 +9,7 @@ from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.search import Corners, Improvement, candidates_of, points_around
+from sparse_bo.policies.trust_region.search import CLIMBED, Corners, Improvement, batch_of, candidates_of, points_around
 from sparse_bo.policies.trust_region.surrogate import HIGHEST, known_rows, local_posterior
 from tests.builders import arms, waves
 from tests.oracles import exact_gp, rbf
@@ -79,6 +79,18 @@ def test_a_pick_is_a_local_maximum_and_no_candidate_is_better():
         bounds.lower, bounds.upper
     )
     assert float(score(near).max()) <= float(score(u)) + 1e-4
+
+
+def test_the_first_picks_of_a_batch_climb_and_later_ones_are_the_best_candidates(generator):
+    _, _, gp = posterior()
+    bounds = Corners(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    pool = candidates_of(gp, arms(200, 2, seed=5), bounds, gain=Improvement(-0.5))
+    picks = batch_of(gp, [pool], 9, exploration=0.0, generator=generator)
+    is_candidate = (picks.unsqueeze(1) == pool.U).all(dim=-1).any(dim=-1)
+    assert is_candidate.tolist() == [False] * CLIMBED + [True] * (9 - CLIMBED)
+    given = gp.condition(picks[:-1])
+    pool = candidates_of(given, pool.U, bounds, gain=Improvement(max(-0.5, float(gp.mean(picks[:-1]).max()))))
+    assert torch.equal(picks[-1], pool.U[pool.scores.argmax()])
 
 
 def test_refused_points_are_neither_candidates_nor_picks():
