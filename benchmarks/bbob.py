@@ -30,7 +30,9 @@ from typing import Any
 import torch
 from cocoex import BareProblem
 from harness.records import append, environment, read
+from protocol.botorch_loop import BoTorchLoop, Turbo
 from protocol.cmaes import CMAES
+from protocol.cobyla import run_cobyla
 from protocol.ours import from_expression
 from protocol.sobol import Sobol
 from protocol.tpe import TPE
@@ -42,7 +44,9 @@ import sparse_bo
 
 BUDGETS = {2: 50, 3: 60, 5: 100, 10: 150, 20: 200, 40: 300}
 """Evaluations by number of inputs, unless ``--budget`` is given."""
-PEERS: dict[str, Callable[[int, int, int], Any]] = {"cma": CMAES, "tpe": TPE, "sobol": Sobol}
+PEERS: dict[str, Callable[[int, int, int], Any]] = {
+    "cma": CMAES, "tpe": TPE, "turbo": Turbo, "botorch": BoTorchLoop, "sobol": Sobol, "cobyla": run_cobyla,
+}  # fmt: skip
 PRECISION = 1e-8
 """The last target of COCO: smaller precisions count as this one."""
 MEASURES = ("precision", "recommended", "regret")
@@ -106,6 +110,9 @@ def recommended_by(run: Run, trace: Trace) -> Tensor | None:
     """Run a method; return the point that it recommends in the end."""
     bounds = torch.tensor([[-5.0] * run.dims, [5.0] * run.dims], dtype=torch.float64)
     name, _, expression = run.method.partition("=")
+    if name == "cobyla":
+        run_cobyla(lambda u: trace(10.0 * u - 5.0), run.dims, run.budget, run.instance)
+        return None
     if name in PEERS:
         torch.manual_seed(run.instance)
         peer = PEERS[name](run.dims, run.budget, run.instance)
@@ -217,7 +224,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     make = commands.add_parser("run", help="make runs and append their records")
     make.add_argument("--out", type=Path, required=True, help="file of the records, .jsonl.gz")
-    make.add_argument("--method", action="append", help="default, cma, tpe, sobol, or name=policy expression; repeatable")
+    make.add_argument("--method", action="append", help=f"default, {', '.join(PEERS)}, or name=policy expression; repeatable")
     make.add_argument("--dims", type=_numbers, default=[5], help="inputs, such as 2,5,10 (default 5)")
     make.add_argument("--half", choices=list(BBOB), default="choosing", help="what the runs are for (default choosing)")
     make.add_argument("--functions", type=_numbers, help="some of the half's, such as 1,3 (default all)")
