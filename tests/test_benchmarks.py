@@ -33,7 +33,7 @@ def test_an_unknown_method_of_bbob_is_refused_before_any_run(monkeypatch: pytest
     out = tmp_path / "a.jsonl.gz"
     arguments = ["run", "--out", str(out), "--dims", "2", "--method", "cma", "--method", "magic"]
     monkeypatch.setattr("sys.argv", ["bbob.py", *arguments])
-    with pytest.raises(SystemExit, match="expected --method default, cma, tpe, sobol or name=policy expression, got magic"):
+    with pytest.raises(SystemExit, match="expected --method default, cma, .*, cobyla or name=policy expression, got magic"):
         importlib.import_module("bbob").main()
     assert not out.exists()
 
