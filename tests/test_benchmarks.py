@@ -24,7 +24,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_overview_has_every_benchmark() -> None:
     assert sorted(importlib.import_module("report").SCRIPTS) == SCRIPTS
-    assert len(SCRIPTS) == 21
+    assert len(SCRIPTS) == 22
 
 
 def test_an_unknown_method_of_bbob_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,6 +47,26 @@ def test_nothing_that_chooses_settings_is_reported() -> None:
         assert all({*half.functions} & {*group} for half in suites.values())
     for instances in (half.instances for half in suites.values()):
         assert len(instances) == 10
+
+
+def test_the_page_of_bbob_counts_targets_and_compares_runs_of_the_same_problem() -> None:
+    figures = importlib.import_module("bbob_figures")
+
+    def record(method: str, function: int, precision: list[float], noise: float = 0.0) -> dict:
+        about = {"dims": 2, "budget": 20, "noise": noise, "instance": 11, "seconds": 1.0, "at": [10, 20]}
+        return {**about, "method": method, "function": function, "precision": precision, "recommended": 50.0}
+
+    assert figures.reached([record("default", 2, [1.0, 1e-9])], 10) == 11 / 51  # 10^2, 10^1.8, ..., 10^0
+    assert figures.reached([record("default", 2, [1.0, 1e-9])], 20) == 1.0
+    assert figures.reached([record("default", 2, [1.0, 1e-9]), record("default", 4, [200.0, 200.0])], 20) == 0.5
+    assert figures.reached([record("default", 2, [1.0, 1e-9])], 9) == 0.0
+    runs = [record("default", f, [9.0, p]) for f, p in ((2, 1e-12), (4, 1.0), (6, 1.0), (8, 1.0))]
+    runs += [record("cma", f, [9.0, p]) for f, p in ((2, 1e-8), (4, 10.0), (6, 0.1), (10, 0.1))]
+    ((cell, methods),) = figures.cells_of(runs).items()
+    assert cell == (2, 0.0)
+    assert figures.counted(methods["default"], methods["cma"]) == (1, 1, 0.0)
+    assert figures.headline(runs).endswith("CMA-ES 1–1")
+    assert figures.ended(record("default", 2, [9.0, 1.0], noise=0.05)) == 50.0
 
 
 def test_bbob_refuses_the_other_half(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,6 +149,8 @@ NIGHTLY = {
 def test_runs_in_its_smallest_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for library in ("cocoex", "cma") if name == "bbob_figures" else ():
+        pytest.importorskip(library)
     check_smallest_form(name, tmp_path, capsys, monkeypatch)
 
 

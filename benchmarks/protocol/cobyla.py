@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def run_cobyla(f: Callable[[Tensor], float], dims: int, budget: int, seed: int) -> Tensor:
-    """Maximise a function of one point (``d``) of the unit cube with SciPy's settings; return that of the highest observation."""
+    """Maximise a function of one point (``d``) of the unit cube; return the point of the highest observation."""
     random, left = np.random.default_rng(seed), budget
     start = np.full(dims, 0.5)
     best = (-np.inf, torch.from_numpy(start))

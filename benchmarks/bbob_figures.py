@@ -1,0 +1,175 @@
+"""BBOB's reporting half: targets reached over evaluations, wins and losses, of the default and other optimisers.
+
+    python benchmarks/bbob_figures.py            # 2, 5, 10 and 20 inputs, noise in 5: some hours on one core
+    python benchmarks/bbob_figures.py --quick    # 2 inputs, 2 functions
+
+Runs are made by ``bbob.py``; what ``bbob.py run --half reporting --out results/bbob_figures.jsonl.gz`` has made counts, too.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import log10
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+from harness.drawing import BLUE, GREEN, MUTED, ORANGE, PURPLE, RED
+from harness.experiment import Block, Experiment, Job, Option, Picture, Table
+from harness.records import Record, newest
+from harness.runner import main
+from matplotlib.figure import Figure
+from scipy.stats import binomtest
+from suites import BBOB
+
+COLOURS = {"default": BLUE, "cma": ORANGE, "tpe": GREEN, "turbo": RED, "cobyla": PURPLE, "sobol": MUTED}
+NAMES = {"default": "default", "cma": "CMA-ES", "tpe": "TPE", "turbo": "TuRBO-1", "cobyla": "COBYLA", "sobol": "Sobol points"}
+BUDGETS = {2: 50, 5: 100, 10: 150, 20: 200}
+TARGETS = np.logspace(2.0, -8.0, 51)
+"""Precisions: those of COCO."""
+Cell = tuple[int, float]
+"""Inputs, and noise."""
+Problem = tuple[int, int]
+"""Function and instance."""
+
+
+def jobs(chosen: Namespace) -> Iterator[Job]:
+    """Yield a run for each instance, number of inputs, noise, method and function."""
+    half = BBOB["reporting"]
+    for seed in chosen.seeds:
+        for dims in chosen.dims:
+            for noise in (0.0, 0.05) if dims == 5 else (0.0,):
+                for method in chosen.methods:
+                    for function in half.functions[: chosen.functions]:
+                        key = {"method": method, "dims": dims, "function": function, "instance": half.instances[seed]}
+                        key |= {"budget": BUDGETS[dims], "noise": noise}
+                        yield Job(key, partial(measured, **key))
+
+
+def measured(**run: Any) -> Record:
+    """Return what a run of ``bbob.py`` measures."""
+    from bbob import Run, measure
+
+    return measure(Run(**run))
+
+
+def cells_of(records: list[Record]) -> dict[Cell, dict[str, dict[Problem, Record]]]:
+    """Return the newest runs by inputs and noise, method, function and instance."""
+    found: dict[Cell, dict[str, dict[Problem, Record]]] = {}
+    for record in newest(records, "dims", "noise", "method", "function", "instance").values():
+        methods = found.setdefault((record["dims"], record["noise"]), {})
+        methods.setdefault(record["method"], {})[record["function"], record["instance"]] = record
+    return {cell: {m: found[cell][m] for m in COLOURS if m in found[cell]} for cell in sorted(found)}
+
+
+def ended(record: Record) -> float:
+    """Return the precision in the end: of the best point, with noise of the recommended one; at least the last target."""
+    return max(record["recommended"] if record["noise"] else record["precision"][-1], float(TARGETS[-1]))
+
+
+def reached(records: Sequence[Record], evaluations: float) -> float:
+    """Return the share of all runs' targets reached by so many evaluations."""
+    shares = []
+    for r in records:
+        lowest = min((p for n, p in zip(r["at"], r["precision"], strict=True) if n <= evaluations), default=np.inf)
+        shares.append(float((lowest <= TARGETS).mean()))
+    return mean(shares)
+
+
+def counted(ours: dict[Problem, Record], others: dict[Problem, Record]) -> tuple[int, int, float]:
+    """Return wins, losses (differences below one per cent are ties), and the median log10 ratio; negative: ours is closer."""
+    ratios = [log10(ended(ours[key]) / ended(others[key])) for key in ours.keys() & others.keys()]
+    tie = log10(1.01)
+    return sum(r < -tie for r in ratios), sum(r > tie for r in ratios), median(ratios)
+
+
+def page(records: list[Record]) -> Iterator[Block]:
+    """Yield a table for each number of inputs and noise, and the figure."""
+    cells = cells_of(records)
+    yield Picture(
+        "bbob_figures", "Share of targets reached over evaluations, of the reporting half of BBOB", partial(_draw, cells)
+    )
+    for (dims, noise), methods in cells.items():
+        budget = max(r["at"][-1] for runs in methods.values() for r in runs.values())
+        yield f"### {dims} inputs, {budget} evaluations" + (f", noise {noise:g}" if noise else "")
+        yield Table(
+            ("method", "instances", "runs", f"targets by {5 * dims}", f"by {10 * dims}", f"by {budget}",
+             "default's wins–losses (p)", "median log10 ratio", "CPU s an evaluation"),
+            [_row(name, methods, dims, budget) for name in methods],
+        )  # fmt: skip
+
+
+def _row(name: str, methods: dict[str, dict[Problem, Record]], dims: int, budget: int) -> list[str]:
+    runs, ours = methods[name], methods.get("default", {})
+    instances = sorted({instance for _, instance in runs})
+    shown = f"{instances[0]}" if len(instances) == 1 else f"{instances[0]} to {instances[-1]}"
+    against = ["", ""]
+    if name != "default" and ours.keys() & runs.keys():
+        wins, losses, ratio = counted(ours, runs)
+        p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+        against = [f"{wins}–{losses} ({p:.1g})", f"{ratio:+.2f}"]
+    every = list(runs.values())
+    shares = [f"{100 * reached(every, n):.0f} %" for n in (5 * dims, 10 * dims, budget)]
+    seconds = mean(r["seconds"] for r in every) / budget
+    return [NAMES[name], shown, str(len(runs)), *shares, *against, f"{seconds:.3f}"]
+
+
+def _draw(cells: dict[Cell, dict[str, dict[Problem, Record]]]) -> Figure:
+    figure = Figure(figsize=(3.2 * len(cells) + 1.4, 3.4), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(1, len(cells), sharey=True))
+    for axis, ((dims, noise), methods) in zip(axes, cells.items(), strict=True):
+        shared = set.intersection(*(set(runs) for runs in methods.values()))
+        for name, runs in methods.items():
+            every = [runs[key] for key in sorted(shared)]
+            at = sorted({n for r in every for n in r["at"]})
+            axis.plot([n / dims for n in at], [reached(every, n) for n in at], color=COLOURS[name], label=NAMES[name])
+        axis.set(title=f"{dims} inputs" + (f", noise {noise:g}" if noise else ""), xlabel="evaluations / inputs")
+        axis.set_ylim(bottom=0.0)
+    axes[0].set_ylabel("share of targets reached")
+    lines = {line.get_label(): line for axis in axes for line in axis.get_lines()}
+    shown = [NAMES[name] for name in COLOURS if NAMES[name] in lines]
+    figure.legend([lines[name] for name in shown], shown, loc="outside right upper", fontsize=8)
+    return figure
+
+
+def headline(records: list[Record]) -> str:
+    """Return wins and losses of the default against each other method, over all runs that both have made."""
+    cells = cells_of(records)
+    parts = []
+    for name in [name for name in COLOURS if name != "default"]:
+        pairs = [counted(m["default"], m[name])[:2] for m in cells.values() if {"default", name} <= m.keys()]
+        if pairs:
+            wins, losses = (sum(side) for side in zip(*pairs, strict=True))
+            parts.append(f"{NAMES[name]} {wins}–{losses}")
+    return f"the default's wins–losses on functions that had no say in it: {', '.join(parts)}"
+
+
+EXPERIMENT = Experiment(
+    script=__file__,
+    title="BBOB: functions that had no say in any default",
+    question="How close does the default come to the optimum of functions that nothing was chosen on, beside other optimisers?",
+    about="""
+The even-numbered functions of BBOB and instances 11 to 20 (`benchmarks/suites.py` divided the suite before any run; the other
+half chooses). The default is `maximize(f, bounds=…, budget=…)` without settings, one thread; CMA-ES (package `cma`), TPE
+(Optuna), COBYLA (SciPy) and TuRBO-1 have their own defaults. An instance's number is the seed of the method, too. Targets: 51
+precisions from 10² to 10⁻⁸, of the lowest value among the points evaluated. Wins and losses are of the precision in the end,
+with noise that of the recommended point; the noise has 5 % of the median's distance from the optimum as its standard
+deviation. The figure shows the runs that all methods of a panel have made. Differences below one per cent are ties; p is of a
+two-sided sign test.
+""",
+    jobs=jobs,
+    page=page,
+    headline=headline,
+    options={
+        "dims": Option("numbers of inputs", (2, 5, 10, 20), (2,), (2,)),
+        "methods": Option("to run", tuple(COLOURS), ("default", "cma", "sobol"), choices=tuple(COLOURS), parse=str),
+        "functions": Option("how many of the half's", 12, 2, 1),
+    },
+    seeds=(3, 1, 1),
+    devices=("cpu",),
+)
+
+if __name__ == "__main__":
+    main(EXPERIMENT, __doc__)
