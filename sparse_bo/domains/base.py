@@ -112,5 +112,5 @@ class Domain(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Device of inputs and of the policies' computations."""
+        """Device of inputs, and of computations except those of local models (:attr:`sparse_bo.policies.Mechanism.on_cpu`)."""
         return self.like.device

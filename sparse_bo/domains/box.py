@@ -111,6 +111,10 @@ class Box(Domain):
         """See :meth:`Domain.double`."""
         return replace(self, bounds=self.bounds.to(torch.float64))
 
+    def cpu(self) -> Self:
+        """Return the box on the CPU."""
+        return self if self.device.type == "cpu" else replace(self, bounds=self.bounds.cpu())
+
     def from_unit(self, U: Tensor) -> Tensor:
         """Map points of the unit cube (``… x d``) into the box."""
         return self.lower + U * (self.upper - self.lower)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from sparse_bo.errors import TicketError
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -54,6 +55,12 @@ class Batch(PlainBatch):
     def picks(self) -> Tensor:
         """Picks of the policy: ``q`` indices of arms, or ``q x d`` points of a box in float64."""
         return self.X.double() if self.indices is None else self.indices
+
+    def on(self, device: torch.device) -> Batch:
+        """Return the batch on a device."""
+        if self.X.device == device:
+            return self
+        return replace(self, X=self.X.to(device), indices=None if self.indices is None else self.indices.to(device))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as NumPy arrays: pickled tensors take shared memory and open files. Unpickled tensors are on the CPU."""

@@ -63,7 +63,8 @@ class AskTell:
 
     Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results in
     the same order give the same picks for any chunk size and thread count. Over arms they are those of any device, unless two
-    scores differ by round-off only. On a box points then agree to round-off, or to the tolerance of a search.
+    scores differ by round-off only. On a box :class:`sparse_bo.TrustRegion` computes on the CPU wherever the bounds are; points
+    of other policies agree to round-off, or to the tolerance of a search.
 
     Args:
         arms: As ``bounds``, ``space``, ``feasible`` and ``goal`` those of :func:`sparse_bo.maximize`. float32 is computed with
@@ -270,7 +271,7 @@ class AskTell:
         if check_flag("beyond_batch", beyond_batch) and max_q is None:
             raise ValueError("expected ask(max_q, beyond_batch=True), got no max_q; pass the number of idle workers")
         limit = UNLIMITED if max_q is None else check_count("max_q", max_q)
-        return self._steps.ask(limit, beyond_batch=beyond_batch)
+        return self._steps.ask(limit, beyond_batch=beyond_batch).on(self._domain.device)
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor) -> None:
         """Report results, in any order and number; the state is updated once none is pending.
@@ -332,7 +333,7 @@ class AskTell:
         """
         with self._steps.lock:
             numbers = self.pending if tickets is None else self._known(tickets)
-            return self._engine.ledger.handed_out(numbers)
+            return self._engine.ledger.handed_out(numbers).on(self._domain.device)
 
     def run(
         self,
@@ -414,4 +415,4 @@ class AskTell:
         return numbers
 
     def _so_far(self) -> Result:
-        return result_of(self._engine.state, self.history, self._domain)
+        return result_of(self._engine.state, self.history, self._engine.domain, like=self._domain.like)

@@ -120,10 +120,13 @@ class Engine:
     ) -> None:
         if isinstance(domain, Box) and domain.bounds.is_inference():
             domain = replace(domain, bounds=domain.bounds.clone())  # bounds that support gradients
-        self.domain, self.policy, self.seed, self.certify_every = domain, policy, seed, certify_every
+        self.policy, self.seed, self.certify_every = policy, seed, certify_every
         self.generator = torch.Generator().manual_seed(seed)
         self.minimize, self.outcomes = minimize, outcomes
         self.mechanism: Mechanism[Any] = mechanism_of(for_negative(policy) if minimize else policy, domain.double(), outcomes)
+        if isinstance(domain, Box) and self.mechanism.on_cpu:
+            domain = domain.cpu()
+        self.domain = domain
         self.state: State = self.mechanism.init()
         self.ledger = Ledger(domain)
         self.rows: list[HistoryRow] = []

@@ -283,12 +283,13 @@ class Result(Report):
         return result_card(view_of(self.history, self.state, self.domain, most_slices=0))
 
 
-def result_of(state: State, history: History, domain: Domain) -> Result:
-    """Return the result of a run with this state."""
+def result_of(state: State, history: History, domain: Domain, *, like: Tensor) -> Result:
+    """Return the result of a run with this state; points have dtype and device of ``like``."""
     report = report_of(state, minimize=history.minimize)
     values = {field.name: getattr(report, field.name) for field in fields(Report)}
-    for name in ("best_x", "best_observed_x"):
-        values[name] = None if values[name] is None else values[name].to(domain.dtype)
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            values[name] = value.to(like if name in ("best_x", "best_observed_x") else like.device)
     return Result(**values, history=history, state=state, domain=domain)
 
 

@@ -61,7 +61,7 @@ class Steps:
     def observe(self, picks: Tensor, y: Tensor) -> None:
         """Update the state by observations from before the run, or release its journal if that raises."""
         try:
-            self.engine.apply(self.engine.observed(picks, y.tolist()))
+            self.engine.apply(self.engine.observed(picks.to(self.engine.domain.device), y.tolist()))
             self.recorder.updated(self.engine)
         except BaseException:
             self.recorder.release()

@@ -57,7 +57,7 @@ def same_picks(got: Tensor, expected: Tensor) -> None:
 def test_every_policy_picks_as_on_the_cpu(domain, name, accelerator):
     loop = started(domain, name, accelerator)
     loop.run(waves, every.BUDGET[domain])
-    assert loop._engine.domain.device == accelerator
+    assert {batch.X.device for batch in (loop.ask(1), loop.reissue())} == {accelerator}
     same_picks(picks_of(loop), _on_the_cpu(domain, name))
 
 
@@ -71,10 +71,10 @@ def test_every_policy_goes_on_after_a_resume(domain, name, accelerator, tmp_path
     with started(domain, name, accelerator, storage=storage) as loop:
         loop.run(waves, half)
     with AskTell.resume(storage) as loop:
-        assert loop._engine.domain.device == accelerator
         loop.run(waves, every.BUDGET[domain] - half)
         assert loop.history.points == reference.history.points
         assert loop.history.indices == reference.history.indices
+        assert loop.ask(1).X.device == accelerator
 
 
 def test_a_run_moves_between_devices(accelerator, tmp_path):
@@ -199,6 +199,32 @@ def test_other_round_off_moves_points_of_a_box_within_the_searches_tolerance(see
                 loop.tell(batch.tickets, waves(batch.X.cpu()))
             rounds.append(torch.tensor(points[:13], dtype=torch.float64))
     torch.testing.assert_close(*rounds, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("goal", ["best", "cumulative"])
+def test_a_trust_region_computes_on_the_cpu_and_gives_points_on_the_device(goal, second: Second, tmp_path):
+    """Its models are too small for a GPU: bounds there cost neither time nor an equal run."""
+    device, results = torch.device("second", 0), []
+    for where, units in ((CPU, 0), (device, 4)):
+        seen = []
+
+        def objective(X, seen=seen):
+            seen.append(X.device)
+            return waves(X.cpu())
+
+        with second.rounding(units):
+            loop = AskTell(bounds=unit_box(device=where), goal=goal, seed=3, initial=(unit_box(device=where), [0.0, 0.1]))
+            loop.add(unit_box().mean(dim=0, keepdim=True).to(where), [0.4])
+            loop.enqueue(unit_box(device=where))
+            results.append(loop.run(objective, 16, vectorized=True))
+        best = results[-1].best_x
+        assert {*seen, best.device, results[-1].best_observed_x.device} == {where}
+        assert results[-1].state.X.device == CPU
+        assert loop.state.model.posterior(best.unsqueeze(0)).mean.device == CPU
+        results[-1].report(tmp_path / "page.html")
+    cpu, other = results
+    assert cpu.history.points == other.history.points
+    assert (cpu.best_mean, cpu.best_sd, cpu.importance) == (other.best_mean, other.best_sd, other.importance)
 
 
 def test_the_round_off_is_there_and_repeats(second: Second):

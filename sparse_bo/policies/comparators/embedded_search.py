@@ -140,6 +140,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
         embedding: From the small box into the cube [−1, 1]^D.
         inner: The mechanism on the small box.
         keeps_batch_open: As ``inner`` does.
+        on_cpu: As ``inner``.
     """
 
     policy: str
@@ -147,6 +148,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
     embedding: Embedding
     inner: Mechanism[Any]
     keeps_batch_open: bool
+    on_cpu: bool
 
     def init(self) -> EmbeddedState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -237,7 +239,10 @@ class EmbeddingSettings(ABC):
             )
         embedding = self.embedding(box)
         inner = (BoTorchUCB(warm_start=True) if self.inner is None else self.inner).on(embedding.box)
-        return EmbeddedSearch(self.name, box, embedding, inner, keeps_batch_open=inner.keeps_batch_open)
+        if inner.on_cpu:
+            box = box.cpu()
+            embedding = self.embedding(box)
+        return EmbeddedSearch(self.name, box, embedding, inner, keeps_batch_open=inner.keeps_batch_open, on_cpu=inner.on_cpu)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -44,7 +44,7 @@ class OutcomeSearch(Mechanism[OutcomeState]):
     """A trust-region policy on a box with several outcomes.
 
     Attributes:
-        box: In float64.
+        box: In float64, on the CPU.
         settings: Settings of the policy.
         outcomes: Objectives and limits.
     """
@@ -52,6 +52,7 @@ class OutcomeSearch(Mechanism[OutcomeState]):
     box: Box
     settings: RegionSettings
     outcomes: Outcomes
+    on_cpu = True
 
     @property
     def design_size(self) -> int:

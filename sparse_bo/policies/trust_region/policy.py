@@ -45,12 +45,13 @@ class RegionSearch(Mechanism[RegionState]):
     """A trust-region policy on a box.
 
     Attributes:
-        box: In float64.
+        box: In float64, on the CPU.
         settings: Settings of the policy.
     """
 
     box: Box
     settings: RegionSettings
+    on_cpu = True
 
     @property
     def design_size(self) -> int:
@@ -238,7 +239,7 @@ class TrustRegion(RegionSettings):
 
     def on(self, domain: Domain) -> RegionSearch:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        return RegionSearch(box=box_of(domain, policy=self.name).double(), settings=self)
+        return RegionSearch(box=box_of(domain, policy=self.name).double().cpu(), settings=self)
 
     def on_outcomes(self, domain: Domain, outcomes: Outcomes) -> OutcomeSearch:
         """See :meth:`sparse_bo.policies.protocol.OutcomesPolicy.on_outcomes`."""
@@ -247,4 +248,4 @@ class TrustRegion(RegionSettings):
                 f"goal='cumulative' sums one objective, got the outcomes {', '.join(outcomes.names)}; use goal='best', or "
                 "return the one number that counts"
             )
-        return OutcomeSearch(box=box_of(domain, policy=self.name).double(), settings=self, outcomes=outcomes)
+        return OutcomeSearch(box=box_of(domain, policy=self.name).double().cpu(), settings=self, outcomes=outcomes)

@@ -262,9 +262,9 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
         return torch.Size()
 
     def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> BoTorchPosterior:
-        """Return the joint posterior of the noiseless objective at ``… x q x d`` points."""
+        """Return the joint posterior of the noiseless objective at ``… x q x d`` points (on any device; it is on the CPU)."""
         gp, bend = self.fitted.gp, self.fitted.warp
-        U = self.box.to_unit(X)
+        U = self.box.to_unit(X.to(self.box.bounds))
         q = U.shape[-2]
         flat = U.reshape(-1, q, U.shape[-1])
         mean = gp.mean(flat.flatten(0, 1)).reshape(X.shape[:-1])
