@@ -7,9 +7,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
+from botorch.acquisition.multi_objective.objective import IdentityMCMultiOutputObjective
+from botorch.acquisition.objective import GenericMCObjective
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import BotorchWarning
 from botorch.fit import fit_gpytorch_mll
@@ -32,7 +36,7 @@ from .ask_tell import run_peer
 from .problems import Task
 from .trace import Trace
 
-__all__ = ["BoTorchLoop", "Turbo", "run_botorch"]
+__all__ = ["BoTorchLoop", "OutcomesLoop", "Turbo", "run_botorch"]
 
 LARGE = 1000
 """Budgets above are taken in batches of 50."""
@@ -93,6 +97,60 @@ class BoTorchLoop:
     def recommend(self) -> Tensor | None:
         """See :class:`protocol.ask_tell.Peer`."""
         return None if self._model is None else _highest(self._model, self._X)[1]
+
+
+class OutcomesLoop:
+    """The loop of :class:`BoTorchLoop` with measured constraints, or with several objectives, in batches of ten.
+
+    Args:
+        dims: Inputs of the unit cube.
+        budget: Evaluations.
+        seed: Of the first points.
+        objectives: Number of outcomes to maximise; the later ones are constraints, met from 0 on.
+        reference: Reference point of several objectives.
+    """
+
+    def __init__(self, dims: int, budget: int, seed: int, *, objectives: int, reference: Tensor | None) -> None:
+        self._bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, dims)
+        self._first = SobolEngine(dims, scramble=True, seed=seed).draw(max(2 * dims, 10), dtype=torch.float64)[:budget]
+        self.X, self._Y = torch.empty(0, dims, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+        self._objectives, self._reference = objectives, reference
+        self._model: SingleTaskGP | None = None
+
+    def ask(self, left: int) -> Tensor:
+        """Return the next points."""
+        if self._model is None:
+            return self._first
+        limits = [partial(_violated, column=j) for j in range(self._objectives, self._Y.shape[1])] or None
+        with _quiet():
+            if self._reference is None:
+                improvement = qLogNoisyExpectedImprovement(
+                    self._model,
+                    self.X,
+                    objective=GenericMCObjective(lambda Z, X=None: Z[..., 0]),
+                    constraints=limits,
+                    prune_baseline=True,
+                )
+            else:
+                improvement = qLogNoisyExpectedHypervolumeImprovement(
+                    self._model,
+                    self._reference,
+                    self.X,
+                    objective=IdentityMCMultiOutputObjective(outcomes=list(range(self._objectives))),
+                    constraints=limits,
+                    prune_baseline=True,
+                )
+            X, _ = optimize_acqf(improvement, self._bounds, q=min(10, left), num_restarts=10, raw_samples=512, sequential=True)
+        return X
+
+    def tell(self, X: Tensor, Y: Tensor) -> None:
+        """Observe ``q x m`` outcomes and fit a model of each."""
+        self.X, self._Y = torch.cat([self.X, X]), torch.cat([self._Y, Y])
+        self._model = _fit(SingleTaskGP(self.X, self._Y))
+
+
+def _violated(Z: Tensor, column: int) -> Tensor:
+    return -Z[..., column]
 
 
 def run_botorch(task: Task, trace: Trace, seed: int) -> None:

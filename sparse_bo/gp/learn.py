@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
@@ -27,6 +26,7 @@ from sparse_bo.gp.likelihood import (
 )
 from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels.stationary import Pairs, pairs
+from sparse_bo.linalg.descent import lbfgsb
 
 PRIORS = Priors()
 """The default table."""
@@ -220,8 +220,7 @@ def _highest(density: LogPosterior, start: Hyperparameters | None, restart: bool
     firsts = [] if warm is None else [warm]
     if warm is None or restart:
         firsts += [min(group, key=lambda theta: negative(theta)[0]) for group in density.cold()]
-    options = {"maxiter": max_steps, "ftol": 1e-6}
-    ends = [minimize(negative, first, jac=True, method="L-BFGS-B", bounds=density.limits, options=options) for first in firsts]
+    ends = [lbfgsb(negative, first, limits=density.limits, maxiter=max_steps, ftol=1e-6) for first in firsts]
     end = min(ends, key=lambda end: float(end.fun))
     if end.fun >= 1e10:
         raise ValueError(failure or "the likelihood is not finite")

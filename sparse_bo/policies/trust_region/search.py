@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from sparse_bo.domains.box import Box, sobol_points
 from sparse_bo.gp.expected_improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.gp.hypervolume import LogGain
 from sparse_bo.gp.posterior import Moments, Posterior
+from sparse_bo.linalg.descent import lbfgsb
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.trust_region.observations import Warp
 from sparse_bo.policies.trust_region.region import RegionSettings
@@ -245,7 +245,7 @@ class SearchCandidates:
 
         first = ((U - lower) / span).clamp(0.0, 1.0).flatten().cpu().numpy()
         limits = [(0.0, 1.0) if moves else (at, at) for moves, at in zip(free.flatten().tolist(), first.tolist(), strict=True)]
-        found = minimize(negative, first, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 15})
+        found = lbfgsb(negative, first, limits=limits, maxiter=15)
         climbed = point(found.x)
         return torch.where(torch.isfinite(climbed).all(dim=-1, keepdim=True), climbed, U)
 
