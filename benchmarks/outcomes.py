@@ -17,7 +17,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from botorch import test_functions
+from botorch.test_functions import multi_objective, synthetic
 from botorch.test_functions.base import ConstrainedBaseTestProblem, MultiObjectiveTestProblem
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
@@ -41,7 +41,7 @@ SINGLE, SEVERAL = ("default", "cma", "tpe", "botorch", "sobol"), ("default", "ns
 CHECKPOINTS = 20
 
 
-class ConstrainedAckley(test_functions.Ackley, test_functions.synthetic.ConstrainedSyntheticTestFunction):  # type: ignore[misc]
+class ConstrainedAckley(synthetic.Ackley, synthetic.ConstrainedSyntheticTestFunction):  # type: ignore[misc]
     """Ackley in [−5, 10]^10 with the two constraints of SCBO's paper (Eriksson & Poloczek 2021, section 4)."""
 
     num_constraints = 2
@@ -52,17 +52,17 @@ class ConstrainedAckley(test_functions.Ackley, test_functions.synthetic.Constrai
 
 PROBLEMS: dict[str, Callable[[], Any]] = {
     "Ackley-10": lambda: ConstrainedAckley(dim=10, bounds=[(-5.0, 10.0)] * 10),
-    "Keane-30": lambda: test_functions.KeaneBumpFunction(dim=30),
-    "welded beam": test_functions.WeldedBeamSO,
-    "pressure vessel": test_functions.PressureVessel,
-    "tension string": test_functions.TensionCompressionString,
-    "speed reducer": test_functions.SpeedReducer,
-    "ZDT1-30": lambda: test_functions.ZDT1(dim=30),
-    "ZDT2-30": lambda: test_functions.ZDT2(dim=30),
-    "ZDT3-30": lambda: test_functions.ZDT3(dim=30),
-    "DTLZ2-12": lambda: test_functions.DTLZ2(dim=12, num_objectives=2),
-    "vehicle safety": test_functions.VehicleSafety,
-    "penicillin": test_functions.Penicillin,
+    "Keane-30": lambda: synthetic.KeaneBumpFunction(dim=30),
+    "welded beam": synthetic.WeldedBeamSO,
+    "pressure vessel": synthetic.PressureVessel,
+    "tension string": synthetic.TensionCompressionString,
+    "speed reducer": synthetic.SpeedReducer,
+    "ZDT1-30": lambda: multi_objective.ZDT1(dim=30),
+    "ZDT2-30": lambda: multi_objective.ZDT2(dim=30),
+    "ZDT3-30": lambda: multi_objective.ZDT3(dim=30),
+    "DTLZ2-12": lambda: multi_objective.DTLZ2(dim=12, num_objectives=2),
+    "vehicle safety": multi_objective.VehicleSafety,
+    "penicillin": multi_objective.Penicillin,
 }
 
 
