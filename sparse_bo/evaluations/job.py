@@ -60,8 +60,6 @@ class Job:
     """Whether no more evaluations are to be started; called after results were reported."""
     together: float = TASK_SECONDS
     """Seconds of evaluations of which the results are reported together."""
-    singly: int = 0
-    """Evaluations of the run that are asked one at a time, in this process: the next one knows the results before."""
     reported: Callable[[Batch, list[Value]], None] = lambda batch, values: None
     """Receives evaluations and their results (NaN: failed) after these were reported."""
 
@@ -87,7 +85,7 @@ def run_serially(job: Job) -> None:
     """Evaluate pending evaluations in this process, then ask and evaluate batch by batch until the end."""
     loop = job.loop
     while (loop.asked < job.end or loop.pending) and not job.ended():
-        batch = loop.reissue() if loop.pending else loop.ask(1 if loop.asked < job.singly else job.end - loop.asked)
+        batch = loop.reissue() if loop.pending else loop.ask(job.end - loop.asked)
         last = loop.asked >= job.end
         _evaluate(job, batch)
         if last:  # evaluations that a callback has asked beyond the end stay pending

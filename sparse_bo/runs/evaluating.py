@@ -12,7 +12,6 @@ from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.job import Job, run_serially
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
 from sparse_bo.evaluations.worker import Arrays, CallWith
-from sparse_bo.policies.trust_region.region import ImprovementSettings
 from sparse_bo.runs.arguments import check_budget, evaluation_of
 from sparse_bo.runs.ends import Ends, Evaluation, Watch
 from sparse_bo.runs.interrupts import carrying
@@ -21,8 +20,6 @@ from sparse_bo.runs.steps import Steps
 from sparse_bo.validation import check_flag
 
 logger = logging.getLogger(__name__)
-SINGLY = 50
-"""Evaluations asked one at a time where they are made so and no batch size is given (docs/decisions/118)."""
 
 
 def evaluate(
@@ -63,9 +60,7 @@ def evaluate(
         how: dict[str, Any] = {"default": loop.about["arrays"], "domain": engine.domain, "outcomes": names}
         evaluation = evaluation_of(objective, call_with, vectorized, arrays, **how)
         spent = partial(engine.spend, "objective")
-        unset = isinstance(engine.policy, ImprovementSettings) and engine.policy.batch_size is None
-        singly = SINGLY if unset and not evaluation.vectorized else 0
-        job = Job(loop, evaluation, end, spent, watch.call_back, watch.ended, watch.together, singly, watch.reported)
+        job = Job(loop, evaluation, end, spent, watch.call_back, watch.ended, watch.together, watch.reported)
         dispatch = None if spread is None else Dispatch(job, spread)
         with carrying(loop, engine, so_far, end=end), bar or nullcontext():
             ranks.agree("run")
