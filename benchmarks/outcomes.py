@@ -108,6 +108,8 @@ class Task:
 
     def violation(self, Y: Tensor) -> Tensor:
         """Return the total violation of ``n`` results, each constraint in its unit; 0: feasible."""
+        if not self.constraints:
+            return Y.new_zeros(len(Y))
         return (-Y[:, self.objectives :] / self.scales).clamp_min(0.0).sum(dim=-1)
 
     def reached(self, Y: Tensor) -> float | None:
@@ -139,13 +141,11 @@ def run_default(task: Task, evaluate: Evaluate, budget: int, seed: int) -> None:
 
 
 def run_optuna(sampler: str, task: Task, evaluate: Evaluate, budget: int, seed: int) -> None:
-    """Run a sampler of Optuna with the constraints as its ``constraints_func``."""
+    """Run a sampler of Optuna; constraints are those of the trials."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     settings: dict[str, Any] = {"multivariate": True} if sampler == "TPESampler" else {}
-    if task.constraints:
-        settings["constraints_func"] = lambda trial: trial.user_attrs["c"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         made = getattr(optuna.samplers, sampler)(seed=seed, **settings)
@@ -154,8 +154,8 @@ def run_optuna(sampler: str, task: Task, evaluate: Evaluate, budget: int, seed: 
     for _ in range(budget):
         trial = study.ask(space)
         row = evaluate(torch.tensor([[trial.params[name] for name in space]], dtype=torch.float64))[0].tolist()
-        if task.constraints:
-            trial.set_user_attr("c", [-slack for slack in row[task.objectives :]])
+        for j, slack in enumerate(row[task.objectives :]):
+            trial.set_constraint(f"c{j}", -slack)
         study.tell(trial, row[: task.objectives])
 
 
@@ -268,7 +268,8 @@ def _cell(problem: str, every: dict[tuple[str, int], Record]) -> str:
     task = Task(problem)
     shown = f"{median(found):.4g}"
     if task.objectives > 1:
-        shown = f"{100 * (1.0 - median(found) / task.problem.max_hv):.2g} %"
+        missing = 100 * (1.0 - median(found) / task.problem.max_hv)
+        shown = f"{missing:.0f} %" if missing >= 10.0 else f"{missing:.2g} %"
     return shown if len(found) == len(runs) else f"{shown} ({len(found)} of {len(runs)} feasible)"
 
 
@@ -302,12 +303,13 @@ EXPERIMENT = Experiment(
     about="""
 Problems of BoTorch's `test_functions` (Ackley with SCBO's two constraints is built here). The default is
 `optimize(f, bounds=…, objectives=…, constraints=…, budget=…)` without settings: no reference point is given to it. TPE and
-NSGA-II are Optuna's with its `constraints_func`; CMA-ES is the package `cma`, to which infeasible points are worse than
+NSGA-II are Optuna's, with the constraints of trials; CMA-ES is the package `cma`, to which infeasible points are worse than
 feasible ones by their total violation, each constraint in units of its standard deviation; BoTorch's loop is
 `qLogNoisyExpectedImprovement` or `qLogNoisyExpectedHypervolumeImprovement` (with the problem's reference point) on
 `SingleTaskGP`s, batches of ten. One thread. Tables show medians over seeds: with constraints the lowest feasible value among
 the points evaluated, with several objectives how much of the largest hypervolume is missing. Differences below 0.1 % are ties;
-p is of a two-sided sign test.
+p is of a two-sided sign test. Processor seconds include the objective's, which are many for penicillin. Values below the
+published optima of the pressure vessel (6060) and the welded beam (1.728) are feasible in BoTorch's versions of them.
 """,
     jobs=jobs,
     page=page,

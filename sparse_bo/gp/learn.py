@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
+from sparse_bo.gp.lbfgsb import lbfgsb
 from sparse_bo.gp.likelihood import (
     LogLikelihood,
     Scatter,
@@ -26,7 +27,6 @@ from sparse_bo.gp.likelihood import (
 )
 from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels.stationary import Pairs, pairs
-from sparse_bo.linalg.descent import lbfgsb
 
 PRIORS = Priors()
 """The default table."""

@@ -7,16 +7,10 @@ first steps are already Newton's. Notation: ``g`` gradient, ``B`` approximation 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from threading import Lock
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from scipy.optimize import OptimizeResult, minimize
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 Function = Callable[[Tensor], tuple[float, Tensor]]
@@ -112,35 +106,3 @@ def _updated(B: Tensor, s: Tensor, y: Tensor) -> Tensor:
         y = share * y + (1.0 - share) * Bs
         sy = float(s @ y)
     return B - torch.outer(Bs, Bs) / sBs + torch.outer(y, y) / sy
-
-
-def lbfgsb(
-    function: Callable[[np.ndarray], tuple[float, np.ndarray]], first: np.ndarray, *, limits: Any, **options: Any
-) -> OptimizeResult:
-    """Minimise a function of ``p`` numbers, which returns value and gradient, by SciPy's L-BFGS-B on one thread of its BLAS.
-
-    More threads of it gain nothing with so few numbers, and their waiting takes as much processor time as the function.
-    """
-    with _one_blas_thread():
-        return minimize(function, first, jac=True, method="L-BFGS-B", bounds=limits, options=options)
-
-
-_LIMITS = Lock()
-"""Held by the thread that has limited BLAS: of overlapping limits the last to end would restore the first one's."""
-
-
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    if not _LIMITS.acquire(blocking=False):
-        yield
-        return
-    try:
-        with _blas().limit(limits=1):
-            yield
-    finally:
-        _LIMITS.release()
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController().select(user_api="blas")

@@ -18,8 +18,8 @@ from torch import Tensor
 from sparse_bo.domains.box import Box, sobol_points
 from sparse_bo.gp.expected_improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.gp.hypervolume import LogGain
+from sparse_bo.gp.lbfgsb import lbfgsb
 from sparse_bo.gp.posterior import Moments, Posterior
-from sparse_bo.linalg.descent import lbfgsb
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.trust_region.observations import Warp
 from sparse_bo.policies.trust_region.region import RegionSettings
