@@ -69,6 +69,25 @@ def test_the_page_of_bbob_counts_targets_and_compares_runs_of_the_same_problem()
     assert figures.ended(record("default", 2, [9.0, 1.0], noise=0.05)) == 50.0
 
 
+def test_the_page_of_outcomes_compares_runs_of_the_same_problem() -> None:
+    outcomes = importlib.import_module("outcomes")
+
+    def record(problem: str, method: str, seed: int, reached: float | None) -> dict[str, object]:
+        about = {"problem": problem, "method": method, "budget": 200, "seed": seed, "time": f"2026-01-0{seed + 1}"}
+        return {**about, "at": [200], "reached": [reached], "seconds": 20.0}
+
+    runs = [record("welded beam", "default", k, y) for k, y in enumerate((1.7, 1.8, 2.0, None))]
+    runs += [record("welded beam", "tpe", k, y) for k, y in enumerate((1.8, 1.7, None, None))]
+    runs += [record("ZDT1-30", "default", 0, 0.75 * outcomes.Task("ZDT1-30").problem.max_hv), record("ZDT1-30", "tpe", 0, 1.0)]
+    assert outcomes.headline(runs).endswith(
+        "one objective, measured constraints, 200 evaluations: TPE 2–1; several objectives, 200 evaluations: TPE 1–0"
+    )
+    blocks = [block.rows for block in outcomes.page(runs) if not isinstance(block, str)]
+    assert blocks[0] == [["welded beam", "1.8 (3 of 4 feasible)", "1.75 (2 of 4 feasible)"]]
+    assert [row[2:] for row in blocks[1]] == [["", "0.100"], ["2–1 (1)", "0.100"]]
+    assert blocks[2][0][1] == "25 %"
+
+
 def test_bbob_refuses_the_other_half(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for library in ("cocoex", "cma", "optuna"):
         pytest.importorskip(library)
