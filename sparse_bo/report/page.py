@@ -160,7 +160,7 @@ def sections_of(view: RunView) -> Iterator[Section]:
     if inputs is not None:
         yield Section("inputs", "Inputs", plots=[inputs])
     if view.importance:
-        yield Section("importance", "Importance of the inputs", plots=[_importance(view)])
+        yield Section("importance", "Importance of the inputs", plots=[*_importance(view)])
     if view.outcomes is not None and view.computed and not view.outcomes.models:
         text = "The state has no model of the outcomes (the initial design is not complete, or the policy has none): no slices."
         yield Section("slices", "Slices", text)
@@ -234,16 +234,19 @@ def _progress(view: RunView) -> Iterator[Plot]:
     yield lines(batch_sizes(view.batches))
 
 
-def _importance(view: RunView) -> Plot:
-    shown = dict(list(view.importance.items())[:MOST_BARS])
-    text = (
-        "Share in the variance of the posterior mean, interactions included, where all inputs are uniform in their ranges; "
-        f"{view.importance_by}."
-    )
-    if len(shown) < len(view.importance):
-        rest = sum(view.importance.values()) - sum(shown.values())
-        text += f" {len(shown)} of {len(view.importance)} inputs; the others have {number(100.0 * rest, 2)} % together."
-    return bars("Importance", text, {name: 100.0 * share for name, share in shown.items()}, unit="%")
+def _importance(view: RunView) -> Iterator[Plot]:
+    for outcome, (shares, how) in view.importance.items():
+        shown = dict(list(shares.items())[:MOST_BARS])
+        of = f" of {outcome}" if outcome else ""
+        text = (
+            f"Share in the variance of the posterior mean{of}, interactions included, where all inputs are uniform in their "
+            f"ranges; {how}."
+        )
+        if len(shown) < len(shares):
+            rest = sum(shares.values()) - sum(shown.values())
+            text += f" {len(shown)} of {len(shares)} inputs; the others have {number(100.0 * rest, 2)} % together."
+        title = f"Importance for {outcome}" if outcome else "Importance"
+        yield bars(title, text, {name: 100.0 * share for name, share in shown.items()}, unit="%")
 
 
 def _sparse(view: RunView) -> Iterator[Plot]:

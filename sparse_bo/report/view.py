@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +147,15 @@ class OutcomeColumns:
         return found
 
 
+class Importance(NamedTuple):
+    """Importance of the inputs for an outcome."""
+
+    shares: Mapping[str, float]
+    """Share of each input in the sum of the total effects, by name; the largest first."""
+    how: str
+    """Computation in words."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunView:
     """A run as plain columns, with one entry for each of ``n`` evaluations in order."""
@@ -172,10 +181,8 @@ class RunView:
     """95 % interval of the objective at the best point (y), perhaps without an end; ``None`` without a model."""
     best_observed: Observation | None
     slices: Sequence[Slice]
-    importance: Mapping[str, float] = field(default_factory=dict)
-    """Share of each input in the variance of the posterior mean, the largest first; empty without a model."""
-    importance_by: str = ""
-    """Computation of the shares, in words."""
+    importance: Mapping[str, Importance] = field(default_factory=dict)
+    """Importance of the inputs for each outcome, by its name (``""``: the objective without a name); empty without a model."""
     computed: bool = True
     """Whether the state was there, or computed again: else neither model nor best point is known."""
     widened: float = 1.0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,56 +15,58 @@ from sparse_bo.gp.sensitivity import gaussian_effects, sampled_effects
 from sparse_bo.policies import State
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
+from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
+from sparse_bo.report.view import Importance
 
 MANY_INPUTS = 50
 """Above, the sample has a quarter of its points."""
 SAMPLE = 1_024
 
 
-class Importance(NamedTuple):
-    """Importance of the inputs."""
-
-    shares: Mapping[str, float]
-    """Share of the sum of the total effects, by name; the largest first."""
-    how: str
-    """Computation in words."""
-
-
-def importance_of(state: State, domain: Domain) -> Importance | None:
-    """Return the importance of the inputs under the model of a state; ``None`` if it is flat, or over the arms alone.
+def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
+    """Return the importance of the inputs for each outcome under the models of a state, by the name of the outcome.
 
     The total effect of an input is ``E[Var(m(u) | all other inputs)]`` of the posterior mean m, in the units that the model has
     (:class:`sparse_bo.policies.trust_region.observations.Warp`), under the uniform distribution on the box, or on the bounding
     box of the arms. In closed form for a Gaussian kernel, O(n² d), unless it would be rounding; else from a fixed Sobol sample.
     Columns of one parameter are one input; where a parameter is not there, it has no effect.
+
+    With one outcome without a name, that is ``""``. Outcomes whose model is flat, or over the arms alone, are left out.
     """
-    names, groups = _inputs(domain)
-    fitted = state.fitted if isinstance(state, RegionState) else _surrogate(state)
-    mean: Callable[[Tensor], Tensor]
-    if fitted is not None:
-        if fitted.learned.family == "rbf" and not isinstance(domain, SpaceArms | SpaceBox):
-            found = gaussian_effects(fitted.gp.support, fitted.gp.alpha, fitted.learned.lengthscales)
-            if found.rounding < 1e-3 * float(found.values.sum()):
-                return _shares(names, found.values, "in closed form")
-        mean = fitted.gp.mean
+    if isinstance(state, OutcomeModels):
+        every = {name: _of_model(fitted, domain) for name, fitted in zip(state.outcomes.names, state.fitted, strict=False)}
+    elif isinstance(state, RegionState | ImprovementState):
+        fitted = state.fitted if isinstance(state, RegionState) else state.surrogate
+        every = {} if fitted is None else {"": _of_model(fitted, domain)}
     elif isinstance(state, BoxState) and state.model is not None:
-        mean = partial(_predicted, state)
+        every = {"": _sampled(partial(_predicted, state), domain)}
     else:
+        every = {}
+    return {name: found for name, found in every.items() if found is not None}
+
+
+def _of_model(fitted: FittedRegion, domain: Domain) -> Importance | None:
+    """Return the importance under a model in the unit cube; ``None`` under a kernel of the user's, of the arms as they are."""
+    if not isinstance(fitted.gp.prior.kernel, Hyperparameters):
         return None
+    if fitted.learned.family == "rbf" and not isinstance(domain, SpaceArms | SpaceBox):
+        found = gaussian_effects(fitted.gp.support, fitted.gp.alpha, fitted.learned.lengthscales)
+        if found.rounding < 1e-3 * float(found.values.sum()):
+            return _shares(_inputs(domain)[0], found.values, "in closed form")
+    return _sampled(fitted.gp.mean, domain)
+
+
+def _sampled(mean: Callable[[Tensor], Tensor], domain: Domain) -> Importance | None:
+    """Return the importance by a posterior mean of ``n x d`` points in the unit cube, from a Sobol sample."""
+    names, groups = _inputs(domain)
     count = SAMPLE if len(groups) <= MANY_INPUTS else SAMPLE // 4
     points = sobol_points(count, 2 * domain.dims, seed=0).to(domain.device)
     A, B = points[:, : domain.dims], points[:, domain.dims :]
     if isinstance(domain, SpaceArms | SpaceBox):
         mean = partial(_placed, domain, mean)
     return _shares(names, sampled_effects(mean, A, B, groups), f"from a sample of {count:,} points")
-
-
-def _surrogate(state: State) -> FittedRegion | None:
-    """Return the model over arms in the unit cube; ``None`` under a kernel of the user's, of the arms as they are."""
-    fitted = state.surrogate if isinstance(state, ImprovementState) else None
-    return fitted if fitted is not None and isinstance(fitted.gp.prior.kernel, Hyperparameters) else None
 
 
 def _inputs(domain: Domain) -> tuple[list[str], list[Tensor]]:
@@ -92,7 +93,7 @@ def _placed(domain: SpaceArms | SpaceBox, mean: Callable[[Tensor], Tensor], U: T
     return mean((U - lower) / torch.where(span > 0.0, span, 1.0))
 
 
-def _shares(names: list[str], effects: Tensor, how: str) -> Importance | None:
+def _shares(names: Sequence[str], effects: Tensor, how: str) -> Importance | None:
     total = float(effects.sum())
     if not total > 0.0:
         return None

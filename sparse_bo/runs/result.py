@@ -178,9 +178,25 @@ class Result(Report):
         the box, or on the bounding box of the arms: in closed form for a Gaussian kernel, else from a fixed Sobol sample. The
         local model of :class:`sparse_bo.TrustRegion` knows at most ``model_size`` points, most of them near the best one.
         ``None`` without a model, and under those that have one over the arms alone (:class:`sparse_bo.BBKB`, …).
+
+        Raises:
+            ValueError: If the run has several outcomes: :attr:`importance_by_outcome`.
         """
+        if (outcomes := self.history.outcomes) is not None:
+            raise ValueError(f"expected one outcome, got {', '.join(outcomes.names)}; use result.importance_by_outcome")
         found = importance_of(self.state, self.domain)
-        return None if found is None else dict(found.shares)
+        return dict(found[""].shares) if found else None
+
+    @cached_property
+    def importance_by_outcome(self) -> dict[str, dict[str, float]]:
+        """:attr:`importance` of the inputs for each outcome, by its name; one without a model, or with a flat one, is left out.
+
+        Raises:
+            ValueError: If the run has one outcome without a name.
+        """
+        if self.history.outcomes is None:
+            raise ValueError("expected a run with objectives=, got one of one outcome; use result.importance")
+        return {name: dict(found.shares) for name, found in importance_of(self.state, self.domain).items()}
 
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).

@@ -252,7 +252,7 @@ def view_of(
         slices = [_slice(wider, domain, x, j, name, best) for j, name in enumerate(names[:most_slices])]
         interval = _interval(predict, domain, report)
     arm_names = history.info.get("names")
-    weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else None
+    weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
     highest = None
     if last.best_observed_mean is not None:
         arm = (
@@ -279,8 +279,7 @@ def view_of(
         best_interval=interval,
         best_observed=highest,
         slices=[one for one in slices if one is not None],
-        importance={} if weights is None else weights.shares,
-        importance_by="" if weights is None else weights.how,
+        importance=weights,
         computed=state is not None,
         widened=widened,
         variance_factor=None if certificate is None else certificate.factor,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import BBKB, Choice, Float, Int, maximize
+from sparse_bo import BBKB, Choice, Float, Int, maximize, optimize
 from sparse_bo.domains.box import sobol_points
 from sparse_bo.gp.sensitivity import sampled_effects
 from sparse_bo.kernels import TanimotoKernel
@@ -27,7 +27,7 @@ def test_on_a_box_the_steep_input_leads_and_one_without_effect_has_none():
     assert result.importance["x3"] < 0.01
     page = result.report()
     assert "Importance of the inputs" in page
-    assert importance_of(result.state, result.domain).how in page
+    assert importance_of(result.state, result.domain)[""].how in page
 
 
 def test_a_gaussian_kernel_has_a_closed_form_near_the_truth():
@@ -36,7 +36,7 @@ def test_a_gaussian_kernel_has_a_closed_form_near_the_truth():
     y = np.sin(4.0 * X[:, 0] + 2.0 * X[:, 1] ** 2)
     result = maximize(lambda x: 0.5, bounds=[(0.0, 1.0)] * 2, budget=0, policy=policy, initial=(X, y))
     assert result.state.fitted.learned.family == "rbf"
-    closed = importance_of(result.state, result.domain)
+    closed = importance_of(result.state, result.domain)[""]
     assert closed.how == "in closed form"
     points = sobol_points(4_096, 4, seed=0)
     groups = list(torch.arange(2).split(1))
@@ -83,3 +83,31 @@ def test_many_inputs_are_counted_on_the_page():
     result = maximize(lambda x: 0.0, bounds=[(0.0, 1.0)] * 30, budget=0, policy=policy, initial=(X, X @ np.arange(30.0)))
     assert len(result.importance) == 30
     assert "20 of 30 inputs; the others have" in result.report()
+
+
+def two(x):
+    return {"strength": -float((x[0] - 0.3) ** 2), "cost": float(np.exp(2.0 * x[1])), "constant": 1.0}
+
+
+OBJECTIVES = {"objectives": {"strength": "max", "cost": "min"}, "constraints": {"constant": (None, 2.0)}}
+
+
+@pytest.mark.parametrize("arms", [False, True])
+def test_each_outcome_has_its_own_importance(arms):
+    where = {"arms": np.random.default_rng(0).random((60, 2))} if arms else {"bounds": [(0.0, 1.0)] * 2}
+    result = optimize(two, **where, **OBJECTIVES, budget=24)
+    found = result.importance_by_outcome
+    assert set(found) == {"strength", "cost"}  # the constant has a flat model
+    assert found["strength"]["x1"] > 0.95
+    assert found["cost"]["x2"] > 0.95
+    page = result.report()
+    assert "Importance for strength" in page
+    assert "variance of the posterior mean of cost" in page
+    with pytest.raises(ValueError, match="got strength, cost, constant; use result.importance_by_outcome"):
+        _ = result.importance
+
+
+def test_one_outcome_has_no_names_to_sort_by():
+    result = maximize(steep, bounds=[(0.0, 1.0)] * 2, budget=8)
+    with pytest.raises(ValueError, match="got one of one outcome; use result.importance"):
+        _ = result.importance_by_outcome
