@@ -88,6 +88,18 @@ def test_the_page_of_outcomes_compares_runs_of_the_same_problem() -> None:
     assert blocks[2][0][1] == "25 %"
 
 
+def test_powers_of_ten_are_drawn_as_formulas(tmp_path: Path) -> None:
+    """The package's figures draw a "$" of a user's name as it is: the benchmarks' logarithmic axes are formulas."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**importlib.import_module("harness.drawing").STYLE, "svg.fonttype": "none"}):
+        figure = Figure()
+        figure.subplots().set(xscale="log", xlim=(1e-3, 1e5))
+        figure.savefig(tmp_path / "a.svg", metadata={"Date": None})
+    assert "mathdefault" not in re.sub(r"<!--.*?-->", "", (tmp_path / "a.svg").read_text())
+
+
 def test_bbob_refuses_the_other_half(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for library in ("cocoex", "cma", "optuna"):
         pytest.importorskip(library)

@@ -10,9 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from sparse_bo.report.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, STYLE
+from sparse_bo.report import figures
+from sparse_bo.report.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED
 
 __all__ = ["BLUE", "GREEN", "INK", "MUTED", "ORANGE", "PURPLE", "RED", "STYLE", "band", "plain_ticks"]
+STYLE: dict[Any, Any] = {**figures.STYLE, "text.parse_math": True}
+"""Of the package, but powers of ten on axes are formulas, and there are no names of users."""
 
 
 def band(axis: Axes, at: Sequence[int], runs: Sequence[Sequence[float]], **look: Any) -> None:
