@@ -169,9 +169,13 @@ def headline(records: list[Record]) -> str:
     pairs = [(runs["widest", seed], runs["botorch", seed]) for seed in seeds]
     less = [theirs["cpu_s"] / ours["cpu_s"] for ours, theirs in pairs]
     gain = [ours["information_gain"] / theirs["information_gain"] for ours, theirs in pairs]
+    shorter, more = (
+        " to ".join(dict.fromkeys((least, most)))
+        for least, most in ((f"{min(less):.0f}", f"{max(less):.0f}"), (f"{min(gain):.1f}", f"{max(gain):.1f}"))
+    )
     return (
-        f"{q} picks at n = {n:,}: `optimize_batch` takes {min(less):.0f} to {max(less):.0f} times less than `optimize_acqf`, "
-        f"at {min(gain):.1f} to {max(gain):.1f} times the information gain (β = 256)"
+        f"{q} picks at n = {n:,}, seeds {', '.join(map(str, sorted(seeds)))}: `optimize_batch` takes {shorter} times less than "
+        f"`optimize_acqf`, at {more} times the information gain (β = 256)"
     )
 
 

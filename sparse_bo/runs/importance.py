@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -33,7 +33,7 @@ def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
     box of the arms. In closed form for a Gaussian kernel, O(n² d), unless it would be rounding; else from a fixed Sobol sample.
     Columns of one parameter are one input; where a parameter is not there, it has no effect.
 
-    With one outcome without a name, that is ``""``. Outcomes whose model is flat, or over the arms alone, are left out.
+    The name of an objective without one is ``""``. Outcomes whose model is flat, or over the arms alone, are left out.
     """
     if isinstance(state, OutcomeModels):
         every = {name: _of_model(fitted, domain) for name, fitted in zip(state.outcomes.names, state.fitted, strict=False)}
@@ -93,7 +93,7 @@ def _placed(domain: SpaceArms | SpaceBox, mean: Callable[[Tensor], Tensor], U: T
     return mean((U - lower) / torch.where(span > 0.0, span, 1.0))
 
 
-def _shares(names: Sequence[str], effects: Tensor, how: str) -> Importance | None:
+def _shares(names: list[str], effects: Tensor, how: str) -> Importance | None:
     total = float(effects.sum())
     if not total > 0.0:
         return None

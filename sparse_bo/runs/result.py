@@ -182,20 +182,20 @@ class Result(Report):
         Raises:
             ValueError: If the run has several outcomes: :attr:`importance_by_outcome`.
         """
-        if (outcomes := self.history.outcomes) is not None:
+        if (outcomes := self.history.outcomes) is not None and len(outcomes.names) > 1:
             raise ValueError(f"expected one outcome, got {', '.join(outcomes.names)}; use result.importance_by_outcome")
         found = importance_of(self.state, self.domain)
-        return dict(found[""].shares) if found else None
+        return next((dict(one.shares) for one in found.values()), None)
 
     @cached_property
     def importance_by_outcome(self) -> dict[str, dict[str, float]]:
         """:attr:`importance` of the inputs for each outcome, by its name; one without a model, or with a flat one, is left out.
 
         Raises:
-            ValueError: If the run has one outcome without a name.
+            ValueError: If the objective has no name.
         """
         if self.history.outcomes is None:
-            raise ValueError("expected a run with objectives=, got one of one outcome; use result.importance")
+            raise ValueError("expected a run with objectives=, got one whose objective has no name; use result.importance")
         return {name: dict(found.shares) for name, found in importance_of(self.state, self.domain).items()}
 
     def to_pandas(self) -> DataFrame:

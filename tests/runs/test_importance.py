@@ -107,7 +107,18 @@ def test_each_outcome_has_its_own_importance(arms):
         _ = result.importance
 
 
-def test_one_outcome_has_no_names_to_sort_by():
+def test_an_objective_without_a_name_has_no_importance_by_name():
     result = maximize(steep, bounds=[(0.0, 1.0)] * 2, budget=8)
-    with pytest.raises(ValueError, match="got one of one outcome; use result.importance"):
+    with pytest.raises(ValueError, match="got one whose objective has no name; use result.importance"):
         _ = result.importance_by_outcome
+
+
+def test_one_outcome_with_a_name_has_both():
+    def named(x):
+        return {"yield": steep(x)}
+
+    result = optimize(named, bounds=[(0.0, 1.0)] * 2, objectives={"yield": "max"}, budget=24)
+    assert result.importance["x2"] > 0.9
+    assert result.importance_by_outcome == {"yield": result.importance}
+    nothing = optimize(named, bounds=[(0.0, 1.0)] * 2, objectives={"yield": "max"}, budget=0)
+    assert (nothing.importance, nothing.importance_by_outcome) == (None, {})
