@@ -206,6 +206,7 @@ def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Rep
             update = engine.redo(event)
         if update is not None and update.errors is not None:
             residuals += filter(math.isfinite, update.errors.tolist())
+    engine.rows[: len(known)] = known[: len(engine.rows)]  # as they were written: with the seconds that the run took
     return Replayed(len(known), size, residuals)
 
 

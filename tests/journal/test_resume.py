@@ -60,7 +60,8 @@ def test_a_run_resumed_again_and_again_is_the_uninterrupted_one(chosen, seconds,
             loop.close()
             asked, pending, rows = loop.asked, loop.pending, loop.history.rows
             loop = AskTell.resume(storage)
-            assert (loop.asked, loop.pending, loop.history.indices) == (asked, pending, [i for r in rows for i in r.indices])
+            assert (loop.asked, loop.pending) == (asked, pending)
+            assert repr(loop.history.rows) == repr(rows)  # their seconds, too
         step(loop, budget=BUDGET)
         steps += 1
     assert loop.history.indices == reference.history.indices
