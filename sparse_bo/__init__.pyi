@@ -4,7 +4,7 @@ from .acquisition import optimize_batch
 from .dictionary import certify
 from .domains import Choice, Float, Int, MemmapArms, ProductGrid, Space
 from .errors import ContradictionError, ObjectiveError, RunInterrupted
-from .evaluations import Batch, Workers
+from .evaluations import Batch, Measured, Workers
 from .journal import Storage
 from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset, register_with_ax
 from .planning import plan
@@ -26,6 +26,7 @@ __all__ = [
     "Float",
     "History",
     "Int",
+    "Measured",
     "MemmapArms",
     "ObjectiveError",
     "ProductGrid",

@@ -1,4 +1,7 @@
-"""Results of evaluations: a real number, or one for each of several outcomes; NaN: failed. Imports neither torch nor numpy."""
+"""Results of evaluations: a real number, or one for each of several outcomes; NaN: failed. Imports neither torch nor numpy.
+
+A number of known noise is a :class:`Measured`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,61 @@ from typing import Any
 
 FAILED = math.nan
 """Result of a failed evaluation: the same NaN object everywhere, so that histories with failures compare equal."""
+
+
+class Measured(float):
+    """A result whose noise is known: a number with the standard deviation of its measurement.
+
+    It is a ``float``: sums, comparisons and files see the number alone.
+
+    Args:
+        value: The result (y); NaN: the evaluation failed.
+        sd: Standard deviation of the noise in it (y), such as the standard error of a mean; 0: it is exact.
+
+    Raises:
+        TypeError: If one of them is not a real number.
+        ValueError: If the standard deviation is negative, infinite or NaN, and the value is not NaN.
+
+    Example:
+        >>> Measured(3.1, sd=0.2)
+        Measured(3.1, sd=0.2)
+    """
+
+    __slots__ = ("sd",)
+    sd: float
+    """Standard deviation of the noise (y)."""
+
+    def __new__(cls, value: Any, sd: Any) -> Measured:
+        """Return a result of known noise."""
+        try:
+            number, spread = float(value), float(sd)
+        except (TypeError, ValueError, OverflowError) as error:
+            got = f"{reprlib.repr(value)} and {reprlib.repr(sd)}"
+            raise TypeError(f"expected a result and its standard deviation as real numbers, got {got}") from error
+        if number == number and not 0.0 <= spread < math.inf:
+            raise ValueError(
+                f"expected a standard deviation ≥ 0 of the result {number:g}, got {spread:g}; return the number alone if the "
+                "noise is not known"
+            )
+        made = super().__new__(cls, number)
+        made.sd = spread
+        return made
+
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]  # of float it has one part
+        """Return the arguments that make a copy: those of a pickle."""
+        return float(self), self.sd
+
+    def __repr__(self) -> str:
+        """Return the expression that makes it."""
+        return f"Measured({float(self)!r}, sd={self.sd!r})"
+
+
 Value = float | tuple[float, ...]
 """Result of an evaluation (y); with several outcomes one number for each, NaN for those that are missing."""
-SEVERAL = '; this run has one objective, several outcomes are named: sparse_bo.optimize(…, objectives={"yield": "max", …})'
+SEVERAL = (
+    '; this run has one objective, several outcomes are named: sparse_bo.optimize(…, objectives={"yield": "max", …}); a value '
+    "whose noise has a known standard deviation is sparse_bo.Measured(value, sd)"
+)
 
 
 def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
@@ -37,12 +92,38 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
     return dict(zip(tickets, numbers, strict=True))
 
 
-def results_of(numbers: Iterable[float | Sequence[float]]) -> list[Value]:
-    """Return results with :data:`FAILED` for every NaN, rows as tuples."""
+def results_of(numbers: Sequence[Any], sds: Sequence[Any] | None = None) -> list[Value]:
+    """Return results with :data:`FAILED` for every NaN, rows as tuples.
+
+    Those with a standard deviation, in rows of ``sds``, are :class:`Measured`; NaN: it is not known.
+    """
+    if sds is None:
+        return [
+            tuple(FAILED if v != v else v for v in row) if isinstance(row, Sequence) else FAILED if row != row else row
+            for row in numbers
+        ]
     return [
-        tuple(FAILED if v != v else v for v in row) if isinstance(row, Sequence) else FAILED if row != row else row
-        for row in numbers
+        tuple(map(_measured, row, own)) if isinstance(row, Sequence) else _measured(row, own[0])
+        for row, own in zip(numbers, sds, strict=True)
     ]
+
+
+def has_sds(values: Iterable[Value]) -> bool:
+    """Return whether the noise of a result is known."""
+    return any(type(v) is not float and any(isinstance(one, Measured) for one in _row(v)) for v in values)
+
+
+def sds_of(values: Iterable[Value]) -> list[tuple[float, ...]]:
+    """Return the known standard deviations of results, a row for each; :data:`FAILED` where one is not known."""
+    return [tuple(one.sd if isinstance(one, Measured) else FAILED for one in _row(v)) for v in values]
+
+
+def _row(value: Value) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _measured(value: float, sd: float) -> float:
+    return FAILED if value != value else value if sd != sd else Measured(value, sd)
 
 
 def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
@@ -75,7 +156,8 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[in
     Args:
         tickets: ``q`` tickets.
         y: ``q x m`` real values; ``q`` dictionaries by name, or rows of ``m``; or a dictionary of ``q`` values by name. NaN or
-            ``None``: the outcome is missing; in place of a row: the evaluation failed. Other names are ignored.
+            ``None``: the outcome is missing; in place of a row: the evaluation failed. Other names are ignored. A value may be
+            a :class:`Measured`, or a pair of a number and the standard deviation of its noise (``None``: not known).
         names: Of the ``m`` outcomes.
 
     Raises:
@@ -137,6 +219,11 @@ def _outcome(name: str, value: Any) -> float:
     (value,) = _listed(value) if len(_listed(value)) == 1 else (value,)
     if value is None:
         return FAILED
+    if isinstance(value, Measured):
+        return value if value == value else FAILED
+    if len(pair := _listed(value)) == 2:
+        number = _outcome(name, pair[0])
+        return number if number != number or pair[1] is None else Measured(number, pair[1])
     if isinstance(value, (str, bytes, bytearray, complex)):
         raise TypeError(f"expected a real number for the outcome {name!r}, got {value!r}")
     try:
@@ -170,6 +257,8 @@ def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
 def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     """Return one value, from a scalar or a row of length one."""
     value = row.tolist() if hasattr(row, "tolist") else row
+    if isinstance(value, Measured):
+        return value
     if isinstance(value, (list, tuple)):
         if len(value) != 1 or isinstance(value[0], (list, tuple)):
             raise _wrong_shape(tickets, _shape(_rows(tickets, y)))

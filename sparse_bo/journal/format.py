@@ -12,6 +12,8 @@ chained that a record that is changed, missing, repeated or of another file is f
 ``enqu``  ``n`` or ``n x d`` picks that the next asks return first
 ``ask``   first ticket, number wanted (−1: no limit), ``q`` or ``q x d`` picks
 ``tell``  ``q`` tickets, ``q`` or ``q x m`` results (NaN: failed; of several outcomes: missing)
+``adsd``  ``add`` with results of known noise: after the results as many standard deviations (NaN: not known)
+``tesd``  ``tell`` with results of known noise, likewise
 ``updt``  an ask updated the state by the results so far; empty
 ``row``   a row of the history: its number, then its fields as JSON; follows from the events before it
 ``snap``  a snapshot of the state, packed; follows from the events before it
@@ -23,7 +25,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
@@ -33,12 +35,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.errors import StorageError
+from sparse_bo.evaluations.results import Value, has_sds, results_of, sds_of
 
 FORMAT = 1
 Kind = Literal["add", "enqueue", "ask", "tell", "update"]
 RUN, ARMS, ROW, SNAPSHOT = b"run ", b"arms", b"row ", b"snap"
-EVENTS: Mapping[bytes, Kind] = {b"add ": "add", b"enqu": "enqueue", b"ask ": "ask", b"tell": "tell", b"updt": "update"}
-_TAGS = {kind: tag for tag, kind in EVENTS.items()}
+_TAGS: Mapping[Kind, bytes] = {"add": b"add ", "enqueue": b"enqu", "ask": b"ask ", "tell": b"tell", "update": b"updt"}
+_NOISY: Mapping[Kind, bytes] = {"add": b"adsd", "tell": b"tesd"}
+"""Of events with standard deviations."""
+EVENTS: Mapping[bytes, Kind] = {tag: kind for tags in (_TAGS, _NOISY) for kind, tag in tags.items()}
 _HEADER = re.compile(rb"sparse_bo journal (\d{1,9}) \(sparse_bo ([^)\n]{1,60})\)\n")
 _HEAD, _CHECK, _ASK, _ROW = (struct.Struct(layout) for layout in ("<Q4sI", "<I", "<qq", "<q"))
 _HEAD_BYTES = _HEAD.size + _CHECK.size
@@ -60,6 +65,20 @@ class Event(NamedTuple):
     """``tell``: ``q``."""
     results: NDArray[np.float64] | None = None
     """``tell``, ``add``: ``q`` numbers, or ``q x m`` outcomes; NaN where one failed or is missing."""
+    sds: NDArray[np.float64] | None = None
+    """``tell``, ``add``: ``q x m`` known standard deviations of their noise, NaN where one is not known; ``None``: none is."""
+
+    @classmethod
+    def of_values(cls, kind: Kind, values: Sequence[Value], **others: Any) -> Event:
+        """Return a ``tell`` or ``add`` with results."""
+        sds = np.array(sds_of(values), np.float64) if has_sds(values) else None
+        return cls(kind, results=np.array(values, np.float64), sds=sds, **others)
+
+    @property
+    def values(self) -> list[Value]:
+        """The results."""
+        assert self.results is not None
+        return results_of(self.results.tolist(), None if self.sds is None else self.sds.tolist())
 
 
 class Row(NamedTuple):
@@ -114,7 +133,7 @@ def encode(record: Event | Row | bytes) -> tuple[bytes, bytes]:
     for part in arrays:
         if part is not None:
             payload += part.astype("<i8" if part.dtype.kind == "i" else "<f8", copy=False).tobytes()
-    return _TAGS[kind], payload
+    return (_TAGS if record.sds is None else _NOISY)[kind], payload
 
 
 def frame(kind: bytes, payload: bytes, end: End) -> tuple[bytes, End]:
@@ -160,10 +179,11 @@ def decode_event(kind: bytes, payload: bytes, dims: int | None, outcomes: int | 
         dims: ``d`` of a box; ``None`` over arms.
         outcomes: ``m``; ``None``: results are numbers.
     """
-    name, width = EVENTS[kind], outcomes or 1
+    name, noisy = EVENTS[kind], kind in _NOISY.values()
+    width = (1 + noisy) * (outcomes or 1)
     if name == "tell":
         stop = len(payload) // (1 + width)
-        return Event(name, tickets=np.frombuffer(payload[:stop], "<i8"), results=_results(payload[stop:], outcomes))
+        return Event(name, tickets=np.frombuffer(payload[:stop], "<i8"), **_results(payload[stop:], outcomes, noisy=noisy))
     if name == "ask":
         first, max_q = _ASK.unpack_from(payload)
         return Event(name, first, None if max_q < 0 else max_q, _picks(payload[_ASK.size :], dims))
@@ -172,12 +192,15 @@ def decode_event(kind: bytes, payload: bytes, dims: int | None, outcomes: int | 
     if name == "enqueue":
         return Event(name, picks=_picks(payload, dims))
     stop = len(payload) // (width + (dims or 1)) * (dims or 1)
-    return Event(name, picks=_picks(payload[:stop], dims), results=_results(payload[stop:], outcomes))
+    return Event(name, picks=_picks(payload[:stop], dims), **_results(payload[stop:], outcomes, noisy=noisy))
 
 
-def _results(data: bytes, outcomes: int | None) -> NDArray[np.float64]:
-    numbers = np.frombuffer(data, "<f8")
-    return numbers if outcomes is None else numbers.reshape(-1, outcomes)
+def _results(data: bytes, outcomes: int | None, *, noisy: bool) -> dict[str, Any]:
+    numbers, sds = np.frombuffer(data, "<f8"), {}
+    if noisy:
+        numbers, deviations = np.split(numbers, 2)
+        sds = {"sds": deviations.reshape(-1, outcomes or 1)}
+    return {"results": numbers if outcomes is None else numbers.reshape(-1, outcomes), **sds}
 
 
 def _picks(data: bytes, dims: int | None) -> NDArray[Any]:

@@ -184,6 +184,22 @@ class Mechanism(ABC, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
 
+class KnownNoiseMechanism(Mechanism[S]):
+    """A mechanism that takes results of known noise, too."""
+
+    @abstractmethod
+    def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
+        """Return the state after observing ``y`` (``q``, or ``q x m`` outcomes) at ``picks``, q ≥ 1.
+
+        ``sd``: known standard deviations (y) of the noise in them, of their shape, NaN where one is not known; ``None``: none
+        is.
+        """
+
+    def observe(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
+        """Return the state after observing ``y`` at ``picks`` before the run: :meth:`tell`."""
+        return self.tell(state, picks, y, generator=generator, sd=sd)
+
+
 DESIGN_AT_ONCE = 65_536
 """Most picks of an initial design that one ask makes; the next ask continues the design."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
-from sparse_bo.evaluations.results import is_failed, outcomes_of
+from sparse_bo.evaluations.results import Value, has_sds, is_failed, outcomes_of, results_of, sds_of
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
@@ -160,8 +160,8 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
 
 def checked_observations(
     kind: str, given: tuple[Any, Any], domain: Domain, outcomes: Outcomes | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the picks (``n``) and the results (``n`` or ``n x m``) of observations that a run has not asked for."""
+) -> tuple[Tensor, list[Value]]:
+    """Return the ``n`` picks and results of observations that a run has not asked for."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         got = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
         raise TypeError(f"expected {kind}=(inputs, results), got {got}; pass a tuple of two")
@@ -180,17 +180,18 @@ def checked_observations(
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many {kind} values as inputs, got {got}; pass one value for each")
     check_finite(f"{kind} values", values)
-    return picks, values
+    measured = isinstance(y, (list, tuple)) and has_sds(y)
+    return picks, results_of(values.tolist(), sds_of(y) if measured else None)
 
 
-def _outcomes_of(kind: str, picks: Tensor, y: Any, names: Sequence[str]) -> Tensor:
-    """Return ``n x m`` outcomes of a user's observations, at least one of each."""
+def _outcomes_of(kind: str, picks: Tensor, y: Any, names: Sequence[str]) -> list[Value]:
+    """Return ``n`` rows of ``m`` outcomes of a user's observations, at least one of each."""
     rows = list(outcomes_of(range(len(picks)), y, names).values())
     if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
         raise ValueError(
             f"expected at least one outcome of every {kind} observation, got none of number {failed}; leave it out"
         )
-    return torch.tensor(rows, dtype=torch.float64, device=picks.device)
+    return rows
 
 
 def _numbers(kind: str, y: Any) -> list[float]:

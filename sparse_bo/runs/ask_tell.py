@@ -131,6 +131,8 @@ class AskTell:
         self._ranks.compare(partial(shared_settings, self._about, given))
         self._engine = Engine(self._domain, chosen, **how)
         before = None if given is None else checked_observations("initial", given, self._domain, outcomes)
+        if before is not None:
+            self._engine.check_noise(before[1])
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
         recorder = Recorder.create(storage, self._about, self._domain, before, self._ranks.group)
@@ -278,13 +280,13 @@ class AskTell:
 
         Args:
             tickets: Tickets of :meth:`ask`.
-            y: One finite value per ticket; NaN marks a failed evaluation, as :meth:`fail` does. With several outcomes a
-                dictionary or a row for each ticket, see :func:`sparse_bo.optimize`.
+            y: One finite value per ticket, of known noise a :class:`sparse_bo.Measured`; NaN marks a failed evaluation, as
+                :meth:`fail` does. With several outcomes a dictionary or a row for each ticket, see :func:`sparse_bo.optimize`.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             ValueError: If the number of values differs from the number of tickets, or a value is infinite.
-            TypeError: If the values are not real numbers.
+            TypeError: If the values are not real numbers, or the policy takes none of known noise; nothing is recorded then.
             StorageError: If the journal cannot be written; nothing is recorded then.
 
         Warns:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from operator import attrgetter
@@ -27,12 +27,12 @@ from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.results import Value, is_failed, results_of
+from sparse_bo.evaluations.results import Value, has_sds, is_failed, sds_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Outcomes, Policy, Proposal, State, Wait
 from sparse_bo.policies.box_states import PointState
 from sparse_bo.policies.persistence import on_device
-from sparse_bo.policies.protocol import mechanism_of
+from sparse_bo.policies.protocol import KnownNoiseMechanism, mechanism_of
 from sparse_bo.policies.states import Phase
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
@@ -218,10 +218,18 @@ class Engine:
         batch, values = self.ledger.answers()
         return self._updated(batch, values, self.mechanism.tell)
 
-    def observed(self, picks: Tensor, y: Sequence[float | Sequence[float]]) -> Update:
+    def observed(self, picks: Tensor, values: list[Value]) -> Update:
         """Return the update by observations that the run has not asked for, with the next tickets."""
         tickets = list(range(self.next_ticket, self.next_ticket + len(picks)))
-        return self._updated(self.ledger.batch(picks, tickets), results_of(y), self.mechanism.observe, added=True)
+        return self._updated(self.ledger.batch(picks, tickets), values, self.mechanism.observe, added=True)
+
+    def check_noise(self, values: Iterable[Value]) -> None:
+        """Raise a ``TypeError`` if the noise of a result is known, and the policy cannot use that."""
+        if not isinstance(self.mechanism, KnownNoiseMechanism) and has_sds(values):
+            raise TypeError(
+                f"policy {self.policy.name!r} takes results without standard deviations, as all have the same noise, got a "
+                "sparse_bo.Measured; tell its value alone, or use TrustRegion on boxes and ExpectedImprovement over arms"
+            )
 
     def enqueue(self, picks: Tensor) -> None:
         """Add picks that the next asks return first."""
@@ -238,11 +246,11 @@ class Engine:
         self.seconds += update.seconds
         self.ledger.settle(tickets)
 
-    def began_with(self, picks: Tensor, y: Tensor) -> bool:
+    def began_with(self, picks: Tensor, values: list[Value]) -> bool:
         """Return whether the run has these initial observations."""
         first = self.rows[0] if self.rows and self.rows[0].added else None
         where = self.domain.recorded(picks).tolist()
-        return first is not None and (first.points or first.indices, first.results) == (where, results_of(y.tolist()))
+        return first is not None and (first.points or first.indices, repr(first.results)) == (where, repr(values))
 
     def spend(self, on: Phase, seconds: float) -> None:
         """Add time to a phase of the next history row."""
@@ -286,14 +294,14 @@ class Engine:
             return None
         if event.kind == "add":
             assert event.results is not None
-            update = self.observed(self.tensor(event.picks), event.results.tolist())
+            update = self.observed(self.tensor(event.picks), event.values)
         else:
             if event.kind == "tell":
                 assert event.tickets is not None
                 assert event.results is not None
                 tickets = event.tickets.tolist()
                 self.ledger.check(tickets)
-                self.ledger.answer(dict(zip(tickets, results_of(event.results.tolist()), strict=True)))
+                self.ledger.answer(dict(zip(tickets, event.values, strict=True)))
             if not (self.ledger.complete or (event.kind == "update" and self.ledger.answered)):
                 return None
             update = self.next_update()
@@ -328,14 +336,17 @@ class Engine:
         generator, start = self._drawing(), time.perf_counter()
         device, errors = self.domain.device, None
         if good:
-            y = torch.tensor([values[i] for i in good], dtype=torch.float64, device=device)
-            picks = batch.picks[torch.tensor(good, device=device)]
+            results = [values[i] for i in good]
+            y = torch.tensor(results, dtype=torch.float64, device=device)
+            picks, known = batch.picks[torch.tensor(good, device=device)], dict[str, Any]()
+            if has_sds(results):
+                known["sd"] = torch.tensor(sds_of(results), dtype=torch.float64, device=device).reshape(y.shape)
             y = -y if self.minimize else y
-            errors = self.state.standardised_errors(picks, y)
+            errors = self.state.standardised_errors(picks, y, **known)
             errors = (
                 errors[~errors.isnan()] if errors is not None and self.outcomes is not None else errors
             )  # none of missing ones
-            state = tell(self.state, picks, y, generator=generator)
+            state = tell(self.state, picks, y, generator=generator, **known)
         else:
             state = self.state.without_results()
         if bad:

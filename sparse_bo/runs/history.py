@@ -19,7 +19,7 @@ from torch import Tensor
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.executors import optional
-from sparse_bo.evaluations.results import FAILED, Value, is_failed
+from sparse_bo.evaluations.results import FAILED, Value, has_sds, is_failed, results_of, sds_of
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.policies.states import Phase, Summary
 from sparse_bo.report.view import Batches, OutcomeColumns
@@ -53,6 +53,9 @@ class HistoryRow(Summary):
     """Points asked, in order, on a box; ``None`` on arms."""
     outcomes: list[tuple[float, ...]] | None = None
     """All outcomes of each evaluation, in the order of their names, NaN for missing ones; ``None`` with one outcome."""
+    sds: list[tuple[float, ...]] | None = None
+    """Known standard deviations of the noise in the outcomes of each evaluation, NaN where one is not known; ``None``: none is.
+    """
     survivors: int | None = None
     """Number of arms that can still be optimal; ``None`` without elimination."""
     rechecked: int = 0
@@ -87,8 +90,9 @@ class HistoryRow(Summary):
 
     @property
     def results(self) -> list[Value]:
-        """Results as they were reported: numbers, or with several outcomes rows."""
-        return [*self.values] if self.outcomes is None else [*self.outcomes]
+        """Results as they were reported: numbers, or with several outcomes rows; :class:`.Measured` where noise is known."""
+        values: list[Value] = [*self.values] if self.outcomes is None else [*self.outcomes]
+        return values if self.sds is None else results_of(values, self.sds)
 
     def checked(self) -> HistoryRow:
         """Return the row, which may come from a file; a ``TypeError`` names a field of another type. 5 µs and O(batch)."""
@@ -99,20 +103,22 @@ class HistoryRow(Summary):
 
     def plain(self) -> dict[str, Any]:
         """Return the row as JSON, with ``None`` for failed evaluations."""
-        outcomes = None if self.outcomes is None else [_plain(row) for row in self.outcomes]
-        return {**asdict(self), "values": _plain(self.values), "outcomes": outcomes}
+        rows = {
+            name: None if table is None else [_plain(row) for row in table]
+            for name, table in (("outcomes", self.outcomes), ("sds", self.sds))
+        }
+        return {**asdict(self), "values": _plain(self.values), **rows}
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> HistoryRow:
         """Return the row of :meth:`plain`'s output."""
-        outcomes = plain.get("outcomes")
-        return HistoryRow(
-            **{
-                **plain,
-                "values": [FAILED if v is None else v for v in plain.get("values", [])],
-                "outcomes": outcomes and [tuple(FAILED if v is None else v for v in row) for row in outcomes],
-            }
-        ).checked()
+        rows = {
+            name: table and [tuple(FAILED if v is None else v for v in row) for row in table]
+            for name in ("outcomes", "sds")
+            if (table := plain.get(name)) is not None
+        }
+        values = [FAILED if v is None else v for v in plain.get("values", [])]
+        return HistoryRow(**{**plain, "values": values, **rows}).checked()
 
 
 @lru_cache(maxsize=1)
@@ -226,7 +232,7 @@ class History:
         Raises:
             ImportError: If pandas is not installed.
         """
-        lists = ("indices", "points", "values", "outcomes", "tickets", "seconds")
+        lists = ("indices", "points", "values", "outcomes", "sds", "tickets", "seconds")
         names = [field.name for field in fields(HistoryRow) if field.name not in lists]
         table = {name: self.column(name) for name in (*names, "batch_size", "failed")}
         for phase in dict.fromkeys(phase for row in self.rows for phase in row.seconds):
@@ -351,8 +357,10 @@ def make_row(
 
 def columns_of_results(values: Sequence[Value]) -> dict[str, Any]:
     """Return results as fields of a :class:`HistoryRow`."""
-    rows = [value for value in values if isinstance(value, tuple)]
-    return {"values": [row[0] for row in rows], "outcomes": rows} if rows else {"values": list(values)}
+    known = {"sds": sds_of(values)} if has_sds(values) else {}
+    plain = [tuple(map(float, value)) if isinstance(value, tuple) else float(value) for value in values]
+    rows = [row for row in plain if isinstance(row, tuple)]
+    return {"values": [row[0] for row in rows], "outcomes": rows, **known} if rows else {"values": plain, **known}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparse_bo.domains import ArmSet, Box, Feasible, Space, space_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
+from sparse_bo.evaluations.results import Value
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Outcomes, Policy
@@ -69,7 +70,8 @@ def maximize(
 
     Args:
         objective: Where arms or bounds are tensors: called with ``q x d`` points, returns ``q`` values. Else: called with one
-            point, a NumPy array (``d``), or with ``space`` a dictionary, returns a number. NaN marks a failed evaluation.
+            point, a NumPy array (``d``), or with ``space`` a dictionary, returns a number. NaN marks a failed evaluation. A
+            number whose noise is known is a :class:`sparse_bo.Measured`.
         space: Named parameters, instead of ``arms`` and ``bounds``: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
             "kind": Choice("a", "b")}``. At most 20,000 combinations are a finite arm set; otherwise the unit box of the encoded
             columns is searched (:class:`sparse_bo.Space`).
@@ -214,7 +216,8 @@ def optimize(
 
     ``objective`` returns outcomes: a dictionary by name (names besides those below are ignored), or numbers in the order of
     ``objectives``, then of ``constraints`` on other outcomes. One that takes many points returns ``q x m`` numbers, or a
-    dictionary of ``q`` values each. NaN: the outcome is missing, and the others count; all NaN: the evaluation failed.
+    dictionary of ``q`` values each. NaN: the outcome is missing, and the others count; all NaN: the evaluation failed. A pair
+    in place of a number is the number and the known standard deviation of its noise, as a :class:`sparse_bo.Measured` is.
 
     ``objectives`` are ``"max"`` or ``"min"`` by name, at most four. ``constraints`` are limits ``(lower, upper)`` by name,
     ``None`` where there is none. Outcomes may have noise: a model of each says how probable it is that a point is feasible.
@@ -307,7 +310,7 @@ def _resumed(
     return loop
 
 
-def _checked(initial: Any, loop: AskTell) -> tuple[Tensor, Tensor]:
+def _checked(initial: Any, loop: AskTell) -> tuple[Tensor, list[Value]]:
     domain, outcomes = loop._domain, loop._engine.outcomes
     return checked_observations("initial", resolved(initial, domain, outcomes)[0], domain, outcomes)
 

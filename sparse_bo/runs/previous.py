@@ -134,7 +134,8 @@ class _RecordedRun(NamedTuple):
             good = np.asarray(np.isfinite(every.values[:, shared]).any(axis=1))
         failed, pending = int((every.known & ~good).sum()), int((~every.known).sum())
         arms = journal.arms() if every.picks.ndim == 1 else None
-        values, added = every.values[good].tolist(), every.added[good].tolist()
+        values: list[Any] = every.results(good)
+        added = every.added[good].tolist()
         if known is not None and outcomes is not None:  # those that were not measured then are missing
             absent = dict.fromkeys(outcomes.names, math.nan)
             values = [absent | dict(zip(known.names, row, strict=True)) for row in values]

@@ -44,7 +44,7 @@ class Recorder:
         storage: str | Path | Storage | None,
         about: Mapping[str, Any],
         domain: Domain,
-        observed: tuple[Tensor, Tensor] | None,
+        observed: tuple[Tensor, list[Value]] | None,
         group: Group,
     ) -> Recorder:
         """Return the recorder of a new run: on rank 0, with a storage, of a new journal with all that is known before the run.
@@ -55,17 +55,17 @@ class Recorder:
         arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
         initial = None
         if observed is not None:
-            initial = Event("add", picks=observed[0].cpu().numpy(), results=observed[1].cpu().numpy())
+            initial = Event.of_values("add", observed[1], picks=observed[0].cpu().numpy())
         with group.shielded(step):
             if storage is not None and group.leads:
                 recorder = Recorder(Writer.create(storage, about, arms, initial))
         group.from_first(step)
         return recorder
 
-    def added(self, picks: NDArray[Any], results: NDArray[np.float64]) -> None:
+    def added(self, picks: NDArray[Any], values: list[Value]) -> None:
         """Record observations that the run has not asked for."""
         if self._writer is not None:
-            self._record(Event("add", picks=picks, results=results))
+            self._record(Event.of_values("add", values, picks=picks))
 
     def enqueued(self, picks: NDArray[Any]) -> None:
         """Record evaluations that the next asks return first."""
@@ -81,8 +81,7 @@ class Recorder:
     def told(self, answers: Mapping[int, Value]) -> None:
         """Record results."""
         if self._writer is not None:
-            tickets, results = np.fromiter(answers, np.int64, len(answers)), np.array([*answers.values()], np.float64)
-            self._record(Event("tell", None, None, None, tickets, results))
+            self._record(Event.of_values("tell", [*answers.values()], tickets=np.fromiter(answers, np.int64, len(answers))))
 
     def updated_by_ask(self) -> None:
         """Record an update of the state by an ask. One by the last pending result follows from the event before it."""

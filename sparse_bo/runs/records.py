@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from sparse_bo.domains import ArmSet
 from sparse_bo.errors import ResumeWarning, StorageError
-from sparse_bo.evaluations.results import results_of
+from sparse_bo.evaluations.results import Value, results_of
 from sparse_bo.journal import Journal, Row, unpack
 from sparse_bo.runs.description import as_written, checked_about, domain_of, policy_of, recorded_outcomes, run_info
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import History, HistoryRow, columns_of_results
 
-_WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values", "outcomes"))
+_WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values", "outcomes", "sds"))
 """Fields of a history row that do not follow from the events."""
 
 
@@ -31,6 +31,8 @@ class Evaluations(NamedTuple):
     """``t`` arms or ``t x d`` points."""
     values: NDArray[np.float64]
     """``t`` results, or ``t x m`` outcomes; NaN for failed and pending ones."""
+    sds: NDArray[np.float64] | None
+    """``t x m`` known standard deviations of their noise, NaN where one is not known; ``None``: none is."""
     known: NDArray[np.bool_]
     """``t``: whether the evaluation has a result or has failed."""
     added: NDArray[np.bool_]
@@ -41,6 +43,10 @@ class Evaluations(NamedTuple):
         """``t``: whether the evaluation has a result; with several outcomes at least one of them."""
         there = np.isfinite(self.values)
         return there if there.ndim == 1 else np.asarray(there.any(axis=1))
+
+    def results(self, tickets: Any) -> list[Value]:
+        """Return the results of some evaluations, of which ``tickets`` are numbers or booleans."""
+        return results_of(self.values[tickets].tolist(), None if self.sds is None else self.sds[tickets].tolist())
 
 
 class Recorded(NamedTuple):
@@ -119,6 +125,7 @@ def evaluations_of(journal: Journal) -> Evaluations:
     picks: list[NDArray[Any]] = []
     tickets: list[NDArray[np.int64]] = []
     results: list[NDArray[np.float64]] = []
+    sds: list[NDArray[np.float64] | None] = []
     count, added = 0, [np.zeros(0, np.int64)]
     with as_written(journal.path, "an event"):
         for event in journal.events():
@@ -134,6 +141,7 @@ def evaluations_of(journal: Journal) -> Evaluations:
                 elif event.tickets is not None:
                     tickets.append(event.tickets)
                 results.append(event.results)
+                sds.append(event.sds)
         dims = journal.about.get("dims")
         every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
         outcomes = recorded_outcomes(journal)
@@ -147,9 +155,15 @@ def evaluations_of(journal: Journal) -> Evaluations:
         values[observed] = np.concatenate([np.zeros((0, *columns)), *results])
         known = np.zeros(len(every), np.bool_)
         known[observed] = True
+        deviations = None
+        if any(one is not None for one in sds):
+            deviations = np.full((len(every), *(columns or (1,))), np.nan)
+            for ids, one in zip(tickets, sds, strict=True):
+                if one is not None:
+                    deviations[ids] = one
     unasked = np.zeros(len(every), np.bool_)
     unasked[np.concatenate(added)] = True
-    return Evaluations(every, values, known, unasked)
+    return Evaluations(every, values, deviations, known, unasked)
 
 
 def row_of(number: int, row: HistoryRow) -> Row:
@@ -168,7 +182,7 @@ def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) ->
                     f"the history has evaluation {max(row.tickets)}, but the events before it end at "
                     f"{len(evaluations.picks) - 1}: the journal was not written by AskTell; take another copy"
                 )
-            picks, values = evaluations.picks[row.tickets].tolist(), results_of(evaluations.values[row.tickets].tolist())
+            picks, values = evaluations.picks[row.tickets].tolist(), evaluations.results(row.tickets)
             found.append(replace(row, **columns_of_results(values), **{"points" if on_box else "indices": picks}))
     return found
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.evaluations.executors import optional
+from sparse_bo.evaluations.results import has_sds, sds_of
 from sparse_bo.gp.hypervolume import front_rows
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.runs.history import History, report_of, written_whole
@@ -202,7 +203,8 @@ class Result(Report):
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
 
         Arms with names have ``name``, too. A failed evaluation has the value NaN. With several outcomes there is a column for
-        each, and ``feasible``. Of columns of one name, inputs first, later ones end in ``_``.
+        each, and ``feasible``. Where the noise of some results is known, there are their standard deviations: ``value_sd``, or
+        one for each outcome. Of columns of one name, inputs first, later ones end in ``_``.
 
         Raises:
             ImportError: If pandas is not installed.
@@ -218,6 +220,9 @@ class Result(Report):
         if (outcomes := self.history.outcomes) is not None:
             Y, _, _ = self._evaluations(outcomes)
             results = [*zip(outcomes.names, Y.T.tolist(), strict=True), ("feasible", outcomes.feasible(Y).tolist())]
+        if has_sds(every := [one for row in rows for one in row.results]):
+            names = ("value",) if outcomes is None else outcomes.names
+            results += [(f"{name}_sd", [*column]) for name, column in zip(names, zip(*sds_of(every), strict=True), strict=True)]
         _, inputs, _ = columns_of(self.history, self.domain)
         table = dict(inputs)
         for name, column in (*own.items(), *results):

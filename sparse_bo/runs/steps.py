@@ -38,12 +38,13 @@ class Steps:
         with self.lock:
             return self._asked(*self.ranks.agree("ask", (limit, beyond_batch)))
 
-    def add(self, observations: Callable[[], tuple[Tensor, Tensor]]) -> None:
+    def add(self, observations: Callable[[], tuple[Tensor, list[Value]]]) -> None:
         """Update the state by the observations (picks, results) that ``observations`` returns on rank 0, and record them."""
 
-        def plain() -> tuple[NDArray[Any], NDArray[Any]]:
-            picks, y = observations()
-            return self.engine.domain.recorded(picks), y.cpu().numpy()
+        def plain() -> tuple[NDArray[Any], list[Value]]:
+            picks, values = observations()
+            self.engine.check_noise(values)
+            return self.engine.domain.recorded(picks), values
 
         with self.lock:
             self._added(*self.ranks.from_first("add", plain))
@@ -55,13 +56,19 @@ class Steps:
 
     def answer(self, answers: Callable[[], dict[int, Value]]) -> None:
         """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending."""
-        with self.lock:
-            self._answered(self.ranks.from_first("tell", answers))
 
-    def observe(self, picks: Tensor, y: Tensor) -> None:
+        def taken() -> dict[int, Value]:
+            given = answers()
+            self.engine.check_noise(given.values())
+            return given
+
+        with self.lock:
+            self._answered(self.ranks.from_first("tell", taken))
+
+    def observe(self, picks: Tensor, values: list[Value]) -> None:
         """Update the state by observations from before the run, or release its journal if that raises."""
         try:
-            self.engine.apply(self.engine.observed(picks.to(self.engine.domain.device), y.tolist()))
+            self.engine.apply(self.engine.observed(picks.to(self.engine.domain.device), values))
             self.recorder.updated(self.engine)
         except BaseException:
             self.recorder.release()
@@ -127,10 +134,10 @@ class Steps:
         self.ranks.note(handing.picks)
         return handing.batch
 
-    def _added(self, picks: NDArray[Any], results: NDArray[Any]) -> None:
-        update = self.engine.observed(self.engine.tensor(picks), results.tolist())
+    def _added(self, picks: NDArray[Any], values: list[Value]) -> None:
+        update = self.engine.observed(self.engine.tensor(picks), values)
         with self.ranks.recording(), Boundary():
-            self._apply(self.engine.apply, update, lambda: self.recorder.added(picks, results))
+            self._apply(self.engine.apply, update, lambda: self.recorder.added(picks, values))
             self.recorder.updated(self.engine)
 
     def _enqueued(self, picks: NDArray[Any]) -> None:

@@ -133,8 +133,10 @@ def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates, *, folds: int, 
         held, known = rows[order[fold::folds]], torch.cat([rows[order[k::folds]] for k in range(folds) if k != fold])
         told = torch.isin(seen.first, known)
         some, y = U[told], seen.y[told]
-        again = fitted_region(some, replicates_of(some, y), centre=some[y.argmax()], before=None, since=0, most=most)
-        score, clipped = again.errors(U[held], seen.values[held]), again.warp(seen.values[held]) <= again.warp(y.min())
+        sd = None if seen.sds is None else seen.sds[told] * seen.counts[told].sqrt()  # of one observation
+        again = fitted_region(some, replicates_of(some, y, sd), centre=some[y.argmax()], before=None, since=0, most=most)
+        own = None if seen.sds is None else seen.sds[held]
+        score, clipped = again.errors(U[held], seen.values[held], own), again.warp(seen.values[held]) <= again.warp(y.min())
         scores.append(torch.where(clipped, score.clamp(max=0.0), score).abs())  # "at most the floor" is right below it
     sizes = torch.cat(scores).sort().values
     largest = float(sizes[min(math.ceil(0.95 * (len(sizes) + 1)), len(sizes)) - 1])

@@ -49,8 +49,9 @@ class ArmModel:
         ell = self.fitted.learned.reach if nearby else None
         at = seen.rows
         rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, lengthscales=ell, most=most)]
-        y = self.fitted.warp(seen.values[rows])
-        sweep = self.sweep.updated(unit, y, seen.counts[rows], support=told[rows])
+        warp, learned = self.fitted.warp, self.fitted.learned
+        counts = seen.worth(rows, warp, learned.noise * learned.scale)
+        sweep = self.sweep.updated(unit, warp(seen.values[rows]), counts, support=told[rows])
         return replace(self, fitted=replace(self.fitted, gp=sweep.gp, rows=rows), sweep=sweep)
 
 

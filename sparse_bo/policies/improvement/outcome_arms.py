@@ -19,9 +19,9 @@ from sparse_bo.policies.improvement.outcome_picks import ConditionedArms, Outcom
 from sparse_bo.policies.improvement.sweep import ArmSweep, best_arms
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, design_batch
+from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Report, Stopwatch
-from sparse_bo.policies.trust_region.observations import unrepeated
+from sparse_bo.policies.trust_region.observations import unrepeated, with_sds
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels, front_of, ranking_of, warpings
 from sparse_bo.policies.trust_region.region import ImprovementSettings
 from sparse_bo.policies.trust_region.surrogate import freeze_region, one_thread, thaw_region
@@ -77,10 +77,13 @@ class OutcomeArmState(OutcomeModels):
             return None
         return ArmModel(self.fitted[outcome], self.sweeps[outcome], self.learned_at[outcome])
 
-    def with_outcomes(self, picks: Tensor, Y: Tensor) -> Self:
-        """Return the state with ``Y`` (``q x m``) at arms ``picks`` appended, one round later; the models stay."""
-        told, results = torch.cat([self.told, picks]), torch.cat([self.Y, Y])
-        return replace(self, told=told, Y=results, round=self.round + 1, failures=self.forgiven(picks))
+    def with_outcomes(self, picks: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
+        """Return the state with ``Y`` (``q x m``) at arms ``picks`` appended, one round later; the models stay.
+
+        ``sds``: ``q x m`` known standard deviations of their noise, or NaN.
+        """
+        told, results, sds = torch.cat([self.told, picks]), torch.cat([self.Y, Y]), with_sds(self.sds, self.Y, sds, Y)
+        return replace(self, told=told, Y=results, sds=sds, round=self.round + 1, failures=self.forgiven(picks))
 
     def refusal(self, pending: Tensor) -> Refusal | None:
         """Return a function that marks failed arms that back off, and arms among failures; ``None`` without failures."""
@@ -108,7 +111,7 @@ class OutcomeArmState(OutcomeModels):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OutcomeArmSearch(Mechanism[OutcomeArmState]):
+class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
     """Expected hypervolume improvement among feasible arms in memory; of one objective expected improvement.
 
     Attributes:
@@ -157,15 +160,17 @@ class OutcomeArmSearch(Mechanism[OutcomeArmState]):
         room = self.settings.largest_batch(state.pulls) - len(pending)
         if room <= 0:
             return Wait(1 - room)
-        replicate = unrepeated(state.told, ranking_of(self.outcomes, state.Y), pending)[:max_q]
+        replicate = unrepeated(state.told, ranking_of(self.outcomes, state.Y), pending, known=state.noise_shown)[:max_q]
         with one_thread():
             others = self._improving(state, min(max_q, room) - len(replicate), pending=torch.cat([pending, replicate]))
         picks = state.tried_once(torch.cat([replicate, others]), pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
 
-    def tell(self, state: OutcomeArmState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> OutcomeArmState:
+    def tell(
+        self, state: OutcomeArmState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
+    ) -> OutcomeArmState:
         """Observe ``q x m`` results, and fit the models. Draws nothing."""
-        watch, after = Stopwatch(), state.with_outcomes(picks, y)
+        watch, after = Stopwatch(), state.with_outcomes(picks, y, sd)
         scarce = min(len(seen.y) for seen in after.replicates) < 2
         if not state.fitted and (after.pulls < self.design_size or scarce):
             return replace(after, seconds=watch.seconds)

@@ -17,10 +17,10 @@ from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.improvement.sweep import ArmSweep, ImprovingArms, best_arms
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, design_batch
+from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, arms_of, design_batch
 from sparse_bo.policies.settings import SweepSettings, check_kernel
 from sparse_bo.policies.states import Report, Stopwatch
-from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated
+from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated, with_sds
 from sparse_bo.policies.trust_region.region import ImprovementSettings
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, freeze_region, one_thread, thaw_region
 
@@ -41,6 +41,8 @@ class ImprovementState(BanditState):
     """The model's posterior over all arms."""
     learned_at: int = field(default=0, metadata=KEPT)
     """Evaluations when hyper-parameters were last learned."""
+    sd: Tensor | None = field(default=None, metadata=KEPT)
+    """``n`` known standard deviations (y) of the noise in ``y``, NaN where one is not known; ``None``: none is."""
 
     @property
     def pulls(self) -> int:
@@ -55,16 +57,16 @@ class ImprovementState(BanditState):
     @cached_property
     def replicates(self) -> Replicates:
         """The evaluations for the model, which merges those of an arm."""
-        return replicates_of(self.U, self.y)
+        return replicates_of(self.U, self.y, self.sd)
 
-    def with_results(self, picks: Tensor, y: Tensor) -> ImprovementState:
-        """See :meth:`.BanditState.with_results`."""
-        after = super().with_results(picks, y)
-        return replace(after, told=torch.cat([self.told, picks]), y=torch.cat([self.y, y]))
+    def with_results(self, picks: Tensor, y: Tensor, sd: Tensor | None = None) -> ImprovementState:
+        """See :meth:`.BanditState.with_results`; ``sd``: ``q`` known standard deviations of their noise (y), or NaN."""
+        after, sd = super().with_results(picks, y), with_sds(self.sd, self.y, sd, y)
+        return replace(after, told=torch.cat([self.told, picks]), y=torch.cat([self.y, y]), sd=sd)
 
-    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+    def standardised_errors(self, picks: Tensor, y: Tensor, sd: Tensor | None = None) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: errors are of warped observations."""
-        return None if self.surrogate is None else self.surrogate.errors(self.unit[picks], y)
+        return None if self.surrogate is None else self.surrogate.errors(self.unit[picks], y, sd)
 
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.states.State.report`; the best arm is :meth:`.FittedRegion.recommended`'s."""
@@ -77,7 +79,7 @@ class ImprovementState(BanditState):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ArmSearch(Mechanism[ImprovementState]):
+class ArmSearch(KnownNoiseMechanism[ImprovementState]):
     """Expected improvement over arms in memory.
 
     Attributes:
@@ -130,18 +132,20 @@ class ArmSearch(Mechanism[ImprovementState]):
         """Return ``max_q`` arms as :meth:`ask`, also beyond batch size and initial design; fewer where others have failed."""
         if state.surrogate is None:
             return Proposal(unseen_arms(self.domain, state, max_q, pending=pending, generator=generator))
-        replicate = unrepeated(state.told, state.y, pending)
+        replicate = unrepeated(state.told, state.y, pending, known=state.replicates.exact is not None)
         with one_thread():
             others = self._improving(state, max_q - len(replicate), pending=torch.cat([pending, replicate]))
         picks = torch.cat([replicate, others])
         picks = state.tried_once(picks, pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
 
-    def tell(self, state: ImprovementState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> ImprovementState:
+    def tell(
+        self, state: ImprovementState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
+    ) -> ImprovementState:
         """Observe, and fit the model. Draws nothing."""
         watch = Stopwatch()
         with watch.phase("observe"):
-            after = state.with_results(picks, y)
+            after = state.with_results(picks, y, sd)
         if state.surrogate is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         with watch.phase("learn"), one_thread():

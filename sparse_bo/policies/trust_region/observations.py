@@ -36,7 +36,23 @@ class Replicates(NamedTuple):
     """``n``: number of evaluations of the point."""
     exact: bool | None
     """Whether all replicates of a point had the same observation; ``None``: no evidence. With many equal observations they
-    agree by chance: unless more than half of the distinct points have an observation of their own, that is no evidence."""
+    agree by chance: unless more than half of the distinct points have an observation of their own, that is no evidence. Where
+    the noise is known: whether it is 0."""
+    sds: Tensor | None = None
+    """``n``: known standard deviation (y) of the noise of the mean observation at the point; ``None``: it is to be learned, or
+    there is no noise."""
+
+    def noise(self, rows: Tensor, warp: Warp) -> Tensor | None:
+        """Return the known noise variances of the means at ``rows`` (``m``) in warped units; ``None``: they are not known."""
+        return None if self.sds is None else warp.noise(self.values[rows], self.sds[rows])
+
+    def worth(self, rows: Tensor, warp: Warp, noise: float) -> Tensor:
+        """Return how many observations of a noise variance (warped units) each mean at ``rows`` (``m``) is worth.
+
+        That is their number; where the noise v of the mean is known, ``noise/v``.
+        """
+        variances = self.noise(rows, warp)
+        return self.counts[rows] if variances is None else noise / variances
 
     def scatter(self, rows: Tensor, t: Tensor) -> Scatter:
         """Return the scatter of all evaluations of some points around their means. O(n log m).
@@ -53,20 +69,44 @@ class Replicates(NamedTuple):
         return Scatter.of(counts, float((excess - means[group]).square().sum()))
 
 
-def replicates_of(X: Tensor, y: Tensor, *, merge: bool = True) -> Replicates:
+def replicates_of(X: Tensor, y: Tensor, sd: Tensor | None = None, *, merge: bool = True) -> Replicates:
     """Return ``n`` finite observations at ``n x d`` points by distinct point; without ``merge`` each as of a point of its own.
 
     O(n log n + n d).
+
+    Args:
+        X: ``n x d`` points.
+        y: ``n`` observations.
+        sd: ``n`` known standard deviations of their noise (y), by whose precision means are weighted; NaN: as the median of the
+            others. ``None``, or all NaN: they are not known.
+        merge: Whether the observations of a point are merged.
     """
     points, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
     low, high = (y.new_zeros(len(points)).scatter_reduce(0, group, y, kind, include_self=False) for kind in ("amin", "amax"))
     exact = _is_exact(low, high) if len(points) < len(y) else None
     if not merge:
-        rows = torch.arange(len(y), device=y.device)
-        return Replicates(y, rows, rows, y, torch.ones_like(rows), exact)
+        group = torch.arange(len(y), device=y.device)
+        counts = torch.ones_like(group)
     firsts = group.argsort(stable=True)[running_sums(counts) - counts]
-    excess = group_sums(y - y[firsts][group], group, groups=len(points)) / counts  # 0 for equal observations, to the last bit
-    return Replicates(y, firsts.sort().values, firsts[group], (y[firsts] + excess)[group], counts[group], exact)
+    excess, precisions, unit = y - y[firsts][group], counts, 0.0  # 0 for equal observations, to the last bit
+    if sd is not None and not bool(sd.isnan().all()):
+        sd = sd.where(~sd.isnan(), sd.nanmedian())
+        unit = float(sd.max())
+        exact = unit == 0.0
+    if sd is not None and unit > 0.0:
+        weights = 1.0 / (sd / unit).square().clamp_min(LEAST_NOISE)
+        excess, precisions = weights * excess, group_sums(weights, group, groups=len(counts))
+    means = y[firsts] + group_sums(excess, group, groups=len(counts)) / precisions
+    sds = (unit / precisions.sqrt())[group] if unit > 0.0 else None
+    return Replicates(y, firsts.sort().values, firsts[group], means[group], counts[group], exact, sds)
+
+
+def with_sds(before: Tensor | None, y: Tensor, sd: Tensor | None, new: Tensor) -> Tensor | None:
+    """Return the known standard deviations of results ``y`` and ``new`` ones in a row, NaN where unknown; ``None``: none is."""
+    if before is None and sd is None:
+        return None
+    parts = (torch.full_like(of, torch.nan) if known is None else known for known, of in ((before, y), (sd, new)))
+    return torch.cat([*parts])
 
 
 def _is_exact(low: Tensor, high: Tensor) -> bool | None:
@@ -75,13 +115,14 @@ def _is_exact(low: Tensor, high: Tensor) -> bool | None:
     return True if len(torch.unique(low)) > 0.5 * len(low) else None
 
 
-def unrepeated(where: Tensor, y: Tensor, pending: Tensor) -> Tensor:
+def unrepeated(where: Tensor, y: Tensor, pending: Tensor, *, known: bool = False) -> Tensor:
     """Return the point (``1 x d``, or one arm) of the highest observation as long as no point has been repeated, else none.
 
-    It is the first pick after the initial design, and shows whether there is noise. None where all observations are equal.
+    It is the first pick after the initial design, and shows whether there is noise. None where that is ``known``, or all
+    observations are equal.
     """
     everything = torch.cat([where, pending])
-    repeated = len(torch.unique(everything, dim=0)) < len(everything)
+    repeated = known or len(torch.unique(everything, dim=0)) < len(everything)
     return where[:0] if repeated or bool(y.max() == y.min()) else where[y.argmax()].unsqueeze(0)
 
 
@@ -92,6 +133,8 @@ DEEPEST = 1e3
 """Largest distance below the origin, in units of the width: lower observations are clipped, as their size tells nothing."""
 SMALLEST = 1e-12
 """Of distances, in units of what they are differences of: smaller ones are rounding."""
+LEAST_NOISE = 1e-12
+"""Smallest known noise variance, in units of the largest one, and of the variance of warped observations."""
 LARGEST = 2.0**500
 """Observations beyond it, in their unit, count as this: their squares are finite."""
 
@@ -129,6 +172,14 @@ class Warp:
         b = t * self.spread + self.shift
         bend = torch.ones_like(b) if self.kind == "plain" else torch.cosh(b) if self.kind == "asinh" else torch.exp(-b)
         return bend * (self.width * self.spread) * self.unit
+
+    def noise(self, y: Tensor, sd: Tensor) -> Tensor:
+        """Return the variances in warped units of noise of standard deviations ``sd`` (y) in observations, elementwise.
+
+        To first order: a standard deviation is divided by :meth:`inverse_slope`.
+        """
+        slope = self.inverse_slope(self(y)) / self.unit
+        return (sd / self.unit / slope).square().clamp(LEAST_NOISE, 1.0 / LEAST_NOISE)
 
     def log_slope(self, y: Tensor) -> Tensor:
         """Return ``log dt/dy`` up to a constant that is the same for every warping of the observations, elementwise."""

@@ -19,7 +19,7 @@ from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, design_batch
+from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomePosteriors
@@ -40,7 +40,7 @@ CENTRES = 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OutcomeSearch(Mechanism[OutcomeState]):
+class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
     """A trust-region policy on a box with several outcomes.
 
     Attributes:
@@ -80,15 +80,17 @@ class OutcomeSearch(Mechanism[OutcomeState]):
         room = self.settings.largest_batch(state.pulls) - len(pending)
         if room <= 0:
             return Wait(1 - room)
-        replicate = unrepeated(state.X, ranking_of(self.outcomes, state.Y), pending)[:max_q]
+        replicate = unrepeated(state.X, ranking_of(self.outcomes, state.Y), pending, known=state.noise_shown)[:max_q]
         q = min(max_q, room) - len(replicate)
         with one_thread():
             others = self._picks(state, state.region, q, pending=torch.cat([pending, replicate]), generator=generator)
         return Proposal(torch.cat([replicate, others]), repeats=len(replicate) > 0 or state.exact is False)
 
-    def tell(self, state: OutcomeState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> OutcomeState:
+    def tell(
+        self, state: OutcomeState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
+    ) -> OutcomeState:
         """Observe ``q x m`` results, fit the models around the centres, and move the region. Draws nothing."""
-        watch, after = Stopwatch(), state.with_outcomes(picks, y)
+        watch, after = Stopwatch(), state.with_outcomes(picks, y, sd)
         scarce = min(len(seen.y) for seen in after.replicates) < 2
         if not state.fitted and (after.pulls < self.design_size or scarce):
             return replace(after, seconds=watch.seconds)

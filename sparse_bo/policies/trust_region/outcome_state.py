@@ -15,7 +15,7 @@ from sparse_bo.policies.box_states import PointState
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import Report, State
-from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of
+from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of, with_sds
 from sparse_bo.policies.trust_region.outcome_gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
@@ -68,6 +68,8 @@ class OutcomeModels(State):
     outcomes: Outcomes
     fitted: tuple[FittedRegion, ...] = ()
     """The model of each outcome; its rows are those of :attr:`rows_of`. Empty before the initial design is complete."""
+    sds: Tensor | None = field(default=None, metadata=KEPT)
+    """``n x m`` known standard deviations of the noise in ``Y``, NaN where one is not known; ``None``: none is."""
 
     @property
     @abstractmethod
@@ -99,7 +101,13 @@ class OutcomeModels(State):
         """The signed results of each outcome where they are there, for its model."""
         signed = self.signs * self.Y
         rows = [self.rows_of(j) for j in range(self.Y.shape[1])]
-        return tuple(replicates_of(self.points[at], signed[at, j], merge=self.merges) for j, at in enumerate(rows))
+        sds = [None if self.sds is None else self.sds[at, j] for j, at in enumerate(rows)]
+        return tuple(replicates_of(self.points[at], signed[at, j], sds[j], merge=self.merges) for j, at in enumerate(rows))
+
+    @property
+    def noise_shown(self) -> bool:
+        """Whether replicates, or known standard deviations, have shown of every outcome whether it has noise."""
+        return all(seen.exact is not None for seen in self.replicates)
 
     @cached_property
     def exact(self) -> bool | None:
@@ -229,12 +237,14 @@ class OutcomeModels(State):
         count = int(same.sum())
         return replace(report, best_observed_x=self.points[lucky], best_observed_mean=mean, best_observed_count=count)
 
-    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+    def standardised_errors(self, picks: Tensor, y: Tensor, sd: Tensor | None = None) -> Tensor | None:
         """See :meth:`.State.standardised_errors`: of results ``q x m``, ``q x m`` errors of warped outcomes; NaN: missing."""
         if not self.fitted:
             return None
         U, signed = self.modelled(picks), (self.signs * y).unbind(-1)
-        return torch.stack([fitted.errors(U, values) for fitted, values in zip(self.fitted, signed, strict=True)], dim=-1)
+        sds = [None] * len(signed) if sd is None else sd.unbind(-1)
+        columns = (one.errors(U, values, own) for one, values, own in zip(self.fitted, signed, sds, strict=True))
+        return torch.stack([*columns], dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -253,7 +263,11 @@ class OutcomeState(PointState, OutcomeModels):
         """See :meth:`.OutcomeModels.modelled`."""
         return self.box.to_unit(picks)
 
-    def with_outcomes(self, X: Tensor, Y: Tensor) -> Self:
-        """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d)."""
+    def with_outcomes(self, X: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
+        """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d).
+
+        ``sds``: ``q x m`` known standard deviations of their noise, or NaN.
+        """
+        sds = with_sds(self.sds, self.Y, sds, Y)
         X, Y, failures = torch.cat([self.X, X]), torch.cat([self.Y, Y]), self.forgiven(X)
-        return replace(self, X=X, Y=Y, round=self.round + 1, failures=failures)
+        return replace(self, X=X, Y=Y, sds=sds, round=self.round + 1, failures=failures)

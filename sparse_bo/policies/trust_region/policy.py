@@ -14,7 +14,7 @@ from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of, design_batch
+from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, box_of, design_batch
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
@@ -41,7 +41,7 @@ from sparse_bo.policies.trust_region.surrogate import (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RegionSearch(Mechanism[RegionState]):
+class RegionSearch(KnownNoiseMechanism[RegionState]):
     """A trust-region policy on a box.
 
     Attributes:
@@ -80,15 +80,17 @@ class RegionSearch(Mechanism[RegionState]):
         """Return ``max_q`` points as :meth:`ask`, also beyond batch size and initial design."""
         if state.fitted is None or state.region is None:
             return Proposal(design_points(max_q, state, pending=pending, generator=generator))
-        replicate = unrepeated(state.X, state.y, pending)
+        replicate = unrepeated(state.X, state.y, pending, known=state.replicates.exact is not None)
         picks = self._cumulative_picks if self.settings.cumulative else self._picks
         others = picks(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), generator=generator)
         repeats = self.settings.cumulative or len(replicate) > 0 or state.replicates.exact is False
         return Proposal(torch.cat([replicate, others]), repeats=repeats)
 
-    def tell(self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> RegionState:
+    def tell(
+        self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
+    ) -> RegionState:
         """Observe, fit the model around the centre, and move the region. Draws nothing."""
-        watch, after = Stopwatch(), state.with_results(picks, y)
+        watch, after = Stopwatch(), state.with_results(picks, y, sd)
         if state.fitted is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         U, seen, highest = after.U, after.replicates, int(after.y.argmax())

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
-from sparse_bo.gp.learn import FAMILIES, PRIORS, learn
+from sparse_bo.gp.learn import FAMILIES, OPEN, PRIORS, learn
+from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
 from sparse_bo.gp.priors import Priors
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
@@ -78,10 +79,15 @@ class FittedRegion:
         median, spread = self.medians(U[row : row + 1])
         return row, float(median), float(spread)
 
-    def errors(self, U: Tensor, y: Tensor) -> Tensor:
-        """Return how far observations (``N``) at ``N x d`` points are from the predicted ones, in standard deviations."""
+    def errors(self, U: Tensor, y: Tensor, sd: Tensor | None = None) -> Tensor:
+        """Return how far observations (``N``) at ``N x d`` points are from the predicted ones, in standard deviations.
+
+        ``sd``: ``N`` known standard deviations of their noise (y); NaN, and ``None``: that of the model.
+        """
         mean, variance, _ = self.gp.moments(U)
-        return (self.warp(y) - mean) / (variance + self.gp.noise_variance).sqrt()
+        noise = torch.full_like(mean, self.gp.noise_variance)
+        noise = noise if sd is None else self.warp.noise(y, sd).where(~sd.isnan(), noise)
+        return (self.warp(y) - mean) / (variance + noise).sqrt()
 
 
 def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | None, most: int) -> Tensor:
@@ -121,7 +127,7 @@ def fitted_region(
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
     Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping). Without
-    noise, that of the model is at most :data:`EXACT_NOISE`.
+    noise, that of the model is at most :data:`EXACT_NOISE`. Known noise is not learned: each mean has its own.
 
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
@@ -152,7 +158,7 @@ def fitted_region(
             candidates = list(warps(v, kinds))
             chosen, learned = _chosen(data, candidates, start=None if before is None else before.learned, priors=priors)
             at_size = n
-        gp = local_posterior(U, chosen(v), learned, counts=seen.counts[rows])
+        gp = local_posterior(U, chosen(v), learned, counts=seen.worth(rows, chosen, learned.noise * learned.scale))
     return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=at_size)
 
 
@@ -167,25 +173,34 @@ class LearningData:
     rows: Tensor
     """``n``: their first evaluations, ascending."""
     replicates: Replicates | None
-    """All evaluations, whose scatter informs the noise; ``None``: the means alone are learned from."""
+    """All evaluations, whose scatter informs the noise unless it is known; ``None``: the means alone are learned from."""
 
     def learned(self, warp: Warp, families: Sequence[str], priors: Priors, **options: Any) -> Hyperparameters:
         """Return the hyper-parameters of warped observations (:func:`sparse_bo.gp.learn.learn`)."""
-        scatter = None
-        if self.replicates is not None and int(self.replicates.counts[self.rows].max()) > 1:
-            scatter = self.replicates.scatter(self.rows, warp(self.replicates.y))
+        scatter, seen = None, self.replicates
+        noise = None if seen is None else seen.noise(self.rows, warp)
+        if seen is not None and noise is not None:  # of the means; g is that of a typical observation
+            g = float((noise * seen.counts[self.rows]).median())
+            given = options.pop("given", OPEN)._replace(noise=g)
+            scatter, options = Scatter(g / noise, squares=0.0, repeats=0.0, log_counts=0.0), {**options, "given": given}
+        elif seen is not None and int(seen.counts[self.rows].max()) > 1:
+            scatter = seen.scatter(self.rows, warp(seen.y))
         return learn(self.X, warp(self.means), scatter=scatter, families=families, priors=priors, **options)
 
     def log_slope(self, warp: Warp) -> float:
-        """Return the log Jacobian: evidence of the observations minus evidence of the warped ones."""
-        counts = 1.0 if self.replicates is None else self.replicates.counts[self.rows]
+        """Return the log Jacobian: evidence of the observations minus evidence of the warped ones.
+
+        Where the noise is known, the means are what is modelled; else all evaluations are.
+        """
+        seen = self.replicates
+        counts = 1.0 if seen is None or seen.sds is not None else seen.counts[self.rows]
         return float((warp.log_slope(self.means) * counts).sum())
 
 
 def local_posterior(
     X: Tensor, y: Tensor, learned: Hyperparameters, *, counts: Tensor | None = None, kernel: Covariance | None = None
 ) -> Posterior:
-    """Return the exact posterior after ``y`` (``n``, warped; means of ``counts`` observations) at ``X`` (``n x d``). O(n³).
+    """Return the exact posterior after ``y`` (``n``, warped; each worth ``counts`` observations) at ``X`` (``n x d``). O(n³).
 
     ``kernel``: given, in place of the learned one.
     """
@@ -203,7 +218,8 @@ def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covarian
     kept, warp = thaw_fields(FittedRegion, frozen), Warp(**part_of(frozen, "warp"))
     rows, learned = kept["rows"], Hyperparameters(**part_of(frozen, "learned"))
     with one_thread():
-        gp = local_posterior(X[rows], warp(seen.values[rows]), learned, counts=seen.counts[rows], kernel=kernel)
+        counts = seen.worth(rows, warp, learned.noise * learned.scale)
+        gp = local_posterior(X[rows], warp(seen.values[rows]), learned, counts=counts, kernel=kernel)
     return FittedRegion(gp=gp, learned=learned, warp=warp, **kept)
 
 
