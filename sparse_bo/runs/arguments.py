@@ -28,13 +28,14 @@ T = TypeVar("T")
 
 
 def tensor_of(name: str, value: T | Rows) -> T | Tensor:
-    """Return a NumPy array or a list of numbers as a tensor, and integers as float64; anything else as it is.
+    """Return a NumPy array or a list of numbers as a tensor, and integers as float64, of arms bits too; all else as it is.
 
     Raises:
         TypeError: If an array or a list has other entries than numbers.
     """
     if isinstance(value, Tensor):
-        return value.double() if not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool) else value
+        bits = value.dtype == torch.bool and name != "arms"  # bounds of bits are a mistake
+        return value if value.is_floating_point() or value.is_complex() or bits else value.double()
     if not is_plain(value):
         return cast("T", value)
     try:

@@ -11,7 +11,8 @@ import torch
 from scipy.optimize import Bounds, rosen
 
 from sparse_bo import AskTell, Float, Workers, maximize, minimize
-from sparse_bo.policies import RandomSearch
+from sparse_bo.kernels import TanimotoKernel
+from sparse_bo.policies import ExpectedImprovement, RandomSearch
 from tests.evaluations import light
 
 TENSOR = torch.tensor([[-2.0, 0.0, 1.0], [2.0, 1.0, 4.0]], dtype=torch.float64)
@@ -47,6 +48,20 @@ def test_every_form_of_bounds_is_the_same_box(bounds):
     reference = AskTell(bounds=TENSOR, policy=RandomSearch(batch_size=5), seed=3)
     assert loop.about["bounds"] == TENSOR.tolist()
     assert torch.equal(loop.ask().X, reference.ask().X)
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.float64], ids=lambda dtype: dtype.__name__)
+def test_fingerprints_of_bits_and_bytes_are_those_of_floats(dtype, form):
+    bits = np.random.default_rng(1).random((60, 40)) < 0.2
+    policy = ExpectedImprovement(covar_module=TanimotoKernel(), batch_size=5)
+
+    def picks(arms):
+        return maximize(
+            lambda i: float(bits[int(i)].sum()), arms=arms, policy=policy, budget=20, call_with="indices", vectorized=False
+        ).history
+
+    assert picks(form(bits.astype(dtype))).indices == picks(torch.from_numpy(bits).double()).indices
 
 
 @pytest.mark.parametrize("arms", ARMS.values(), ids=ARMS)
