@@ -52,7 +52,7 @@ def chosen_policy(
     over arms.
 
     :class:`~sparse_bo.policies.ExpectedImprovement` and :class:`~sparse_bo.policies.TrustRegion` have as many points out at a
-    time as there are workers (at least 4), and an initial design of at most a third of the budget.
+    time as there are workers (at least 4), and an initial design of at least as many and at most a third of the budget.
 
     Args:
         domain: The domain.
@@ -98,6 +98,8 @@ def _fitting(
     reasons = [why]
     if workers is not None and workers > default_batch(0):
         policy = replace(policy, batch_size=workers)
+        if policy.on(domain).design_size < workers:  # none of them waits for it
+            policy = replace(policy, initial_design=workers)
         reasons.append(f"batches for {workers} workers")
     design = policy.on(domain).design_size
     if budget is not None and budget < DESIGN_SHARE * design:

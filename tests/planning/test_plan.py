@@ -207,7 +207,7 @@ def test_a_run_takes_its_settings_from_the_plan(generator):
         ((torch.full((5, 2), math.nan, dtype=torch.float64),), {}, ValueError, "finite arms"),
         ((torch.full((5, 2), -1e160, dtype=torch.float64),), {}, ValueError, "expected arms within ±1e150"),
         ((10**18, 1), {}, MemoryError, "trying out 1000000000000000000 arms of 1 inputs needs"),
-        ((torch.zeros(5, 2, dtype=torch.bool),), {}, TypeError, "dtype torch.float64"),
+        ((torch.zeros(5, 2, dtype=torch.complex64),), {}, TypeError, "dtype torch.float64"),
         (
             (1e4, 2),
             {},

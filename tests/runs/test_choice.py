@@ -19,7 +19,7 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     chosen = chosen_policy(here, budget=300)
     assert chosen.policy == ExpectedImprovement()
     assert "in 300 evaluations" in chosen.why
-    assert chosen_policy(here, budget=2_000, workers=64).policy == ExpectedImprovement(batch_size=64)
+    assert chosen_policy(here, budget=2_000, workers=64).policy == ExpectedImprovement(batch_size=64, initial_design=64)
     assert chosen_policy(here, budget=12).policy == ExpectedImprovement(initial_design=4)
     assert chosen_policy(here, budget=100, observed=1_900).policy == ExpectedImprovement()
     open_end = chosen_policy(Arms(arms(5_000, 3)), observed=2_000)
@@ -63,7 +63,7 @@ def test_other_arms_get_bbkb(where, how):
 def test_long_runs_of_which_the_best_arm_counts_begin_with_expected_improvement(where, how, after):
     chosen = chosen_policy(Arms(where), workers=8, **how)
     assert isinstance(chosen.policy, TwoStage)
-    assert (chosen.policy.first, chosen.policy.after) == (ExpectedImprovement(batch_size=8), after)
+    assert (chosen.policy.first, chosen.policy.after) == (ExpectedImprovement(batch_size=8, initial_design=8), after)
     assert f"BBKB from {after:,} evaluations on" in chosen.why
 
 
@@ -93,14 +93,15 @@ def test_workers_decide_the_batch_and_a_small_budget_the_design():
     here = Box(unit_box(20))
     assert chosen_policy(here, budget=300, workers=4).policy == TrustRegion()
     many = chosen_policy(here, budget=300, workers=64)
-    assert many.policy == TrustRegion(batch_size=64)
+    assert many.policy == TrustRegion(batch_size=64, initial_design=64)  # a point for each
+    assert chosen_policy(here, budget=300, workers=40).policy == TrustRegion(batch_size=40)  # it has 40 anyway
     assert "64 workers" in many.why
     small = chosen_policy(here, budget=30)
     assert small.policy == TrustRegion(initial_design=10)
     assert "budget of 30" in small.why
     assert chosen_policy(here, budget=0).policy.initial_design == 1
     counted = chosen_policy(here, goal="cumulative", budget=30, workers=64)
-    assert counted.policy == TrustRegion(goal="cumulative", batch_size=64)  # its design is smaller: 10
+    assert counted.policy == TrustRegion(goal="cumulative", batch_size=64, initial_design=10)
     assert chosen_policy(here, goal="cumulative", budget=27).policy.initial_design == 9
 
 
@@ -131,6 +132,12 @@ def test_nothing_is_predictions_of_a_policy_that_is_given(caplog):
         loop = AskTell(bounds=unit_box(), policy=RandomSearch(), goal="cumulative")
     assert "why" not in loop.about
     assert not caplog.records
+
+
+@pytest.mark.parametrize("where", [{"bounds": [(0.0, 1.0)] * 2}, {"arms": arms(100, 2)}], ids=["box", "arms"])
+def test_every_worker_gets_a_point_of_the_initial_design(where):
+    loop = AskTell(**where, workers=20)
+    assert len(loop.ask().tickets) == 20
 
 
 def test_a_run_with_more_workers_hands_out_a_point_to_each():
