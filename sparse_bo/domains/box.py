@@ -141,27 +141,16 @@ class Box(Domain):
         return self.from_unit(sobol_points(n, self.dims, seed=seed).to(self.bounds))
 
     def design(self, n: int, *, start: int, generator: torch.Generator) -> Tensor:
-        """Return points ``start`` to ``start + n - 1`` (``n x d``) of a run's scrambled Sobol sequence around the centre.
+        """Return points ``start`` to ``start + n - 1`` (``n x d``) of the scrambled Sobol sequence of a run.
 
-        Its first point is the centre, up to 2⁻³⁰ of the ranges. The scrambling depends on ``generator.initial_seed()`` alone:
-        later asks continue the sequence, also after a resume. Draws nothing.
+        The scrambling depends on ``generator.initial_seed()`` alone, so that later asks continue the sequence, also after a
+        resume. Draws nothing.
         """
-        seed = generator.initial_seed()
-        return self.from_unit(sobol_points(n, self.dims, seed=seed, start=start, centred=True).to(self.bounds))
+        return self.from_unit(sobol_points(n, self.dims, seed=generator.initial_seed(), start=start).to(self.bounds))
 
 
-def sobol_points(n: int, dims: int, *, seed: int, start: int = 0, centred: bool = False) -> Tensor:
-    """Return points ``start`` to ``start + n - 1`` of a scrambled Sobol sequence in the unit cube: ``n x d``, float64, CPU.
-
-    With ``centred`` the digital shift makes the first point the centre: of each input 1/2, or at random 1/2 - 2⁻³⁰, after which
-    its second value lies below or above. Under any shift the sequence stays a (t, s)-sequence (Matoušek 1998, "On the
-    L2-discrepancy for anchored boxes"), so that 2^k first points are in 2^k different intervals of each input.
-    """
+def sobol_points(n: int, dims: int, *, seed: int, start: int = 0) -> Tensor:
+    """Return points ``start`` to ``start + n - 1`` of a scrambled Sobol sequence in the unit cube: ``n x d``, float64, CPU."""
     engine = torch.quasirandom.SobolEngine(dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
-    one = 2**engine.MAXBIT
-    first = (engine.quasi.to(torch.float64) / one).unsqueeze(0)  # the engine's own has the default dtype
-    points = torch.cat([first, engine.draw(start + n, dtype=torch.float64)[1:]])[start:]
-    if not centred:
-        return points
-    centre = torch.where(first < 0.5, one // 2 - 1, one // 2)
-    return ((points * one).long() ^ (first * one).long() ^ centre).double() / one
+    first = (engine.quasi.to(torch.float64) / 2**engine.MAXBIT).unsqueeze(0)  # the engine's own has the default dtype
+    return torch.cat([first, engine.draw(start + n, dtype=torch.float64)[1:]])[start:]

@@ -131,7 +131,7 @@ def test_a_report_writes_figure_and_history(tmp_path, drawn):
 def test_a_report_claims_nothing_of_a_model_that_it_did_not_compute_and_warns(tmp_path):
     path = tmp_path / "run.journal"
     with AskTell(bounds=[(0.0, 1.0)], storage=path) as loop:
-        loop.run(lambda x: math.nan if x[0] > 0.6 else x[0], 24)
+        loop.run(lambda x: math.nan if x[0] > 0.3 else x[0], 24)
     done = invoke("report", path, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "│ best " in done.stdout

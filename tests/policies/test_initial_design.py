@@ -7,7 +7,6 @@ import torch
 
 from sparse_bo import BBKB, BKB, GPUCB, GSSBO, SBPE, AskTell, TrustRegion
 from sparse_bo.domains import Box
-from sparse_bo.domains.box import sobol_points
 from sparse_bo.policies import (
     BPE,
     GPBUCB,
@@ -70,24 +69,6 @@ def test_points_asked_one_by_one_are_those_asked_at_once(policy):
     assert not torch.equal(AskTell(bounds=unit_box(3), policy=policy, seed=6).ask(16).X, whole)
 
 
-def test_the_first_point_is_the_centre_and_the_second_in_any_orthant():
-    signs = set()
-    for seed in range(40):
-        first, second = asked(AskTell(bounds=unit_box(2) * 4.0, policy=TrustRegion(initial_design=8), seed=seed), [1, 1])
-        assert first.tolist() == pytest.approx([2.0, 2.0], abs=1e-8)
-        signs.add(tuple((second > 2.0).tolist()))
-    assert len(signs) == 4
-
-
-@pytest.mark.parametrize("exponent", range(7))
-def test_every_elementary_interval_has_as_many_points(exponent):
-    """A (0, 6, 2)-net: 64 points, one in each of 2^a x 2^(6 - a) rectangles."""
-    for seed in range(10):
-        U = sobol_points(64, 2, seed=seed, centred=True)
-        cells = (U * torch.tensor([2**exponent, 2 ** (6 - exponent)])).floor()
-        assert len(torch.unique(cells, dim=0)) == 64
-
-
 def test_four_points_asked_singly_lie_in_four_quarters_of_every_input():
     for seed in range(20):
         U = asked(AskTell(bounds=unit_box(2), policy=TrustRegion(initial_design=8), seed=seed), [1] * 4)
@@ -103,7 +84,7 @@ def test_failures_do_not_restart_the_sequence(policy):
     from_the_sequence = (points.unsqueeze(1) - whole).abs().amax(dim=-1).amin(dim=-1) < 1e-6  # a lift rounds
     assert from_the_sequence.tolist()[:4] == [True] * 4
     assert int(from_the_sequence.sum()) >= 8  # the others lie next to failures, and were replaced
-    assert len(torch.unique(points, dim=0)) >= 9  # two lifts may be clipped to one corner
+    assert len(torch.unique(points, dim=0)) == 10
 
 
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")

@@ -69,7 +69,7 @@ class Checker(HTMLParser):
 def pages(tmp_path_factory):
     """Pages of a run on a space with failures, of one over arms with a certificate, and of their results."""
     folder = tmp_path_factory.mktemp("pages")
-    on_space = maximize(score, space=SPACE, budget=40, storage=folder / "space.journal", policy=None, seed=0)
+    on_space = maximize(score, space=SPACE, budget=40, storage=folder / "space.journal", policy=None, seed=2)
     X = arms(80)
     loop = AskTell(X, bbkb(), certify_every=2, storage=folder / "arms.journal", notes={"who": EVIL})
     on_arms = loop.run(noisy(X), 60, call_with="indices")

@@ -38,7 +38,7 @@ def wide(d=12, device="cpu"):
 )
 def test_they_climb_repeat_and_leave_the_global_generators_alone(policy, device):
     before = torch.get_rng_state()
-    runs = [AskTell(policy=policy, bounds=box(device), seed=seed).run(bowl, 12) for seed in (0, 0, 1)]
+    runs = [AskTell(policy=policy, bounds=box(device), seed=seed).run(bowl, 8) for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     assert runs[0].history.points == runs[1].history.points != runs[2].history.points
     first = max(runs[0].history.rows[0].values)
