@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from sparse_bo import BBKB, GPBUCB, GSSBO, SBPE, AskTell, Storage
+from sparse_bo import BBKB, GPBUCB, GSSBO, SBPE, AskTell, Measured, Storage, TrustRegion
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.journal import Journal
-from sparse_bo.policies import BoTorchUCB
+from sparse_bo.policies import BoTorchUCB, ExpectedImprovement
 from sparse_bo.runs.records import evaluations_of
 from tests.journal.every_policy import shorten_searches
 from tests.journal.runs import arms, killed, policy
@@ -40,8 +40,12 @@ RUNS = {
     "sbpe": lambda: {"bounds": BOUNDS, "policy": SBPE(**known(horizon=60, candidates=32, width="gaussian"))},
     "gssbo": lambda: {"bounds": BOUNDS, "policy": GSSBO(**SMALL, buffer=6, batch_size=2)},
     "botorch-ucb": lambda: {"bounds": BOUNDS, "policy": BoTorchUCB(**SMALL, batch_size=3)},
+    "trust-region": lambda: {"bounds": BOUNDS, "policy": TrustRegion(initial_design=3)},
+    "expected-improvement, arms": lambda: {"arms": arms(), "policy": ExpectedImprovement(initial_design=3)},
 }
-SAMPLED = ("global, arms", "local, arms", "bbkb", "gssbo")
+SAMPLED = ("global, arms", "local, arms", "bbkb", "gssbo", "trust-region")
+OF_KNOWN_NOISE = ("trust-region", "expected-improvement, arms")
+"""Every third result has a known standard deviation."""
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -77,6 +81,8 @@ class Interleavings(RuleBasedStateMachine):
     def tell(self, data, nan):
         tickets = data.draw(st.lists(st.sampled_from(self.loop.pending), unique=True, min_size=1, max_size=4))
         values = [math.nan if nan and t % 2 else math.sin(5.0 * self.picks[t][0]) + 0.01 * (37 * t % 101) for t in tickets]
+        if self.name in OF_KNOWN_NOISE:
+            values = [Measured(v, 0.01 * t) if t % 3 == 0 else v for t, v in zip(tickets, values, strict=True)]
         for loop in (self.loop, self.twin):
             loop.tell(tickets, values)
         self.told.update({t: v for t, v in zip(tickets, values, strict=True) if v == v})
@@ -104,12 +110,15 @@ class Interleavings(RuleBasedStateMachine):
         assert loop.pending == self.twin.pending == [t for t in self.picks if t not in self.told and t not in self.failed]
         assert loop.asked == len(self.picks)
         assert loop.reissue().X.tolist() == [self.picks[t] for t in loop.pending]
-        assert repr(loop.history.column("values")) == repr(self.twin.history.column("values"))
+        for name in ("values", "sds"):
+            assert repr(loop.history.column(name)) == repr(self.twin.history.column(name))
         recorded = evaluations_of(Journal.read(self.storage.path))
         assert {
             t: recorded.values[t] for t in range(len(recorded.values)) if recorded.values[t] == recorded.values[t]
         } == self.told
         assert int(recorded.known.sum()) == len(self.told) + len(self.failed)
+        known = {} if recorded.sds is None else {t: float(sd) for t, (sd,) in enumerate(recorded.sds) if sd == sd}
+        assert known == {t: v.sd for t, v in self.told.items() if isinstance(v, Measured)}
 
     def teardown(self):
         if hasattr(self, "loop"):
