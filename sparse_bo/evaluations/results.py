@@ -17,7 +17,8 @@ FAILED = math.nan
 class Measured(float):
     """A result whose noise is known: a number with the standard deviation of its measurement.
 
-    It is a ``float``: sums, comparisons and files see the number alone.
+    It is a ``float``: sums, comparisons and files see the number alone, and so do arrays and tensors: an objective of many
+    points returns a list of them.
 
     Args:
         value: The result (y); NaN: the evaluation failed.
