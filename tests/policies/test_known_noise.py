@@ -126,6 +126,7 @@ def test_the_posterior_is_that_of_dense_algebra_with_noise_of_each_result(where,
     step = 1e-7 * float(seen.y.std())
     slope = (t - fitted.warp(seen.values[rows] - step)) / step
     v = (seen.sds[rows] * slope).square()
+    assert gp.noise_variance == pytest.approx(float((v * seen.counts[rows]).median()), rel=0.3)  # of some rows, to learn from
     X, new = state.U[rows], torch.rand(20, 2, generator=generator(9), dtype=torch.float64)
     prior = gp.prior
     K = prior.scale * prior.kernel.cross(X, X) + v.diag()

@@ -70,7 +70,7 @@ def learned_model(
 ) -> ArmModel:
     """Return the model after new results: learned anew if that is due, else under the hyper-parameters and warping before.
 
-    O(n³ + a n), and O(a n²) if it is learned anew.
+    O(n³ + a n), and O(a n²) if it is learned anew: a kernel of the user's is not evaluated again.
 
     Args:
         before: The model before; ``None``: there is none.
@@ -103,4 +103,5 @@ def learned_model(
             ranking=ranking,
             kinds=kinds,
         )
-    return ArmModel(fitted, ArmSweep.of(fitted.gp, unit, told[fitted.rows]), n)
+    same = None if kernel is None or before is None else before.sweep  # of the kernel, which stays
+    return ArmModel(fitted, ArmSweep.of(fitted.gp, unit, told[fitted.rows], before=same), n)

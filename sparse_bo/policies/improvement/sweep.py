@@ -39,9 +39,12 @@ class ArmSweep:
     """``a``: at least the posterior variances."""
 
     @classmethod
-    def of(cls, gp: Posterior, X: Tensor, support: Tensor) -> ArmSweep:
-        """Return the sweep of ``a x d`` arms of a posterior. O(a n²)."""
-        columns = gp.prior.kernel.cross(X, gp.support)
+    def of(cls, gp: Posterior, X: Tensor, support: Tensor, *, before: ArmSweep | None = None) -> ArmSweep:
+        """Return the sweep of ``a x d`` arms of a posterior. O(a n²), and a kernel value for each number of a new column.
+
+        ``before``: a sweep under the same kernel, of whatever scale, whose columns are taken over.
+        """
+        columns = gp.prior.kernel.cross(X, gp.support) if before is None else before._columns_of(X, support)[0]
         at = gp.moments(X, K_DX=columns.mT)
         return cls(gp, support, columns, at.mean, at.variance)
 
@@ -54,12 +57,8 @@ class ArmSweep:
             counts: ``n``: how many each is the mean of.
             support: ``n``: arms that the posterior knows.
         """
-        before = torch.full((len(X),), -1, dtype=torch.long, device=X.device)
-        before[self.support] = torch.arange(len(self.support), device=X.device)
-        at = before[support]
-        new, prior = at < 0, self.gp.prior
-        columns = self.columns[:, at]  # of new arms any, replaced below
-        columns[:, new] = prior.kernel.cross(X, X[support[new]])
+        prior = self.gp.prior
+        columns, new = self._columns_of(X, support)
         gp = exact(prior, X[support], y, noise=self.gp.noise, counts=counts, floor=self.gp.floor, K=columns[support])
         if int((~new).sum()) < len(self.support):  # without some observations variances are higher
             found = gp.moments(X, K_DX=columns.mT)
@@ -67,6 +66,15 @@ class ArmSweep:
         mean = prior.mean_at(X) + columns @ gp.alpha
         bound = self.bound.index_copy(0, support[new], gp.moments(X[support[new]], K_DX=columns[support[new]].mT).variance)
         return ArmSweep(gp, support, columns, mean, bound)
+
+    def _columns_of(self, X: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the correlations of all arms with ``support`` (``a x n``), and which of these (``n``) this sweep lacks."""
+        before = torch.full((len(X),), -1, dtype=torch.long, device=X.device)
+        before[self.support] = torch.arange(len(self.support), device=X.device)
+        at = before[support]
+        new, columns = at < 0, self.columns[:, at]  # of new arms any, replaced below
+        columns[:, new] = self.gp.prior.kernel.cross(X, X[support[new]])
+        return columns, new
 
 
 class ImprovingArms:
