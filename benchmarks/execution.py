@@ -1,6 +1,6 @@
-"""What the loop costs around the evaluations: ask, tell and journal, per evaluation, and how fast a journal loads.
+"""What the loop costs around the evaluations: ask, tell and journal, how fast a journal loads, and how long workers wait.
 
-    python benchmarks/execution.py            # 10⁵ evaluations; a journal of 10⁶
+    python benchmarks/execution.py            # 10⁵ evaluations; a journal of 10⁶; eight workers
     python benchmarks/execution.py --quick    # a tenth of everything
 
 Shown: the newest record of each mode.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import tempfile
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from harness.pages import short
 from harness.records import Record, newest
 from harness.runner import main
 
-from sparse_bo import AskTell
+from sparse_bo import AskTell, maximize
 from sparse_bo.cli.presets import make_policy
 from sparse_bo.domains import Arms
 from sparse_bo.errors import PendingBatchError
@@ -115,18 +116,52 @@ def load(observations: int) -> Record:
         }
 
 
+WORKERS = 8
+"""Threads that evaluate one point each, in the runs that measure how long they wait."""
+
+
+def waiting(domain: str, longest: float, evaluations: int, *, seed: int) -> Record:
+    """Return the share of the workers' time that evaluations take, up to the start of the last one.
+
+    Durations are log-normal with a median of 0.22 of the ``longest``, where they end.
+    """
+    rng, lock = np.random.default_rng(seed), threading.Lock()
+    spans: list[tuple[float, float]] = []
+
+    def objective(x: np.ndarray) -> float:
+        with lock:
+            duration = min(longest, longest / 6.0 * float(rng.lognormal(0.3, 0.7)))
+        start = time.perf_counter()
+        time.sleep(duration)
+        with lock:
+            spans.append((start, time.perf_counter()))
+        return -float(((np.asarray(x) - 0.4) ** 2).sum())
+
+    where: dict[str, Any] = {"bounds": [(0.0, 1.0)] * 5} if domain == "box" else {"arms": rng.random((2_000, 4))}
+    cpu = time.process_time()
+    maximize(objective, **where, budget=evaluations, executor="threads", workers=WORKERS, seed=seed)
+    cpu = time.process_time() - cpu
+    first, last = min(span[0] for span in spans), max(span[0] for span in spans)
+    busy = sum(min(end, last) - start for start, end in spans)
+    return {"share": busy / (WORKERS * (last - first)), "cpu_s": cpu, "wall_s": last - first}
+
+
 def jobs(chosen: Namespace) -> Iterator[Job]:
-    """Yield the four ways to run, and the journal."""
+    """Yield the four ways to run, the journal, and the workers."""
     for seed in chosen.seeds:
         for mode, out in MODES.items():
             for journal in (True, False):
                 key = {"mode": mode, "budget": chosen.budget, "journal": journal, "out": out, "seed": seed}
                 yield Job({"benchmark": "overhead", **key}, partial(overhead, **key, device=chosen.device))
         yield Job({"benchmark": "load", "observations": chosen.observations, "seed": seed}, partial(load, chosen.observations))
+        for domain in ("box", "arms"):
+            for longest in chosen.longest:
+                key = {"domain": domain, "longest": longest, "evaluations": chosen.evaluations, "seed": seed}
+                yield Job({"benchmark": "waiting", **key}, partial(waiting, **key))
 
 
 def page(records: list[Record]) -> Iterator[Block]:
-    """Yield the cost of each mode, and that of the journal."""
+    """Yield the cost of each mode, that of the journal, and the shares of the workers' time."""
     runs = newest([r for r in records if r["benchmark"] == "overhead"], "budget", "mode", "journal", "seed").values()
     rows = []
     for r in runs:
@@ -147,19 +182,42 @@ def page(records: list[Record]) -> Iterator[Block]:
         for r in loads
     ]
     yield Table(("evaluations", "first tenth", "second half", "MB", "read s"), rows)
+    yield (
+        f"{WORKERS} threads evaluate one point each, of a box of 5 inputs or of 2,000 arms, under the default policy; durations "
+        "are log-normal up to the longest. Share of the workers' time that evaluations take, up to the start of the last one:"
+    )
+    rows = [
+        (
+            r["domain"],
+            f"{r['longest']:g}",
+            str(r["evaluations"]),
+            f"{r['share']:.2f}",
+            f"{1e3 * r['cpu_s'] / r['evaluations']:.0f}",
+        )
+        for r in newest(
+            [r for r in records if r["benchmark"] == "waiting"], "domain", "longest", "evaluations", "seed"
+        ).values()
+    ]
+    yield Table(("over", "longest s", "evaluations", "share", "processor ms an evaluation"), rows)
 
 
 def headline(records: list[Record]) -> str:
-    """Return the processor time per evaluation with a journal."""
+    """Return the processor time per evaluation with a journal, and the shares of the workers' time."""
     runs = newest([r for r in records if r["benchmark"] == "overhead" and r["journal"]], "mode")
     batches, single = (runs[mode,]["cpu_us"] for mode in ("batches", "one at a time"))
-    return f"{batches:.0f} µs of processor time per evaluation batch by batch, {single:.0f} µs one at a time, with a journal"
+    text = f"{batches:.0f} µs of processor time per evaluation batch by batch, {single:.0f} µs one at a time, with a journal"
+    shares = newest([r for r in records if r["benchmark"] == "waiting"], "domain", "longest")
+    if not shares:
+        return text
+    longest = max(seconds for _, seconds in shares)
+    low = min(r["share"] for (_, seconds), r in shares.items() if seconds == longest)
+    return f"{text}; evaluations of up to {longest:g} s take at least {low:.2f} of {WORKERS} workers' time"
 
 
 EXPERIMENT = Experiment(
     script=__file__,
     title="What the loop costs around the evaluations",
-    question="What do ask, tell and journal cost per evaluation?",
+    question="What do ask, tell and journal cost per evaluation, and how long do workers wait?",
     about="""
 BBKB on Cadata (20,640 arms, published settings) with an objective that costs nothing: ask, tell, model and journal
 together, per evaluation, without the objective. One at a time: one ask and one tell per evaluation, with so many
@@ -171,6 +229,8 @@ evaluations out at all times. With a journal every ask and every tell is one rec
     options={
         "budget": Option("evaluations of a run", 100_000, 10_000, 60),
         "observations": Option("of the journal that is written and read", 1_000_000, 100_000, 200),
+        "evaluations": Option("of a run with eight workers", 160, 160, 16),
+        "longest": Option("longest durations of its evaluations, in seconds", (6.0, 1.0), (1.0,), (0.1,)),
     },
     seeds=(1, 1, 1),
 )
