@@ -182,9 +182,12 @@ def page(records: list[Record]) -> Iterator[Block]:
         for r in loads
     ]
     yield Table(("evaluations", "first tenth", "second half", "MB", "read s"), rows)
+    runs = newest([r for r in records if r["benchmark"] == "waiting"], "domain", "longest", "evaluations", "seed").values()
+    if not runs:
+        return
     yield (
-        f"{WORKERS} threads evaluate one point each, of a box of 5 inputs or of 2,000 arms, under the default policy; durations "
-        "are log-normal up to the longest. Share of the workers' time that evaluations take, up to the start of the last one:"
+        f"{WORKERS} threads evaluate one point each, of a box of 5 inputs or of 2,000 arms, under the default policy. "
+        "Durations are log-normal up to the longest. Share of the workers' time that evaluations take, up to the start of the last one:"
     )
     rows = [
         (
@@ -194,9 +197,7 @@ def page(records: list[Record]) -> Iterator[Block]:
             f"{r['share']:.2f}",
             f"{1e3 * r['cpu_s'] / r['evaluations']:.0f}",
         )
-        for r in newest(
-            [r for r in records if r["benchmark"] == "waiting"], "domain", "longest", "evaluations", "seed"
-        ).values()
+        for r in runs
     ]
     yield Table(("over", "longest s", "evaluations", "share", "processor ms an evaluation"), rows)
 
