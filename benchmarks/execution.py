@@ -187,7 +187,8 @@ def page(records: list[Record]) -> Iterator[Block]:
         return
     yield (
         f"{WORKERS} threads evaluate one point each, of a box of 5 inputs or of 2,000 arms, under the default policy. "
-        "Durations are log-normal up to the longest. Share of the workers' time that evaluations take, up to the start of the last one:"
+        "Durations are log-normal up to the longest. "
+        "Share of the workers' time that evaluations take, up to the start of the last one:"
     )
     rows = [
         (
