@@ -224,6 +224,9 @@ def _outcome(name: str, value: Any) -> float:
         return value if value == value else FAILED
     if len(pair := _listed(value)) == 2:
         number = _outcome(name, pair[0])
+        if isinstance(number, Measured):
+            got = reprlib.repr(value)
+            raise TypeError(f"expected a number and one standard deviation for the outcome {name!r}, got {got}")
         return number if number != number or pair[1] is None else Measured(number, pair[1])
     if isinstance(value, (str, bytes, bytearray, complex)):
         raise TypeError(f"expected a real number for the outcome {name!r}, got {value!r}")
@@ -258,8 +261,6 @@ def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
 def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     """Return one value, from a scalar or a row of length one."""
     value = row.tolist() if hasattr(row, "tolist") else row
-    if isinstance(value, Measured):
-        return value
     if isinstance(value, (list, tuple)):
         if len(value) != 1 or isinstance(value[0], (list, tuple)):
             raise _wrong_shape(tickets, _shape(_rows(tickets, y)))
@@ -270,7 +271,7 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     if isinstance(value, (str, bytes, bytearray)):
         raise _not_numbers(tickets, y, f"an entry is {value!r}")
     try:
-        return float(value)
+        return value if isinstance(value, Measured) else float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise _not_numbers(tickets, y, error) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -85,7 +84,7 @@ class Fingerprints:
         """Of values."""
         self.rows = _narrow(X)
         """``… x n x d``."""
-        self.squares = _squares(self.rows).to(self.dtype)
+        self.squares = torch.einsum("...d,...d->...", self.rows, self.rows).to(self.dtype)  # without a temporary of their size
         """``… x n``."""
 
     @cached_property
@@ -102,18 +101,6 @@ class Fingerprints:
             out.masked_fill_(union == 0.0, 1.0)
 
 
-def _blocks(X: Tensor) -> Iterator[slice]:
-    """Return slices of ``n x d`` rows whose blocks stay in the cache."""
-    return row_slices(len(X), chunk=max(2**18 // max(X.shape[-1], 1), 1))
-
-
-def _squares(X: Tensor) -> Tensor:
-    """Return the squared norms of ``… x n x d`` rows, ``… x n``. O(n d)."""
-    flat = X.reshape(-1, X.shape[-1])
-    parts = [flat[rows].square().sum(dim=-1) for rows in _blocks(flat)]
-    return torch.cat([flat[:0, 0], *parts]).reshape(X.shape[:-1])
-
-
 def _narrow(X: Tensor) -> Tensor:
     """Return rows in float32 if they are integers whose products are exact in it, else as :func:`in_floats`. O(n d)."""
     d = X.shape[-1]
@@ -122,7 +109,7 @@ def _narrow(X: Tensor) -> Tensor:
     if X.dtype in (torch.bool, torch.float32) or X.requires_grad or X.device.type != "cpu":  # looking makes a host wait
         return in_floats(X)
     flat, narrow = X.reshape(-1, d), torch.empty(X.shape, dtype=torch.float32, device=X.device)
-    for rows in _blocks(flat):
+    for rows in row_slices(len(flat), chunk=max(2**18 // max(d, 1), 1)):  # blocks that stay in the cache
         part = flat[rows]
         small = part.to(torch.uint8)
         if not torch.equal(small.to(X.dtype), part) or d * int(small.max()) ** 2 >= EXACT:

@@ -181,8 +181,17 @@ def checked_observations(
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many {kind} values as inputs, got {got}; pass one value for each")
     check_finite(f"{kind} values", values)
-    measured = isinstance(y, (list, tuple)) and has_sds(y)
-    return picks, results_of(values.tolist(), sds_of(y) if measured else None)
+    listed = list(_flat(y)) if isinstance(y, (list, tuple)) or getattr(y, "dtype", None) == np.dtype(object) else []
+    return picks, results_of(values.tolist(), sds_of(listed) if has_sds(listed) else None)
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    """Yield the numbers of nested lists, in order."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
 
 
 def _outcomes_of(kind: str, picks: Tensor, y: Any, names: Sequence[str]) -> list[Value]:

@@ -68,6 +68,28 @@ def test_standard_deviations_of_0_say_that_there_is_no_noise():
     assert bool((some.sds > 0.0).all())
 
 
+def test_a_result_that_says_nothing_leaves_the_others_as_precise_as_they_are():
+    X, sd = torch.rand(6, 1, dtype=torch.float64), torch.tensor([1e-8, 1.0, 1e6, 1e300, 0.0, 1e-300]).double()
+    seen = replicates_of(X[:5], torch.arange(5.0).double(), sd[:5])
+    assert seen.sds[:3].tolist() == pytest.approx(sd[:3].tolist())
+    assert 0.0 < float(seen.sds[4]) < 1e-13
+    assert bool(torch.isfinite(replicates_of(X, torch.arange(6.0).double(), sd).values).all())
+
+
+@pytest.mark.parametrize("sd", [1e-300, 1e-9, 1e300])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_any_deviation_ends_in_a_sensible_recommendation(dims, sd):
+    """A linear objective: its scale is large, so that the noise is tiny beside it."""
+    loop = AskTell(bounds=[(0.0, 1.0)] * dims, minimize=True)
+    while loop.state.pulls < 24:
+        batch = loop.ask(3)
+        loop.tell(batch.tickets, [Measured(x[0], sd) for x in batch.X.tolist()])
+    best = loop.result().best
+    assert 0.0 <= best.x[0] < (1e-4 if sd < 1.0 else 0.7)
+    assert math.isfinite(best.mean)
+    assert math.isfinite(best.sd)
+
+
 @pytest.mark.parametrize("unit", [1e-200, 1.0, 1e200])
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_in_warped_units_is_that_of_the_slope(kind, unit):

@@ -150,6 +150,26 @@ def test_workers_send_the_deviations():
 
 
 @pytest.mark.parametrize(
+    "y",
+    [[Measured(1.0, 0.1)], (Measured(1.0, 0.1),), [[Measured(1.0, 0.1)]], np.array([Measured(1.0, 0.1)], dtype=object)],
+    ids=["list", "tuple", "rows", "objects"],
+)
+def test_every_form_of_results_keeps_the_deviations(y):
+    told, added = AskTell(bounds=LINE), AskTell(bounds=LINE)
+    told.tell(told.ask(1).tickets, y)
+    added.add([[0.5]], y)
+    for loop in (told, added, AskTell(bounds=LINE, initial=([[0.5]], y))):
+        assert loop.state.sd.tolist() == [0.1]
+
+
+@pytest.mark.parametrize("pair", [((1.0, 0.1), 0.2), (Measured(1.0, 0.1), 0.2)], ids=["pair", "measured"])
+def test_two_deviations_of_an_outcome_are_refused(pair):
+    loop = AskTell(bounds=LINE, objectives={"a": "max", "b": "min"})
+    with pytest.raises(TypeError, match="expected a number and one standard deviation for the outcome 'a', got"):
+        loop.tell(loop.ask(1).tickets, [{"a": pair, "b": 2.0}])
+
+
+@pytest.mark.parametrize(
     ("row", "sds"),
     [
         ({"a": (1.0, 0.5), "b": 2.0}, (0.5, math.nan)),

@@ -49,8 +49,8 @@ class ArmModel:
         ell = self.fitted.learned.reach if nearby else None
         at = seen.rows
         rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, lengthscales=ell, most=most)]
-        warp, learned = self.fitted.warp, self.fitted.learned
-        counts = seen.worth(rows, warp, learned.noise * learned.scale)
+        warp = self.fitted.warp
+        counts = seen.worth(rows, warp, self.fitted.learned)
         sweep = self.sweep.updated(unit, warp(seen.values[rows]), counts, support=told[rows])
         return replace(self, fitted=replace(self.fitted, gp=sweep.gp, rows=rows), sweep=sweep)
 

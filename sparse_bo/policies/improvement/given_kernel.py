@@ -85,7 +85,7 @@ def fitted_kernel(
 
     def fitted(candidate: Warp) -> tuple[float, FittedRegion]:
         learned = data.learned(candidate, FAMILIES[:1], priors, given=given)
-        counts = seen.worth(rows, candidate, learned.noise * learned.scale)
+        counts = seen.worth(rows, candidate, learned)
         gp = local_posterior(X[rows], candidate(v), learned, counts=counts, kernel=kernel)
         region = FittedRegion(gp=gp, learned=learned, warp=candidate, rows=rows, chosen_at=len(at))
         return learned.evidence + data.log_slope(candidate), region

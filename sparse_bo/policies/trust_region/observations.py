@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.linalg.reductions import group_sums, running_sums, unit_of
 
@@ -46,13 +47,13 @@ class Replicates(NamedTuple):
         """Return the known noise variances of the means at ``rows`` (``m``) in warped units; ``None``: they are not known."""
         return None if self.sds is None else warp.noise(self.values[rows], self.sds[rows])
 
-    def worth(self, rows: Tensor, warp: Warp, noise: float) -> Tensor:
-        """Return how many observations of a noise variance (warped units) each mean at ``rows`` (``m``) is worth.
+    def worth(self, rows: Tensor, warp: Warp, learned: Hyperparameters) -> Tensor:
+        """Return how many observations with the noise of a model each mean at ``rows`` (``m``) is worth.
 
-        That is their number; where the noise v of the mean is known, ``noise/v``.
+        That is their number; where the noise of the mean is known, the model's by it.
         """
         variances = self.noise(rows, warp)
-        return self.counts[rows] if variances is None else noise / variances
+        return self.counts[rows] if variances is None else learned.noise * learned.scale / variances
 
     def scatter(self, rows: Tensor, t: Tensor) -> Scatter:
         """Return the scatter of all evaluations of some points around their means. O(n log m).
@@ -91,10 +92,10 @@ def replicates_of(X: Tensor, y: Tensor, sd: Tensor | None = None, *, merge: bool
     excess, precisions, unit = y - y[firsts][group], counts, 0.0  # 0 for equal observations, to the last bit
     if sd is not None and not bool(sd.isnan().all()):
         sd = sd.where(~sd.isnan(), sd.nanmedian())
-        unit = float(sd.max())
-        exact = unit == 0.0
+        exact = not bool(sd.any())
+        unit = 0.0 if exact else float(sd[sd > 0.0].min())
     if sd is not None and unit > 0.0:
-        weights = 1.0 / (sd / unit).square().clamp_min(LEAST_NOISE)
+        weights = (sd / unit).clamp(1e-6, 1e100).pow(-2)  # finite, where some are 0 as well
         excess, precisions = weights * excess, group_sums(weights, group, groups=len(counts))
     means = y[firsts] + group_sums(excess, group, groups=len(counts)) / precisions
     sds = (unit / precisions.sqrt())[group] if unit > 0.0 else None
@@ -133,8 +134,9 @@ DEEPEST = 1e3
 """Largest distance below the origin, in units of the width: lower observations are clipped, as their size tells nothing."""
 SMALLEST = 1e-12
 """Of distances, in units of what they are differences of: smaller ones are rounding."""
-LEAST_NOISE = 1e-12
-"""Smallest known noise variance, in units of the largest one, and of the variance of warped observations."""
+SMALLEST_SD = 1e-4
+"""Known standard deviations of warped observations, which vary by about 1, count as at least this: its square is 10⁻¹² of the
+largest scale, 10⁴, which is the least noise of exact observations."""
 LARGEST = 2.0**500
 """Observations beyond it, in their unit, count as this: their squares are finite."""
 
@@ -179,7 +181,7 @@ class Warp:
         To first order: a standard deviation is divided by :meth:`inverse_slope`.
         """
         slope = self.inverse_slope(self(y)) / self.unit
-        return (sd / self.unit / slope).square().clamp(LEAST_NOISE, 1.0 / LEAST_NOISE)
+        return (sd / self.unit / slope).clamp(SMALLEST_SD, 1.0 / SMALLEST_SD).square()
 
     def log_slope(self, y: Tensor) -> Tensor:
         """Return ``log dt/dy`` up to a constant that is the same for every warping of the observations, elementwise."""

@@ -158,7 +158,7 @@ def fitted_region(
             candidates = list(warps(v, kinds))
             chosen, learned = _chosen(data, candidates, start=None if before is None else before.learned, priors=priors)
             at_size = n
-        gp = local_posterior(U, chosen(v), learned, counts=seen.worth(rows, chosen, learned.noise * learned.scale))
+        gp = local_posterior(U, chosen(v), learned, counts=seen.worth(rows, chosen, learned))
     return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=at_size)
 
 
@@ -218,7 +218,7 @@ def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covarian
     kept, warp = thaw_fields(FittedRegion, frozen), Warp(**part_of(frozen, "warp"))
     rows, learned = kept["rows"], Hyperparameters(**part_of(frozen, "learned"))
     with one_thread():
-        counts = seen.worth(rows, warp, learned.noise * learned.scale)
+        counts = seen.worth(rows, warp, learned)
         gp = local_posterior(X[rows], warp(seen.values[rows]), learned, counts=counts, kernel=kernel)
     return FittedRegion(gp=gp, learned=learned, warp=warp, **kept)
 
