@@ -260,8 +260,8 @@ def test_where_the_device_computes_no_more_a_new_process_goes_on(
     assert float(seconds) > 0.0
     written = [record["part"] for record in importlib.import_module("harness.records").read(tmp_path / "gpu.jsonl.gz")]
     assert "recursive RLS" not in written
-    assert len(written) == 12
-    assert int(first) == written.index("model") + 1
+    assert len(written) == 14
+    assert int(first) == written.index("improvement") + 1
     assert "computes no more" in capsys.readouterr().out
 
 

@@ -18,20 +18,11 @@ from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import CovarianceFunction, FixedInputs
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
+from sparse_bo.linalg.storage import AppendedRows
 
 DEVICE_TILE_BYTES = 2**29
 """A tile and its product on a GPU: the host takes 0.1 to 0.7 ms to launch the work of a tile, so that tiles as small as the
 processors' cache (2^25 bytes) take twice to five times as long (docs/decisions/116)."""
-
-
-class _Storage:
-    """Rows that are only ever appended to; several values may share it, each sees the rows it knows.
-
-    Until memory runs out: then the rows go, for all of them.
-    """
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows, self.used, self.gone = rows, 0, False
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +32,7 @@ class KernelColumns:
     memory_bytes: int
     slots: Mapping[int, int] = field(default_factory=dict)
     """Arm index -> row of the storage."""
-    storage: _Storage | None = None
+    storage: AppendedRows | None = None
 
     def fits(self, points: int, arms: Tensor) -> bool:
         """Return whether ``points`` columns over ``arms`` (``a x d``) fit into the budget."""
@@ -86,17 +77,12 @@ class KernelColumns:
         slots = {**kept.slots, **{arm: start + k for k, arm in enumerate(missing)}}
         return KernelColumns(self.memory_bytes, slots, storage)
 
-    def _with_room(self, rows: int, arms: Tensor) -> _Storage:
-        """Return a storage with room for ``rows`` more rows: this one if it has room and has not been grown elsewhere."""
-        used = len(self.slots)
-        if self.storage is not None and self.storage.used == used and used + rows <= len(self.storage.rows):
-            return self.storage
+    def _with_room(self, rows: int, arms: Tensor) -> AppendedRows:
+        """Return a storage with room for ``rows`` more rows."""
         most = self.memory_bytes // (arms.shape[0] * arms.element_size())
-        storage = _Storage(arms.new_empty(min(2 * (used + rows) + 16, most), arms.shape[0]))
-        if self.storage is not None and used:
-            storage.rows[:used] = self.storage.rows[:used]
-        storage.used = used
-        return storage
+        if self.storage is None:
+            return AppendedRows.like(arms, rows, most=most)
+        return self.storage.with_room(rows, used=len(self.slots), most=most)
 
     def of(self, indices: Tensor) -> StoredColumns:
         """Return the columns of the arms ``indices`` (``m``), all of which must be there, where they are. O(m)."""
@@ -109,7 +95,7 @@ class KernelColumns:
 class StoredColumns:
     """The kernel columns of one dictionary: rows of a storage that are never written again."""
 
-    storage: _Storage
+    storage: AppendedRows
     slots: Tensor
     """``m`` rows of it."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary.base import Candidates, Dictionary, Gram, candidate_count, whitened_gram
 from sparse_bo.errors import SamplerError
-from sparse_bo.linalg.cholesky import round_off, safe_cholesky
+from sparse_bo.linalg.cholesky import round_off, safe_cholesky, solve_lower
 from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
 
@@ -256,7 +256,7 @@ def ridge_scores(gram: Gram, diagonal: Tensor, sketch: Sketch, rows: Tensor, *, 
     explained = torch.empty_like(diagonal[rows])
     for part, block in gram.sweep(rows, sketch.rows):
         columns = (block * sketch.weights).T
-        explained[part] = torch.linalg.solve_triangular(L, columns, upper=False).square_().sum(dim=0)
+        explained[part] = solve_lower(L, columns).square_().sum(dim=0)
     return (diagonal[rows] - explained).clamp_min_(0.0) / ridge
 
 

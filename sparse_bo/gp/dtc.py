@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.nystrom import NystromFactor
-from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
+from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower, triangular_inverse
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ def mean(state: DTC, features: Tensor) -> Tensor:
 
 def whitened(state: DTC, features: Tensor) -> Tensor:
     """Return ``u(x) = L_B⁻¹ z(x)``, ``batch_shape x n x r``: ``u(x)ᵀu(x') = z(x)ᵀ B⁻¹ z(x')``. O(n r²)."""
-    return torch.linalg.solve_triangular(state.gram_cholesky, features.mT, upper=False).mT
+    return solve_lower(state.gram_cholesky, features.mT).mT
 
 
 def variance(state: DTC, features: Tensor, prior_variance: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ variance in units of s. Inputs are in the unit cube, outputs have a mean of abou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -67,6 +67,11 @@ class Hyperparameters:
         """Logarithms of the correlation's hyper-parameters as :meth:`Priors.of_correlation` takes them."""
         parts = [self.lengthscales, self.alone, self.shares / self.rest] if self.additive else [self.lengthscales]
         return torch.cat(parts).log()
+
+    def to(self, device: torch.device) -> Hyperparameters:
+        """Return them on a device."""
+        tensors = {name: getattr(self, name).to(device) for name in ("lengthscales", "alone", "shares")}
+        return replace(self, **tensors)
 
     def cross(self, U: Tensor, V: Tensor) -> Tensor:
         """Return the prior correlations, ``a x b`` of ``a x d`` and ``b x d`` points."""

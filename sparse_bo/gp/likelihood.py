@@ -24,10 +24,12 @@ from torch.autograd.function import once_differentiable
 from sparse_bo.gp.hyperparameters import ADDITIVE, REST
 from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels.stationary import RADIAL, Pairs, half_spread, squared_distances
-from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.cholesky import safe_cholesky, safe_factors
 from sparse_bo.linalg.chunking import broadcast_shapes
 
 LOG_2PI = math.log(2.0 * math.pi)
+CACHED, BATCHED = 2**16, 2**25
+"""Entries of the covariances that are factorised together: on a CPU those that its cache holds; on a GPU 256 MiB."""
 
 
 class Correlation(NamedTuple):
@@ -45,7 +47,7 @@ def fixed_correlation(R: Tensor) -> Correlation:
 
 
 def stationary_correlation(X: Tensor, lengthscales: Tensor, *, family: str) -> Correlation:
-    """Return a stationary correlation of ``n x d`` points, its gradient by ``log ℓ`` (``d``). O(n² d)."""
+    """Return a stationary correlation of ``… x n x d`` points, its gradient by ``log ℓ`` (``… x 1 x d``, or ``d``). O(n² d)."""
     Z = X / lengthscales
     radial = RADIAL[family](squared_distances(Z, Z))
     return Correlation(radial.value, lambda W: half_spread(Z, W.mul_(radial.slope)))
@@ -102,6 +104,10 @@ class Scatter(NamedTuple):
         """Return the scatter of inputs that were observed ``counts`` (``n``) times. Reads the device once."""
         total, logs = torch.stack([counts.sum(), counts.log().sum()]).tolist()
         return cls(counts, squares, total - len(counts), logs)
+
+    def cpu(self) -> Scatter:
+        """Return it on the CPU."""
+        return self._replace(counts=self.counts.cpu())
 
 
 class LogLikelihood(NamedTuple):
@@ -225,13 +231,16 @@ class _StationaryLogLikelihood(torch.autograd.Function):
         ctx: Any, X: Tensor, lengthscales: Tensor, variance: Tensor, noise: Tensor, residuals: Tensor, family: str
     ) -> Tensor:
         wanted = any(ctx.needs_input_grad)
-        batch_shape = variance.shape
+        batch_shape, n = variance.shape, X.shape[-2]
         flat = [part.reshape(-1, *part.shape[len(batch_shape) :]) for part in (X, lengthscales, variance, noise, residuals)]
-        found = [value_and_gradient(*one, family=family, gradient=wanted) for one in zip(*flat, strict=True)]
+        step = max(1, (CACHED if X.device.type == "cpu" else BATCHED) // max(n * n, 1))
+        parts = zip(*(torch.split(part, step) for part in flat), strict=True)
+        found = [values_and_gradients(*some, family=family, gradient=wanted) for some in parts]
+        values, gradients = zip(*found, strict=True)
         if wanted:
-            gradients = [torch.stack(parts) for parts in zip(*(gradient for _, gradient in found), strict=True)]
-            ctx.save_for_backward(*(part.reshape(batch_shape + part.shape[1:]) for part in gradients))
-        return torch.stack([value for value, _ in found]).reshape(batch_shape)
+            whole = [torch.cat(parts) for parts in zip(*gradients, strict=True)]
+            ctx.save_for_backward(*(part.reshape(batch_shape + part.shape[1:]) for part in whole))
+        return torch.cat(values).reshape(batch_shape)
 
     @staticmethod
     @once_differentiable
@@ -241,18 +250,27 @@ class _StationaryLogLikelihood(torch.autograd.Function):
         return None, rows * by_lengthscales, by_value * by_variance, rows * by_noise, rows * by_residuals, None
 
 
-def value_and_gradient(
+def values_and_gradients(
     X: Tensor, lengthscales: Tensor, variance: Tensor, noise: Tensor, residuals: Tensor, *, family: str, gradient: bool = True
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the log-likelihood of one GP, and its derivatives by lengthscales, variance, noise and residuals, if wanted.
+    """Return the log-likelihoods of ``b`` GPs, and their derivatives by lengthscales, variance, noise and residuals, if wanted.
 
-    :func:`log_likelihood` in BoTorch's hyper-parameters. Arguments and errors: those of :func:`stationary_log_likelihood`
-    without batch shapes, lengthscales ``d``.
+    :func:`log_likelihood` in BoTorch's hyper-parameters, of many at once: small ones cost a device more to launch than to
+    compute. Arguments and errors: those of :func:`stationary_log_likelihood` with batch shape ``b``, none to be broadcast.
     """
-    R, v = stationary_correlation(X, lengthscales, family=family), float(variance)
-    found = log_likelihood(R, residuals, noise / v, mean=0.0, scale=v, gradient=gradient)
-    value = residuals.new_tensor(found.value)
+    n, v = X.shape[-2], variance.unsqueeze(-1)
+    R = stationary_correlation(X, lengthscales.unsqueeze(-2), family=family)
+    A = R.value.clone()
+    A.diagonal(dim1=-2, dim2=-1).add_(noise / v)
+    L = safe_factors(A)
+    alpha = torch.cholesky_solve(residuals.unsqueeze(-1), L).squeeze(-1)  # b x n
+    quadratic = (residuals * alpha).sum(dim=-1) / variance
+    log_determinant = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+    value = -0.5 * (quadratic + n * (variance.log() + LOG_2PI) + log_determinant)
     if not gradient:
         return value, ()
-    by_variance = residuals.new_tensor((found.by_log_scale - found.by_log_noise) / v)
-    return value, (found.by_correlation / lengthscales, by_variance, found.by_noise / v, found.by_means)
+    inverse = torch.cholesky_inverse(L)
+    W = inverse.neg_().baddbmm_(alpha.unsqueeze(-1), (alpha / v).unsqueeze(-2))
+    by_noise = 0.5 * W.diagonal(dim1=-2, dim2=-1) / v
+    by_variance = (0.5 * (quadratic - n) - (by_noise * noise).sum(dim=-1)) / variance
+    return value, (R.gradient(W) / lengthscales, by_variance, by_noise, alpha.neg_() / v)

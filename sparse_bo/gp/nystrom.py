@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.linalg.cholesky import round_off, try_cholesky
+from sparse_bo.linalg.cholesky import round_off, solve_lower, try_cholesky
 
 _SAFETY = 10.0
 """Jitter and rank cut in units of the matrix's own round-off: large enough to cover it, far below anything visible."""
@@ -42,7 +42,7 @@ class NystromFactor:
     def features(self, K_DX: Tensor) -> Tensor:
         """Return the features of points, ``batch_shape x n x r``, from ``K_DX`` (``batch_shape x m x n``). O(n m r)."""
         if self.triangular:
-            return torch.linalg.solve_triangular(self.matrix, K_DX, upper=False).mT
+            return solve_lower(self.matrix, K_DX).mT
         return K_DX.mT @ self.matrix
 
     def lift(self, W: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.hyperparameters import Hyperparameters
-from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 
 
 class Covariance(Protocol):
@@ -61,7 +61,7 @@ class CholeskyRoot:
 
     def columns(self, K_DX: Tensor) -> Tensor:
         """Return ``h``, ``r x n``, from ``k(D, X)``, ``m x n``. O(m² n)."""
-        return torch.linalg.solve_triangular(self.lower, K_DX, upper=False)
+        return solve_lower(self.lower, K_DX)
 
     def lift(self, columns: Tensor) -> Tensor:
         """Return ``R h``, ``m x n``: the weights on ``k_D`` with which a point is explained. O(m² n)."""

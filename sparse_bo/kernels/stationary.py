@@ -44,23 +44,24 @@ RADIAL: Mapping[str, Callable[[Tensor], Radial]] = {"rbf": gaussian, "matern52":
 
 
 def squared_distances(A: Tensor, B: Tensor) -> Tensor:
-    """Return ``|aᵢ − bⱼ|² ≥ 0``, ``a x b`` from ``a x d`` and ``b x d``. O(a b d), as one product.
+    """Return ``|aᵢ − bⱼ|² ≥ 0``, ``a x b`` from ``a x d`` and ``b x d``, of one pair or of a batch. O(a b d), as one product.
 
     Both are moved by the mean of ``B`` first: what cancels is as large as the cloud, not as its distance from zero.
     """
-    centre, same = B.mean(dim=0), A is B
+    centre, same = B.mean(dim=-2, keepdim=True), A is B
     A, B = A - centre, B - centre
     norms = B.square().sum(dim=-1)
-    squares = (norms if same else A.square().sum(dim=-1)).unsqueeze(-1) + norms
-    return torch.addmm(squares, A, B.T, alpha=-2.0).clamp_min(0.0)
+    squares = (norms if same else A.square().sum(dim=-1)).unsqueeze(-1) + norms.unsqueeze(-2)
+    product = torch.addmm if A.dim() == 2 else torch.baddbmm
+    return product(squares, A, B.mT, alpha=-2.0).clamp_min(0.0)
 
 
 def half_spread(Z: Tensor, M: Tensor) -> Tensor:
-    """Return ``½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)²`` by input, ``d``, for symmetric ``M``, without the ``n x n`` differences of each. O(n² d).
+    """Return ``½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)²`` by input, ``… x d``, for symmetric ``M``, without ``n x n`` differences of each. O(n² d).
 
     With ``M = W ∘ slope`` it is the derivative by ``log ℓ`` of an expression with the derivative ``½ W`` by the matrix entries.
     """
-    return (Z.square() * M.sum(dim=0).unsqueeze(-1)).sum(dim=0) - (Z * (M @ Z)).sum(dim=0)
+    return (Z.square() * M.sum(dim=-2).unsqueeze(-1)).sum(dim=-2) - (Z * (M @ Z)).sum(dim=-2)
 
 
 class Pairs(NamedTuple):

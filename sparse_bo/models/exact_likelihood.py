@@ -23,7 +23,7 @@ from gpytorch.priors import LogNormalPrior
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from sparse_bo.gp.likelihood import value_and_gradient
+from sparse_bo.gp.likelihood import values_and_gradients
 from sparse_bo.kernels.structure import untouched
 from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.sparse_gp import SparseGP
@@ -64,10 +64,11 @@ class ExactLoss(NdarrayOptimizationClosure):  # type: ignore[misc]  # the base c
         ell, noise = given["lengthscale"], given["noise"]
         variance = given["outputscale"].squeeze() if "outputscale" in given else noise.new_ones(())
         try:
-            value, found = value_and_gradient(self.X, ell, variance, noise, self.y - given["constant"], family=self.kernel)
+            one = (self.X, ell.expand(self.X.shape[1]), variance, noise.expand(len(self.X)), self.y - given["constant"])
+            found = values_and_gradients(*(part.unsqueeze(0) for part in one), family=self.kernel)
         except ValueError as error:
             raise NotPSDError(str(error)) from error
-        by_ell, by_variance, by_noise, by_residuals = found
+        value, (by_ell, by_variance, by_noise, by_residuals) = found[0][0], (part[0] for part in found[1])
         by_ell = by_ell if len(ell) == len(by_ell) else by_ell.sum().reshape(1)
         sums = torch.stack([value, by_noise.sum(), -by_residuals.sum(), by_variance])
         total, to_noise, to_mean, to_variance, *to_ell = torch.cat([sums, by_ell]).tolist()  # one wait for the device

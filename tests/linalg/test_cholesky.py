@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sparse_bo.gp.nystrom import nystrom_factor
-from sparse_bo.linalg.cholesky import round_off, safe_cholesky, try_cholesky
+from sparse_bo.linalg.cholesky import WIDEST, round_off, safe_cholesky, safe_factors, solve_lower, try_cholesky
 from tests.oracles import tolerance
 
 
@@ -115,3 +115,18 @@ def test_jitter_as_large_as_the_matrix_is_no_jitter(device: torch.device) -> Non
         safe_cholesky(A)
     with pytest.raises(ValueError, match=r"finite$"):
         safe_cholesky(A.double())
+
+
+def test_factors_of_a_batch_are_those_of_each(device: torch.device, generator: torch.Generator) -> None:
+    regular, singular = (_psd(6, rank, dtype=torch.float64, device=device, generator=generator) for rank in (12, 2))
+    found = safe_factors(torch.stack([regular, singular, 1e6 * regular]))
+    each = [safe_cholesky(A) for A in (regular, singular, 1e6 * regular)]
+    assert [one.jitter > 0.0 for one in each] == [False, True, False]
+    for factor, alone in zip(found, each, strict=True):
+        torch.testing.assert_close(factor, alone.factor)
+
+
+def test_a_triangle_solves_more_columns_than_go_in_one_call(device: torch.device, generator: torch.Generator) -> None:
+    L = torch.tensor([[2.0, 0.0], [1.0, 0.5]], dtype=torch.float64, device=device)
+    B = torch.rand(2, WIDEST + 3, generator=generator, dtype=torch.float64).to(device)
+    torch.testing.assert_close(L @ solve_lower(L, B), B)

@@ -16,7 +16,7 @@ from sparse_bo.policies.failures import Refusal, box_correlation, refused, spare
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.given_kernel import GivenKernel
 from sparse_bo.policies.improvement.outcome_picks import ConditionedArms, OutcomePicks
-from sparse_bo.policies.improvement.sweep import ArmSweep, best_arms
+from sparse_bo.policies.improvement.sweep import ArmSweep, best_arms, moments_of_all
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, design_batch
@@ -272,8 +272,7 @@ def _exact(before: ArmSweep, model: ArmModel, X: Tensor, new: Tensor) -> ArmSwee
     """Return the sweep of a model, after ``new`` arms under the same hyper-parameters, with exact variances. O(a n q)."""
     sweep = model.sweep
     if not bool(torch.isin(torch.cat([before.support, new]), sweep.support).all()):  # some left the model
-        at = sweep.gp.moments(X, K_DX=sweep.columns.mT)
-        return replace(sweep, bound=at.variance)
+        return replace(sweep, bound=moments_of_all(sweep.gp, X, sweep.columns).variance)
     given = ConditionedArms(before, X)
     given.condition(new)
     return replace(sweep, bound=given.variance)

@@ -17,9 +17,9 @@ from torch import Tensor
 from sparse_bo.gp.expected_improvement import log_noise_factor
 from sparse_bo.gp.hypervolume import Cells, front_rows, least_crowded, log_feasibility
 from sparse_bo.gp.posterior import Moments
-from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.reductions import first_largest
-from sparse_bo.policies.improvement.sweep import BLOCK, SLACK, ArmSweep
+from sparse_bo.policies.improvement.sweep import BLOCK, SLACK, ArmSweep, correlations
 from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain
 from sparse_bo.policies.trust_region.search import is_resolved
 
@@ -33,23 +33,23 @@ class ConditionedArms:
     def __init__(self, sweep: ArmSweep, X: Tensor) -> None:
         """Begin with the variances of a sweep of ``a x d`` arms."""
         self.X, self.columns, self.gp, self.variance = X, sweep.columns, sweep.gp, sweep.bound
-        self.given = sweep.columns[:, :0]  # a x p, prior correlations of all arms with those conditioned on
+        self.given = sweep.columns[:0]  # p x a, prior correlations of those conditioned on with all arms
 
     def condition(self, arms: Tensor) -> None:
         """Condition on ``p`` more arms; repeats are allowed. O(a (n + p) p), and p kernel values for each arm."""
         if not len(arms):
             return
-        gp, kernel, n = self.gp, self.gp.prior.kernel, self.columns.shape[1]
-        across = kernel.cross(self.X, self.X[arms])
-        K_DF = torch.cat([self.columns[arms], self.given[arms]], dim=1).mT
-        weights = gp.root.lift(gp.root.columns(K_DF))
-        C = across - self.columns @ weights[:n] - self.given @ weights[n:]
-        corner = C[arms]
+        gp, n = self.gp, len(self.columns)
+        across = correlations(gp.prior.kernel, self.X, self.X[arms])
+        K_DF = torch.cat([self.columns[:, arms], self.given[:, arms]])
+        weights = gp.root.lift(gp.root.columns(K_DF)).mT
+        C = across - weights[:, :n] @ self.columns - weights[:, n:] @ self.given
+        corner = C[:, arms]
         corner.diagonal().add_(gp.noise)
-        rows = torch.linalg.solve_triangular(safe_cholesky(corner).factor, C.mT, upper=False)  # p x a
+        rows = solve_lower(safe_cholesky(corner).factor, C)  # p x a
         left = self.variance - gp.prior.scale * rows.square().sum(dim=0)
         self.variance = left.clamp_min(gp.floor * gp.prior.scale)
-        self.gp, self.given = gp.condition(self.X[arms]), torch.cat([self.given, across], dim=1)
+        self.gp, self.given = gp.condition(self.X[arms]), torch.cat([self.given, across])
 
 
 class OutcomePicks:

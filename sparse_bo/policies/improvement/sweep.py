@@ -7,6 +7,7 @@ exactly in the order of their bounds, until none is left that could be the best:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,14 +15,18 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.expected_improvement import log_augmented_improvement
-from sparse_bo.gp.posterior import Moments, Posterior, exact
+from sparse_bo.gp.posterior import Covariance, Moments, Posterior, exact
+from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import first_largest
+from sparse_bo.linalg.storage import AppendedRows
 from sparse_bo.policies.trust_region.search import is_resolved
 
 BLOCK = 128
 """Arms evaluated exactly at first; twice as many each further time."""
 SLACK = 1e-6
 """Of log expected improvement: arms whose bound is this close to the best one are evaluated, as ties go to the first."""
+CACHED, TILE = 2**17, 2**26
+"""Kernel values that are computed at a time: those that a CPU's cache holds; on a GPU 512 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +36,8 @@ class ArmSweep:
     gp: Posterior
     support: Tensor
     """``n``: arms that the posterior knows."""
-    columns: Tensor
-    """``a x n``: prior correlations of all arms with those."""
+    storage: AppendedRows
+    """Prior correlations of those with all arms, in its first rows; sweeps under the same hyper-parameters share it."""
     mean: Tensor
     """``a`` posterior means, in warped units."""
     bound: Tensor
@@ -44,9 +49,17 @@ class ArmSweep:
 
         ``before``: a sweep under the same kernel, of whatever scale, whose columns are taken over.
         """
-        columns = gp.prior.kernel.cross(X, gp.support) if before is None else before._columns_of(X, support)[0]
-        at = gp.moments(X, K_DX=columns.mT)
-        return cls(gp, support, columns, at.mean, at.variance)
+        if before is None:
+            storage = _appended(AppendedRows.like(X, len(support)), gp.prior.kernel, X, gp.support)
+        else:
+            storage = before._storage_of(X, support)[0]
+        at = moments_of_all(gp, X, storage.rows[: len(support)])
+        return cls(gp, support, storage, at.mean, at.variance)
+
+    @property
+    def columns(self) -> Tensor:
+        """``n x a``: prior correlations of the support with all arms."""
+        return self.storage.rows[: len(self.support)]
 
     def updated(self, X: Tensor, y: Tensor, counts: Tensor, *, support: Tensor) -> ArmSweep:
         """Return the sweep after other results under the same prior. O(n³ + a n), plus O(a) kernel values for each new arm.
@@ -58,23 +71,61 @@ class ArmSweep:
             support: ``n``: arms that the posterior knows.
         """
         prior = self.gp.prior
-        columns, new = self._columns_of(X, support)
-        gp = exact(prior, X[support], y, noise=self.gp.noise, counts=counts, floor=self.gp.floor, K=columns[support])
-        if int((~new).sum()) < len(self.support):  # without some observations variances are higher
-            found = gp.moments(X, K_DX=columns.mT)
-            return ArmSweep(gp, support, columns, found.mean, found.variance)
-        mean = prior.mean_at(X) + columns @ gp.alpha
-        bound = self.bound.index_copy(0, support[new], gp.moments(X[support[new]], K_DX=columns[support[new]].mT).variance)
-        return ArmSweep(gp, support, columns, mean, bound)
+        storage, new = self._storage_of(X, support)
+        columns = storage.rows[: len(support)]
+        gp = exact(prior, X[support], y, noise=self.gp.noise, counts=counts, floor=self.gp.floor, K=columns[:, support])
+        if len(support) - len(new) < len(self.support):  # without some observations variances are higher
+            found = moments_of_all(gp, X, columns)
+            return ArmSweep(gp, support, storage, found.mean, found.variance)
+        mean = prior.mean_at(X) + gp.alpha @ columns
+        bound = self.bound.index_copy(0, new, gp.moments(X[new], K_DX=columns[:, new]).variance)
+        return ArmSweep(gp, support, storage, mean, bound)
 
-    def _columns_of(self, X: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the correlations of all arms with ``support`` (``a x n``), and which of these (``n``) this sweep lacks."""
+    def _storage_of(self, X: Tensor, support: Tensor) -> tuple[AppendedRows, Tensor]:
+        """Return the correlations of ``support`` with all arms in the first rows, and the arms of it that this sweep lacks.
+
+        Where they come after the arms of this sweep, as new ones do, they are appended.
+        """
+        kernel, n = self.gp.prior.kernel, len(self.support)
+        if torch.equal(support[:n], self.support):
+            new = support[n:]
+            return _appended(self.storage.with_room(len(new), used=n), kernel, X, X[new]), new
         before = torch.full((len(X),), -1, dtype=torch.long, device=X.device)
-        before[self.support] = torch.arange(len(self.support), device=X.device)
+        before[self.support] = torch.arange(n, device=X.device)
         at = before[support]
-        new, columns = at < 0, self.columns[:, at]  # of new arms any, replaced below
-        columns[:, new] = self.gp.prior.kernel.cross(X, X[support[new]])
-        return columns, new
+        new, found = at < 0, AppendedRows.like(X, len(support))
+        found.rows[: len(support)], found.used = self.storage.rows[at], len(support)  # of new arms any, replaced below
+        found.rows[: len(support)][new] = correlations(kernel, X, X[support[new]])
+        return found, support[new]
+
+
+def correlations(kernel: Covariance, X: Tensor, points: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return ``k(points, X)``, ``p x a`` of ``a x d`` arms and ``p x d`` points, by tiles of arms."""
+    out = X.new_empty(len(points), len(X)) if out is None else out
+    for rows in _tiles(X, len(points)):
+        out[:, rows] = kernel.cross(X[rows], points).mT
+    return out
+
+
+def _appended(storage: AppendedRows, kernel: Covariance, X: Tensor, points: Tensor) -> AppendedRows:
+    """Append ``k(points, X)`` to a storage with room, and return it."""
+    stop = storage.used + len(points)
+    correlations(kernel, X, points, out=storage.rows[storage.used : stop])
+    storage.used = stop
+    return storage
+
+
+def moments_of_all(gp: Posterior, X: Tensor, columns: Tensor) -> Moments:
+    """Return means and variances of all arms from ``n x a`` prior correlations, by tiles of arms. O(a n²)."""
+    mean, variance = torch.empty_like(X[:, 0]), torch.empty_like(X[:, 0])
+    for rows in _tiles(X, len(columns)):
+        at = gp.moments(X[rows], K_DX=columns[:, rows])
+        mean[rows], variance[rows] = at.mean, at.variance
+    return Moments(mean, variance, columns[:0])
+
+
+def _tiles(X: Tensor, n: int) -> Iterator[slice]:
+    return row_slices(len(X), chunk=max((CACHED if X.device.type == "cpu" else TILE) // max(n, 1), 1))
 
 
 class ImprovingArms:
@@ -102,26 +153,31 @@ class ImprovingArms:
             excluded: ``a`` booleans.
             share: Of the noise variance, at which an arm is resolved (:func:`.is_resolved`) and excluded; ``None``: none is.
         """
-        size = BLOCK
+        score, size = self._scores(slice(None), excluded, share), BLOCK
         while True:
-            allowed = ~excluded
-            if share is not None:
-                at = Moments(self.sweep.mean, self.variance, self.variance[:0])
-                allowed &= ~is_resolved(self.gp, at, best=self.best, picked=self.picks, share=share)
-            score = log_augmented_improvement(self.sweep.mean, self.variance, self.best, noise_variance=self.noise).value
-            score = score.masked_fill(~allowed, -torch.inf)
             known = score.masked_fill(~self.exact, -torch.inf)
             unknown = score.masked_fill(self.exact, -torch.inf)
             if not bool((unknown > known.max() - SLACK).any()):
                 return first_largest(known, scale=1.0).unsqueeze(0) if bool((known > -torch.inf).any()) else None
             rows = unknown.topk(min(size, len(unknown))).indices
-            self._evaluate(rows[unknown[rows] > -torch.inf])
+            rows = rows[unknown[rows] > -torch.inf]
+            self._evaluate(rows)
+            score[rows] = self._scores(rows, excluded, share)
             size *= 2
+
+    def _scores(self, rows: Tensor | slice, excluded: Tensor, share: float | None) -> Tensor:
+        """Return log expected improvement of some arms, −∞ of those that are excluded or resolved."""
+        mean, variance, excluded = self.sweep.mean[rows], self.variance[rows], excluded[rows]
+        if share is not None:
+            at = Moments(mean, variance, variance[:0])
+            excluded = excluded | is_resolved(self.gp, at, best=self.best, picked=self.picks, share=share)
+        score = log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise).value
+        return score.masked_fill(excluded, -torch.inf)
 
     def _evaluate(self, rows: Tensor) -> None:
         X = self.X[rows]
-        K_XD = torch.cat([self.sweep.columns[rows], self.gp.prior.kernel.cross(X, self.given)], dim=1)
-        self.variance[rows] = self.gp.moments(X, K_DX=K_XD.mT).variance
+        K_DX = torch.cat([self.sweep.columns[:, rows], self.gp.prior.kernel.cross(X, self.given).mT])
+        self.variance[rows] = self.gp.moments(X, K_DX=K_DX).variance
         self.exact[rows] = True
 
     def _condition(self, arms: Tensor) -> None:

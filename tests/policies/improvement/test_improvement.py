@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
 from sparse_bo import AskTell, History, ProductGrid, maximize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.policies import ExpectedImprovement, ImprovementState, RandomSearch, Wait
+from sparse_bo.policies.improvement.sweep import CACHED
 from tests.builders import arms, noisy, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 
@@ -117,6 +118,21 @@ def test_bounds_hold_where_observations_leave_the_model():
         assert len(gp.support) == 40
         assert bool((state.sweep.bound >= gp.moments(state.unit).variance - 1e-12).all())
     assert set(state.told[state.surrogate.rows].tolist()) != known
+
+
+def test_a_posterior_over_arms_in_several_tiles_is_that_of_all_at_once(device):
+    X = arms(6_000, 3).to(device)
+    policy, first = ExpectedImprovement(), torch.arange(30, device=device)
+    mechanism, state = told(policy, X, first, waves(X[:30]))
+    assert len(X) * len(first) > CACHED
+    new = torch.tensor([[4_000], [5_999]], device=device)
+    after = [mechanism.tell(state, arm, waves(X[arm]), generator=torch.Generator()) for arm in new]
+    for one in [*after, state]:  # two successors of a state, and the state itself
+        gp, sweep = one.surrogate.gp, one.sweep
+        expected = gp.moments(one.unit)
+        torch.testing.assert_close(sweep.columns, gp.prior.kernel.cross(one.unit, gp.support).mT)
+        torch.testing.assert_close(sweep.mean, expected.mean)
+        assert bool((sweep.bound >= expected.variance - 1e-12).all())
 
 
 class Tanimoto(Kernel):
