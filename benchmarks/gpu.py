@@ -239,6 +239,43 @@ def run(bench: Bench, a: int, budget: int, most: int, name: str) -> Iterator[Lin
     }
 
 
+def improvement(bench: Bench, a: int, budget: int) -> Iterator[Line]:
+    """Run the default over arms, one evaluation at a time."""
+    arms = bench.rand(a, DIMS)
+    best = bench.rand(1, DIMS, draw=6)
+
+    def objective(X: Tensor) -> Tensor:
+        return 0.3 * (9.0 * X[:, 0]).sin() - (X - best).square().sum(dim=-1)
+
+    policy = sparse_bo.policies.ExpectedImprovement(batch_size=1)
+    yield from asked(bench, f"ExpectedImprovement, {a:,} arms", sparse_bo.AskTell(arms, policy, seed=0), objective, budget)
+
+
+def plates(bench: Bench, a: int, bits: int, count: int) -> Iterator[Line]:
+    """Fill plates of 96 under a kernel of fingerprints."""
+    fingerprints = (bench.rand(a, bits) < 0.05).double()
+    weights = bench.rand(bits, draw=7)
+    policy = sparse_bo.policies.ExpectedImprovement(batch_size=96, covar_module=sparse_bo.kernels.TanimotoKernel())
+    loop = sparse_bo.AskTell(fingerprints, policy, seed=0)
+    yield from asked(bench, f"plates of 96 of {a:,} fingerprints of {bits:,} bits", loop, lambda X: X @ weights, 96 * count)
+
+
+def asked(
+    bench: Bench, what: str, loop: sparse_bo.AskTell, objective: Callable[[Tensor], Tensor], budget: int
+) -> Iterator[Line]:
+    """Evaluate, and yield the seconds of the whole run and of its slowest batch."""
+    start, slowest, told = time.perf_counter(), 0.0, 0
+    while told < budget:
+        before = time.perf_counter()
+        batch = loop.ask(budget - told)
+        loop.tell(batch.tickets, objective(batch.X))
+        bench.wait()
+        slowest, told = max(slowest, time.perf_counter() - before), told + len(batch)
+    took, batches = time.perf_counter() - start, len(loop.history.rows)
+    yield {"what": f"{what}, T={told:,}", "value": took, "unit": "s", "batches": batches, "peak_gb": bench.peak_gb()}
+    yield {"what": f"{what}, T={told:,}, slowest batch", "value": slowest, "unit": "s"}
+
+
 def recursive(bench: Bench, n: int, m: int) -> Iterator[Line]:
     """Sample a dictionary by recursive leverage scores."""
     X = bench.rand(n, DIMS)
@@ -292,6 +329,8 @@ def parts(chosen: Namespace) -> Iterator[tuple[str, Part, tuple[Any, ...]]]:
         yield "streamed", streamed, (chosen.stream, chosen.stream_m, name)
         if name == "float64":
             yield "recursive RLS", recursive, tuple(chosen.rls)
+            yield "improvement", improvement, tuple(chosen.improvement)
+            yield "plates", plates, tuple(chosen.plates)
             for n in chosen.models:
                 yield "model", model_of, ("SparseGP", n)
             yield "model", model_of, ("SingleTaskGP", chosen.exact)
@@ -428,6 +467,8 @@ sweep over 10⁹ arms in 60 s.
         "stream": Option("points along each axis of the grid", (1000, 1000, 1000), (20, 20, 40), (10, 10, 20)),
         "stream_m": Option("dictionary of the grid's sweep", 1024, 16),
         "rls": Option("points and dictionary of recursive RLS", (10**6, 1024), (2_000, 64), (300, 32)),
+        "improvement": Option("arms and evaluations of ExpectedImprovement", (10**6, 200), (2_000, 30), (300, 20)),
+        "plates": Option("fingerprints, their bits, and plates", (10**5, 2048, 5), (500, 64, 2), (200, 16, 2)),
         "models": Option("training points of SparseGP", (10**5, 10**6), (150,), (40,)),
         "exact": Option("training points of SingleTaskGP", 10**4, 50, 30),
         "memory_bytes": Option("of a sweep's working memory; as the package chooses", None, 2**20),
