@@ -24,7 +24,7 @@ from sparse_bo.arms.sweep import sweep_rows
 from sparse_bo.domains.sharded import ShardedArms, alone, first_here, group_of
 from sparse_bo.gp import dtc
 from sparse_bo.gp.posterior import CholeskyRoot
-from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.chunking import row_slices
 
 InBatch = Literal["fixed", "process"]
@@ -148,7 +148,7 @@ class Conditioner:
             embedding = torch.cat([features / self.fit.prior.regularization**0.5, u], dim=-1)  # [z/√λ, u]
             reducible, residual = start, torch.zeros_like(start)
         else:
-            embedding = u if self.renewed is None else torch.linalg.solve_triangular(self.renewed, u.T, upper=False).T
+            embedding = u if self.renewed is None else solve_lower(self.renewed, u.T).T
             reducible = embedding.square().sum(dim=-1)
         gains = embedding.new_zeros(0, len(indices))
         if len(self.rows):

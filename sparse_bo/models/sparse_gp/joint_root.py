@@ -24,7 +24,7 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.chunking import broadcast_shapes, fold_rows, unfold_rows
 
 View: TypeAlias = Callable[[Tensor, int], Tensor]
@@ -325,11 +325,6 @@ def check_lower(*, upper: bool, left: bool = True, unitriangular: bool = False) 
     """Refuse (``UnsupportedError``) an upper factor, a solve from the right, or a unit diagonal."""
     if upper or not left or unitriangular:
         raise UnsupportedError("the root of a joint covariance of many points is a lower factor, and solves from the left")
-
-
-def solve_lower(factor: Tensor, rhs: Tensor) -> Tensor:
-    """Return ``L⁻¹ Y`` of a lower factor, ``… x q x q``, and ``… x q x c`` right-hand sides."""
-    return torch.linalg.solve_triangular(factor, rhs, upper=False)
 
 
 def solve_upper(factor: Tensor, rhs: Tensor) -> Tensor:

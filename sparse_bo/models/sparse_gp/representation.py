@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparse_bo.gp import dtc
 from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot
-from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
+from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower, triangular_inverse
 from sparse_bo.linalg.chunking import broadcast_shapes, unfold_rows
 from sparse_bo.models.sparse_gp import triangular
 from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix
@@ -160,7 +160,7 @@ class Projection:
             return None
         # A product would copy one for every batch element of the other.
         known = torch.einsum("...qm,...me->...qe", unfold_rows(self.K, self.rows), extension.lifted)
-        return torch.linalg.solve_triangular(extension.root, (self.cross - known).mT, upper=False).mT
+        return solve_lower(extension.root, (self.cross - known).mT).mT
 
 
 @dataclass(frozen=True, eq=False)
