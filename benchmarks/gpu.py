@@ -448,9 +448,9 @@ EXPERIMENT = Experiment(
 Ceilings are measured in the same process: the bandwidth of a copy on the device and the rate of a large matrix product in
 each precision. A sweep's share is the flop of its products that are really done, per second, over the rate of its precision.
 Wall seconds, the best of a few; the run once, with a dictionary that grows to the largest allowed. What is predicted comes from
-counts ([what a batch asks of a GPU](device_costs.md)) and from what an H200 is taken to do, whatever the device here. Targets
-for one H200: a run with 10⁶ arms and T = 10⁵ in 60 s and 40 GB, sweeps at half the product's rate, 30 µs per pick, a certified
-sweep over 10⁹ arms in 60 s.
+counts ([what a batch asks of a GPU](device_costs.md)) and from what an H200 is taken to do, whatever the device here. The first
+fit and the slowest batch include what PyTorch imports and compiles once. Targets for one H200: a run with 10⁶ arms and T = 10⁵
+in 60 s and 40 GB, sweeps at half the product's rate, 30 µs per pick, a certified sweep over 10⁹ arms in 60 s.
 """,
     jobs=jobs,
     page=page,
