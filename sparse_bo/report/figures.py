@@ -56,6 +56,8 @@ class Curve:
     dots: bool = False
     marker: str = "o"
     """Of matplotlib, of dots."""
+    half: Numbers | None = None
+    """Half the length of a bar through each dot; NaN: there is none."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class Panel:
             y = np.where(np.isfinite(c.y), c.y, np.nan)
             style: dict[str, Any] = {"marker": c.marker, "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
             axes.plot(drawable(c.x), drawable(y), color=colours[c.colour], label=c.name, **style)
+            if c.half is not None:
+                axes.vlines(
+                    drawable(c.x), drawable(y - c.half), drawable(y + c.half), color=colours[c.colour], lw=1.0, alpha=0.6
+                )
         for b in self.bands:
             known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf) & (b.low < np.inf))
             rows = known[spread(len(known), MOST // 2)]

@@ -144,7 +144,9 @@ def slice_of(one: Slice, view: RunView) -> Plot:
     seen = np.flatnonzero(np.isfinite(values)) if one.name in view.columns else np.zeros(0, int)
     seen = seen[np.unique(np.linspace(0, len(seen) - 1, min(len(seen), 200)).astype(int))]
     at = np.array([view.columns[one.name][k] for k in seen], np.float64)
-    observed = Curve("observed, at any other inputs", at, values[seen], "s1", dots=True)
+    sd, name = view.sds.get(one.outcome), "observed, at any other inputs"
+    half = None if sd is None else 1.96 * sd[seen]
+    observed = Curve(name if half is None else f"{name}, with the noise told (95 %)", at, values[seen], "s1", True, half=half)
     curves = [observed, Curve("median", x, median, "s0"), here]
     limits = () if view.outcomes is None else view.outcomes.limits.get(one.outcome, ())
     curves += [Curve("limit", x[[0, -1]], np.full(2, limit), "s4") for limit in limits if limit is not None]

@@ -168,6 +168,9 @@ class RunView:
     failed: int
     values: Numbers
     """``n`` results (y), NaN where an evaluation failed."""
+    sds: Mapping[str, Numbers] = field(default_factory=dict)
+    """``n`` known standard deviations of the noise of each outcome, by its name (``""``: the objective without a name), NaN
+    where they are unknown; empty where all are."""
     names: Sequence[str]
     """Inputs."""
     columns: Mapping[str, Sequence[Any]]

@@ -17,6 +17,7 @@ from sparse_bo.dictionary import Certificate
 from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
+from sparse_bo.evaluations.results import has_sds, sds_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BanditState, EliminationState, Report, State
 from sparse_bo.policies.box_states import BoxState
@@ -263,11 +264,14 @@ def view_of(
         point = arm | (named(report.best_observed_x) or _evaluated(columns, _highest_row(history, minimize=minimize)))
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     values = np.array([value for row in history.rows for value in row.values], np.float64)
+    results = [one for row in history.rows for one in row.results]
+    sds = np.array(sds_of(results), np.float64).T if has_sds(results) else ()
     failed = sum(row.failed for row in history.rows)
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
     return RunView(
         batches=batches,
         values=values,
+        sds=dict(zip(("",) if several is None else several.values, sds, strict=False)),  # none without known noise
         names=names,
         columns=columns,
         logs=logs,

@@ -12,6 +12,7 @@ import torch
 
 from sparse_bo import BBKB, AskTell, History, Measured, Storage, maximize, minimize, observations_of, optimize
 from sparse_bo.runs import read_run
+from sparse_bo.runs.view import view_of
 from tests.builders import unit_box
 
 LINE = [(0.0, 1.0)]
@@ -203,3 +204,35 @@ def test_failures_among_results_of_known_noise_are_failures():
         (pytest.approx(math.nan, nan_ok=True),),
         (pytest.approx(math.nan, nan_ok=True),),
     ]
+
+
+def test_slices_show_the_noise_of_each_result():
+    drawn = {}
+    for name, objective in {"some": lambda x: heights(x) if x[0] > 0.2 else -x[0], "none": lambda x: -x[0]}.items():
+        loop = AskTell(bounds=LINE, seed=0)
+        while loop.asked < 16:
+            batch = loop.ask(4)
+            values = [objective(x) for x in batch.X.tolist()]
+            loop.tell(batch.tickets, [math.nan, *values[1:]] if loop.asked < 4 else values)
+        result = loop.result()
+        drawn[name] = view_of(result.history, result.state, result.domain), result.report()
+    view, page = drawn["some"]
+    sds, x = view.sds[""], np.array(view.columns["x1"])
+    known = (x > 0.2) & ~np.isnan(view.values)
+    assert sds[known] == pytest.approx(0.1 + x[known])
+    assert np.isnan(sds[~known]).all()
+    assert known.any()
+    assert "with the noise told" in page
+    view, page = drawn["none"]
+    assert view.sds == {}
+    assert "with the noise told" not in page
+
+
+def test_slices_show_the_noise_of_each_outcome():
+    def both(x):
+        return {"gain": (x[0], 0.1), "loss": x[0] ** 2}
+
+    result = optimize(both, bounds=LINE, objectives={"gain": "max", "loss": "min"}, budget=6, seed=0, vectorized=False)
+    gain, loss = view_of(result.history, result.state, result.domain).sds.values()
+    assert gain.tolist() == [0.1] * 6
+    assert np.isnan(loss).all()
