@@ -16,6 +16,9 @@ from sparse_bo.policies.trust_region.surrogate import CHOOSE_AGAIN, FittedRegion
 
 OFTEN = 100
 """Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
+ROOM = 0.9
+"""Of the arms that a model may know: how many are chosen where there are more. New ones fill it, and while none leaves, the
+posterior over all arms is not computed anew."""
 GROWTH, CHOICE_GROWTH = 1.1, 2.0
 """Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
 chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
@@ -44,11 +47,14 @@ class ArmModel:
     ) -> ArmModel:
         """Return the model of more results under the same hyper-parameters and warping. Arguments: :func:`learned_model`.
 
-        ``nearby``: by lengthscales, when there are too many arms. O(n³ + a n).
+        The model goes on knowing its arms, and new ones, until they are too many: then it chooses anew, with room for more.
+        ``nearby``: by lengthscales. O(n³ + a n).
         """
-        ell = self.fitted.learned.reach if nearby else None
-        at = seen.rows
-        rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, lengthscales=ell, most=most)]
+        at, before = seen.rows, self.fitted.rows
+        rows = at[torch.isin(at, before) | (at > before.max())]
+        if len(rows) > most:
+            ell = self.fitted.learned.reach if nearby else None
+            rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, lengthscales=ell, most=int(ROOM * most))]
         warp = self.fitted.warp
         counts = seen.worth(rows, warp, self.fitted.learned)
         sweep = self.sweep.updated(unit, warp(seen.values[rows]), counts, support=told[rows])
@@ -89,6 +95,7 @@ def learned_model(
         grown = n <= OFTEN or n >= GROWTH * before.learned_at
         if not (grown and bool((seen.rows >= before.learned_at).any())):  # no arms that were not evaluated then
             return before.after(unit, told, seen, ranking=ranking, centre=centre, most=most, nearby=kernel is None)
+    most = most if len(seen.rows) <= most else int(ROOM * most)
     if kernel is not None:
         fitted = fitted_kernel(kernel, unit[told], seen, ranking=ranking, centre=centre, most=most, kinds=kinds)
     else:

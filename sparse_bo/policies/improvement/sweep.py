@@ -133,18 +133,26 @@ class ImprovingArms:
 
     def __init__(self, sweep: ArmSweep, X: Tensor, *, pending: Tensor, failing: Tensor, noisy: bool) -> None:
         """Condition on pending arms, whose means count as reached, and on arms that failed lately."""
-        self.X, self.sweep, self.picks, self.gp = X, sweep, 0, sweep.gp
+        self.X, self.sweep, self.picks = X, sweep, 0
         self.variance, self.exact = sweep.bound.clone(), torch.zeros(len(X), dtype=torch.bool, device=X.device)
         self.noise = sweep.gp.noise_variance if noisy else 0.0
         self.best = float(sweep.mean[torch.cat([sweep.support, pending])].max())
-        self.given = X[:0]  # p x d, conditioned on
-        self._condition(torch.cat([pending, failing]))
+        out = torch.cat([pending, failing])
+        self.given, self.gp = X[out], sweep.gp.condition(X[out])  # p x d, conditioned on; given some of the first of them
+        self.arms = out[:0]  # those with exact variances
+        self.at = Moments(X[:0, 0], X[:0, 0], X.new_empty(len(sweep.support) + len(out), 0))  # there, given all
 
     def after(self, arm: Tensor) -> None:
-        """Condition on a pick (1 arm)."""
+        """Condition on a pick (1 arm, the last one that :meth:`next` returned). O(r n) for r arms with exact variances."""
         self.best = max(self.best, float(self.sweep.mean[arm]))
         self.picks += 1
-        self._condition(arm)
+        x, here = self.X[arm], (self.arms == arm).nonzero()[0]
+        at_x = Moments(self.at.mean[here], self.at.variance[here], self.at.columns[:, here])
+        at = self.sweep.gp.moments_given(self.X[self.arms], self.at, x, at_x)
+        floor = self.sweep.gp.floor * self.sweep.gp.prior.scale
+        self.at = at._replace(variance=at.variance.clamp_min(floor))
+        self.variance[self.arms] = self.at.variance
+        self.given = torch.cat([self.given, x])
 
     def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
         """Return the best arm, one index; ``None`` if all are excluded.
@@ -170,21 +178,19 @@ class ImprovingArms:
         mean, variance, excluded = self.sweep.mean[rows], self.variance[rows], excluded[rows]
         if share is not None:
             at = Moments(mean, variance, variance[:0])
-            excluded = excluded | is_resolved(self.gp, at, best=self.best, picked=self.picks, share=share)
+            excluded = excluded | is_resolved(self.sweep.gp, at, best=self.best, picked=self.picks, share=share)
         score = log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise).value
         return score.masked_fill(excluded, -torch.inf)
 
     def _evaluate(self, rows: Tensor) -> None:
-        X = self.X[rows]
+        """Compute the exact variances of more arms, given all picks so far. O(r n²)."""
+        p, X = len(self.gp.support) - len(self.sweep.support), self.X[rows]
+        self.gp = self.gp.condition(self.given[p:])
         K_DX = torch.cat([self.sweep.columns[:, rows], self.gp.prior.kernel.cross(X, self.given).mT])
-        self.variance[rows] = self.gp.moments(X, K_DX=K_DX).variance
-        self.exact[rows] = True
-
-    def _condition(self, arms: Tensor) -> None:
-        if not len(arms):
-            return
-        self.given, self.gp = torch.cat([self.given, self.X[arms]]), self.gp.condition(self.X[arms])
-        self.exact[:] = False
+        more = self.gp.moments(X, K_DX=K_DX)
+        self.at = Moments(*(torch.cat([known, new], dim=-1) for known, new in zip(self.at, more, strict=True)))
+        self.arms = torch.cat([self.arms, rows])
+        self.variance[rows], self.exact[rows] = more.variance, True
 
 
 class ArmPicks(Protocol):

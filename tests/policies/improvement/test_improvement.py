@@ -103,8 +103,12 @@ def test_whatever_the_bounds_of_variances_the_picks_are_the_same(noise):
         len(evaluated), generator=torch.Generator().manual_seed(3), dtype=torch.float64
     )
     mechanism, state = told(ExpectedImprovement(initial_design=8), X, evaluated, y)
-    loose = replace(state.sweep, bound=torch.full_like(state.sweep.bound, state.surrogate.gp.prior.scale))
-    assert ask(mechanism, replace(state, sweep=loose), 4, [7]) == ask(mechanism, state, 4, [7])
+    expected = ask(mechanism, state, 4, [7])
+    sweep, scale = state.sweep, state.surrogate.gp.prior.scale
+    of_others = torch.full_like(sweep.bound, 100.0 * scale)  # so loose that the best arms come after hundreds of others
+    of_others[expected] = sweep.bound[expected]
+    for bound in (torch.full_like(sweep.bound, scale), of_others):
+        assert ask(mechanism, replace(state, sweep=replace(sweep, bound=bound)), 4, [7]) == expected
 
 
 def test_bounds_hold_where_observations_leave_the_model():
@@ -115,7 +119,7 @@ def test_bounds_hold_where_observations_leave_the_model():
         state = mechanism.tell(state, torch.tensor([arm]), torch.zeros(1, dtype=torch.float64), generator=torch.Generator())
         assert state.surrogate.learned is first
         gp = state.surrogate.gp
-        assert len(gp.support) == 40
+        assert 36 <= len(gp.support) <= 40
         assert bool((state.sweep.bound >= gp.moments(state.unit).variance - 1e-12).all())
     assert set(state.told[state.surrogate.rows].tolist()) != known
 
@@ -350,7 +354,7 @@ def test_an_evaluated_arm_outside_the_model_is_not_evaluated_again():
     evaluated = torch.cat([torch.arange(200), torch.arange(20)])  # repeats show the noise
     mechanism, state = told(ExpectedImprovement(batch_size=60, model_size=40), X, evaluated, rough(evaluated, 210, noise=0.1))
     known = state.told[state.surrogate.rows]
-    assert len(known) == 40
+    assert len(known) == 36  # nine tenths of what it may know
     picks = torch.tensor(ask(mechanism, state, 60))
     assert bool((torch.isin(picks, known) | (picks >= 200)).all())
 
