@@ -35,9 +35,6 @@ from sparse_bo.policies.trust_region.search import (
 )
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 
-UNLIMITED = 0.25
-"""Share of the picks that look beyond the limits while a front makes no progress, for half the evaluations after which the
-region halves (docs/decisions/175)."""
 CENTRES = 5
 """Points of a front around which picks are sought, at most (as MORBO's default number of regions)."""
 
@@ -224,7 +221,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
         known = state.posteriors
         gp = known.condition(torch.cat([out, failed]))
         searches = self._searches(state, region, gp, known.moments(out).mean, out=out, refuse=refuse, generator=generator)
-        share = self.settings.exploration_share(self.box.dims) if len(searches) < 3 else UNLIMITED
+        share = self.settings.exploration_share(self.box.dims)
         U = batch_of(gp, searches, q, exploration=share, generator=generator)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
@@ -240,9 +237,6 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
         generator: torch.Generator,
     ) -> list[SearchCandidates]:
         """Return the candidates around the centres and of the whole box; during a restart design the latter twice.
-
-        Between them, while a front under limits makes no progress, the candidates of both without limits: models hardly expect
-        a second feasible region, but it is often where the objectives are best.
 
         ``gp`` are the models, conditioned on the pending points ``out`` and on those of failures; ``means`` (``p x m``) are
         those of pending points.
@@ -281,9 +275,4 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
             centre=shared if self.box.dims > settings.many_inputs else None,
         )
         expected = torch.cat([around.moments.mean, anywhere.moments.mean])
-        searches = [replace(around, gain=of_own.beyond(expected)), replace(anywhere, gain=of_all.beyond(expected))]
-        stalled = 2 * region.failures >= settings.failures(d)
-        if stalled and len(of_all.limits.columns) and not single:
-            unlimited = state.unlimited_gain.given(means).beyond(expected)
-            searches.insert(1, make(torch.cat([around.U, anywhere.U]), everywhere, gain=unlimited))
-        return searches
+        return [replace(around, gain=of_own.beyond(expected)), replace(anywhere, gain=of_all.beyond(expected))]

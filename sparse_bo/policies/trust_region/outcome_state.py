@@ -200,14 +200,6 @@ class OutcomeModels(State):
         means = torch.stack([fitted.gp.mean(self.U[partial]) for fitted in self.fitted], dim=-1)
         return gain.given(values[partial].where(~values[partial].isnan(), means))
 
-    @property
-    def unlimited_gain(self) -> OutcomeGain:
-        """The acquisition function beyond all evaluations, feasible or not, without limits."""
-        everything = torch.ones_like(self.Y[:, 0], dtype=torch.bool)
-        limits = Limits(*(part[:0] for part in (self.limits.columns, self.limits.lower, self.limits.upper)))
-        values = self.warped[:, : len(self.outcomes.objectives)]
-        return replace(self.gain(everything), limits=limits, reached=values[~values.isnan().any(dim=-1)])
-
     def report(self) -> Report:
         """See :meth:`.State.report`, in the users' units and directions.
 

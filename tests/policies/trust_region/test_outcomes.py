@@ -1,7 +1,6 @@
 """The trust-region policy with several objectives and constraints: data, models, picks, batches, reports."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -251,23 +250,6 @@ def test_reports_are_in_the_units_and_directions_of_the_users():
 def test_a_maximum_on_a_limit_is_found_to_three_digits():
     _, state = searched(TrustRegion(), unit_box(), LIMITED, limited, budget=21)
     assert state.report().best_mean == pytest.approx(0.5, abs=1e-3)
-
-
-def test_a_front_without_progress_is_sought_beyond_the_limits_too():
-    """A second feasible region is often where the objectives are best without limits."""
-    outcomes = Outcomes.of({"near": "min", "far": "max"}, {"left": (None, 0.4)})
-    mechanism, state, _ = told(
-        outcomes,
-        lambda X: torch.cat([pair(X), X[:, :1]], dim=-1),
-        policy=TrustRegion(exploration=0.0),
-    )
-    beyond = []
-    for failures in (0, mechanism.settings.failures(2)):
-        stalled = replace(state, region=replace(state.region, failures=failures))
-        picks = torch.cat([asked(mechanism, stalled, max_q=3, seed=seed).picks[1:] for seed in range(10)])  # the first repeats
-        beyond.append(float((picks[:, 0] > 0.42).double().mean()))
-    assert beyond[0] == 0.0
-    assert beyond[1] == pytest.approx(0.25, abs=0.2)
 
 
 def test_the_best_point_of_one_objective_is_feasible():
