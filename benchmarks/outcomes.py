@@ -318,8 +318,7 @@ feasible ones by their total violation, each constraint in units of its standard
 `qLogNoisyExpectedImprovement` or `qLogNoisyExpectedHypervolumeImprovement` (with the problem's reference point) on
 `SingleTaskGP`s, batches of ten. One thread. Tables show medians over seeds: with constraints the lowest feasible value among
 the points evaluated, with several objectives how much of the largest hypervolume is missing or, where BoTorch does not know
-that (MW7, OSY, disc brake, welded beam, two), the hypervolume. C2DTLZ2 and MW7 had a say in how fronts under limits are
-searched ([record 175](../../docs/decisions/175-beyond-the-limits.md)). Differences below 0.1 % are ties;
+that (MW7, OSY, disc brake, welded beam, two), the hypervolume. Differences below 0.1 % are ties;
 p is of a two-sided sign test. Processor seconds include the objective's, which are many for penicillin. Values below the
 published optima of the pressure vessel (6060) and the welded beam (1.728) are feasible in BoTorch's versions of them.
 """,
