@@ -125,7 +125,7 @@ def digest(arms: ArmSet | NDArray[Any]) -> str:
     array = arms.detach().cpu().numpy() if isinstance(arms, Tensor) else arms
     state = hashlib.blake2b(f"{array.shape} {array.dtype.name}".encode(), digest_size=16)
     for start in range(0, len(array), CHECK_ROWS):
-        state.update(np.ascontiguousarray(array[start : start + CHECK_ROWS]).tobytes())
+        state.update(np.ascontiguousarray(array[start : start + CHECK_ROWS]).data)
     return state.hexdigest()
 
 
