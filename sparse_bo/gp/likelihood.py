@@ -25,11 +25,9 @@ from sparse_bo.gp.hyperparameters import ADDITIVE, REST
 from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels.stationary import RADIAL, Pairs, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky, safe_factors
-from sparse_bo.linalg.chunking import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes, tile_rows
 
 LOG_2PI = math.log(2.0 * math.pi)
-CACHED, BATCHED = 2**16, 2**25
-"""Entries of the covariances that are factorised together: on a CPU those that its cache holds; on a GPU 256 MiB."""
 
 
 class Correlation(NamedTuple):
@@ -122,18 +120,14 @@ class LogLikelihood(NamedTuple):
     """``p``, by the logarithms of the correlation's hyper-parameters."""
     by_log_scale: float
     """At a fixed noise in units of the scale."""
-    by_noise: Tensor
-    """``n``, by the noise of each mean in units of the scale."""
     by_log_noise: float
     """By ``log g``, of a noise ``g/c``."""
-    by_means: Tensor
-    """``n``, by ȳ; by m it is minus the sum."""
 
 
 def log_likelihood(
     R: Correlation,
     means: Tensor,
-    noise: float | Tensor,
+    noise: float,
     *,
     mean: float | None,
     scale: float | None,
@@ -146,7 +140,7 @@ def log_likelihood(
     Args:
         R: Of the distinct inputs.
         means: ``n``: ȳ (y).
-        noise: ``n``, noise variance of each mean in units of the scale, without scatter; or g, of ``g/c``.
+        noise: g.
         mean: m (y). ``None``: its mode under ``N(0, s · priors.mean_variance)``.
         scale: s (y²). ``None``: its mode under the priors' inverse gamma.
         scatter: Repeated observations; ``None``: every mean is one observation, and g is the noise of each.
@@ -176,23 +170,18 @@ def log_likelihood(
     quadratic, half_determinant = torch.stack([r @ alpha, L.diagonal().log().sum()]).tolist()
     quadratic, degrees, value = quadratic + added, n + 2.0 * shape, -half_determinant
     if scatter is not None:
-        assert isinstance(noise, float)
         quadratic, degrees = quadratic + scatter.squares / noise, degrees + scatter.repeats
         value -= 0.5 * (scatter.repeats * math.log(noise) + scatter.log_counts)
     s = quadratic / degrees if scale is None else scale
     surplus = quadratic / s - degrees  # 0 at the mode of s
     value -= 0.5 * (surplus + degrees * (math.log(s) + 1.0) + (degrees - 2.0 * shape) * LOG_2PI)
     if inverse is None:
-        none = means[:0]
-        return LogLikelihood(value, mean, s, none, 0.0, none, 0.0, none)
-    alpha_s = alpha / s
-    W = inverse.neg_().addr_(alpha, alpha_s)  # in place: a new n x n tensor costs as much as filling it does
-    by_noise = 0.5 * W.diagonal()
-    by_log_noise = float((by_noise * noises).sum())
+        return LogLikelihood(value, mean, s, means[:0], 0.0, 0.0)
+    W = inverse.neg_().addr_(alpha, alpha / s)  # in place: a new n x n tensor costs as much as filling it does
+    by_log_noise = 0.5 * float((W.diagonal() * noises).sum())
     if scatter is not None:
-        assert isinstance(noise, float)
         by_log_noise += 0.5 * (scatter.squares / (s * noise) - scatter.repeats)
-    return LogLikelihood(value, mean, s, R.gradient(W), 0.5 * surplus, by_noise, by_log_noise, alpha_s.neg_())
+    return LogLikelihood(value, mean, s, R.gradient(W), 0.5 * surplus, by_log_noise)
 
 
 def stationary_log_likelihood(
@@ -233,7 +222,7 @@ class _StationaryLogLikelihood(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad)
         batch_shape, n = variance.shape, X.shape[-2]
         flat = [part.reshape(-1, *part.shape[len(batch_shape) :]) for part in (X, lengthscales, variance, noise, residuals)]
-        step = max(1, (CACHED if X.device.type == "cpu" else BATCHED) // max(n * n, 1))
+        step = tile_rows(n * n, device=X.device)
         parts = zip(*(torch.split(part, step) for part in flat), strict=True)
         found = [values_and_gradients(*some, family=family, gradient=wanted) for some in parts]
         values, gradients = zip(*found, strict=True)

@@ -18,6 +18,8 @@ DEFAULT_MEMORY_BYTES = 256 * 2**20
 DEVICE_SHARE = 0.25
 """Of a GPU's free memory: what a budget is by default. It is granted twice, to tiles and to what is kept, and while kept
 columns grow the old ones are there beside the new."""
+CACHED, TILE = 2**16, 2**26
+"""Numbers in float64 that are computed together on a CPU, and on a GPU (:func:`tile_rows`)."""
 LEAST_MEMORY_BYTES = 2**20
 """The smallest budget: smaller blocks only cost calls."""
 
@@ -40,6 +42,11 @@ def chunk_rows(rows: int, *, bytes_per_row: int, memory_bytes: int) -> int:
             "raise memory_bytes or use a smaller dictionary"
         )
     return max(1, min(rows, memory_bytes // max(bytes_per_row, 1)))
+
+
+def tile_rows(numbers: int, *, device: torch.device) -> int:
+    """Return how many rows of some numbers each to compute together, at least 1: as a CPU's cache holds, 512 MiB on a GPU."""
+    return max((CACHED if device.type == "cpu" else TILE) // max(numbers, 1), 1)
 
 
 def row_slices(rows: int, *, chunk: int) -> Iterator[slice]:

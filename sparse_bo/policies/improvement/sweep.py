@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_bo.gp.expected_improvement import log_augmented_improvement
 from sparse_bo.gp.posterior import Covariance, Moments, Posterior, exact
-from sparse_bo.linalg.chunking import row_slices
+from sparse_bo.linalg.chunking import row_slices, tile_rows
 from sparse_bo.linalg.reductions import first_largest
 from sparse_bo.linalg.storage import AppendedRows
 from sparse_bo.policies.trust_region.search import is_resolved
@@ -25,8 +25,6 @@ BLOCK = 128
 """Arms evaluated exactly at first; twice as many each further time."""
 SLACK = 1e-6
 """Of log expected improvement: arms whose bound is this close to the best one are evaluated, as ties go to the first."""
-CACHED, TILE = 2**17, 2**26
-"""Kernel values that are computed at a time: those that a CPU's cache holds; on a GPU 512 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +123,7 @@ def moments_of_all(gp: Posterior, X: Tensor, columns: Tensor) -> Moments:
 
 
 def _tiles(X: Tensor, n: int) -> Iterator[slice]:
-    return row_slices(len(X), chunk=max((CACHED if X.device.type == "cpu" else TILE) // max(n, 1), 1))
+    return row_slices(len(X), chunk=tile_rows(n, device=X.device))
 
 
 class ImprovingArms:

@@ -24,14 +24,13 @@ from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomePosteriors
 from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
+from sparse_bo.policies.trust_region.points import points_anywhere, points_around
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
     Corners,
     SearchCandidates,
     batch_of,
     candidates_of,
-    points_anywhere,
-    points_around,
 )
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 

@@ -18,6 +18,7 @@ from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, W
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
+from sparse_bo.policies.trust_region.points import combined_points, points_anywhere, points_around
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
     Corners,
@@ -26,9 +27,6 @@ from sparse_bo.policies.trust_region.search import (
     SearchCandidates,
     batch_of,
     candidates_of,
-    combined_points,
-    points_anywhere,
-    points_around,
 )
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import (

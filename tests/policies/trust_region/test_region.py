@@ -8,8 +8,9 @@ import torch
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
+from sparse_bo.policies.trust_region.points import points_around
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.search import CLIMBED, Corners, Improvement, batch_of, candidates_of, points_around
+from sparse_bo.policies.trust_region.search import CLIMBED, Corners, Improvement, batch_of, candidates_of
 from sparse_bo.policies.trust_region.surrogate import HIGHEST, known_rows, local_posterior
 from tests.builders import arms, waves
 from tests.oracles import exact_gp, rbf
