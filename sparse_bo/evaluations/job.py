@@ -58,6 +58,8 @@ class Job:
     """Called after results were reported."""
     ended: Callable[[], bool] = lambda: False
     """Whether no more evaluations are to be started; called after results were reported."""
+    most: Callable[[int], int | None] = lambda asked: None
+    """Most evaluations to ask for at a time after ``asked`` of them; ``None``: as many as the policy likes."""
     together: float = TASK_SECONDS
     """Seconds of evaluations of which the results are reported together."""
     reported: Callable[[Batch, list[Value]], None] = lambda batch, values: None
@@ -85,7 +87,8 @@ def run_serially(job: Job) -> None:
     """Evaluate pending evaluations in this process, then ask and evaluate batch by batch until the end."""
     loop = job.loop
     while (loop.asked < job.end or loop.pending) and not job.ended():
-        batch = loop.reissue() if loop.pending else loop.ask(job.end - loop.asked)
+        left = job.end - loop.asked
+        batch = loop.reissue() if loop.pending else loop.ask(min(left, job.most(loop.asked) or left))
         last = loop.asked >= job.end
         _evaluate(job, batch)
         if last:  # evaluations that a callback has asked beyond the end stay pending

@@ -153,6 +153,13 @@ class Mechanism(ABC, Generic[S]):
         """
         return self.ask(state, max_q=max_q, pending=pending, generator=generator)
 
+    def serial_batch(self, evaluations: int) -> int | None:
+        """Return the most picks to ask for after some evaluations, where they are evaluated in this process.
+
+        No worker waits there, and later picks know more. ``None``: the policy's own batch.
+        """
+        return None
+
     @abstractmethod
     def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
         """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""

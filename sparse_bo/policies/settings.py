@@ -103,13 +103,14 @@ def check_sampler(dictionary: object) -> None:
         raise TypeError(f"expected dictionary to be a sampler or None, got {type(dictionary).__name__}")
 
 
-def default_design(dims: int, *, least: int = 10, batch_size: int | None = None) -> int:
-    """Return the evaluations before a first model of ``dims`` inputs: 2d, at least ``least`` and at most d + 20 or 100.
+def default_design(dims: int) -> int:
+    """Return the evaluations before a first model of ``dims`` inputs: 2d, at least 10 and at most d + 20 or 100."""
+    return max(10, min(2 * dims, dims + 20, 100))
 
-    If those are more than a batch of ``batch_size``, they are as many whole batches as fit: no batch mixes both.
-    """
-    size = max(least, min(2 * dims, dims + 20, 100))
-    return size if batch_size is None or size < batch_size else size // batch_size * batch_size
+
+def whole_batches(size: int, batch_size: int) -> int:
+    """Return as many whole batches as fit into a design of ``size``, if it is more than one: no batch mixes both."""
+    return size if size < batch_size else size // batch_size * batch_size
 
 
 def unknown_norm(width: str, *, otherwise: str) -> str:

@@ -29,6 +29,7 @@ from sparse_bo.policies.settings import (
     check_sampler,
     default_design,
     unknown_norm,
+    whole_batches,
 )
 from sparse_bo.validation import check_choice, check_count, check_flag, check_number
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, CalibratedWidth, ConstantWidth, Width
@@ -259,7 +260,7 @@ class BBKB(UCBPolicy):
         size = super()._design_size(domain)
         if self.batch_size is None or self.initial_design is not None or not self.learns:
             return size
-        return max(default_design(domain.dims, batch_size=self.batch_size), self.batch_size)
+        return max(whole_batches(default_design(domain.dims), self.batch_size), self.batch_size)
 
     def on_arms(self, domain: Arms) -> ArmUCB:
         """See :meth:`UCBPolicy.on_arms`."""

@@ -58,6 +58,10 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
         """Points before the first models."""
         return self.settings.design_size(self.box.dims)
 
+    def serial_batch(self, evaluations: int) -> int | None:
+        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
+        return self.settings.serial_batch(evaluations)
+
     def init(self) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         nothing = self.box.bounds.new_empty(0, len(self.outcomes.names))

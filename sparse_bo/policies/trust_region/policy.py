@@ -56,6 +56,10 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
         """Points before the first model."""
         return self.settings.design_size(self.box.dims)
 
+    def serial_batch(self, evaluations: int) -> int | None:
+        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
+        return self.settings.serial_batch(evaluations)
+
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), merges=self.settings.cumulative)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.policies.persistence import KEPT
-from sparse_bo.policies.settings import Goal, default_design
+from sparse_bo.policies.settings import Goal, whole_batches
 from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
 
 
@@ -19,9 +19,9 @@ class ImprovementSettings:
 
     Attributes:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
-            that is more.
-        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most d + 20 or 100, in whole batches if
-            ``batch_size`` is given and smaller.
+            that is more; where they are evaluated in this process, one, and one more for every 50 evaluations, up to as many.
+        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d up to 100 if that is more; in
+            whole batches if ``batch_size`` is given and smaller.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
             one, and some of the whole run. A batch costs O(n³) of them.
 
@@ -44,11 +44,16 @@ class ImprovementSettings:
         """Return the largest number of pending points after some evaluations."""
         return default_batch(evaluations) if self.batch_size is None else self.batch_size
 
+    def serial_batch(self, evaluations: int) -> int | None:
+        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`: one, and one more for every 50 evaluations."""
+        return 1 + evaluations // 50 if self.batch_size is None else None
+
     def design_size(self, dims: int) -> int:
         """Return the number of points before the first model."""
         if self.initial_design is not None:
             return self.initial_design
-        return default_design(dims, least=5, batch_size=self.batch_size)
+        size = max(5, min(2 * dims, 10), min(dims, 100))
+        return size if self.batch_size is None else whole_batches(size, self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
