@@ -20,7 +20,7 @@ class ImprovementSettings:
     Attributes:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
             that is more; where they are evaluated in this process, one, and one more for every 50 evaluations, up to as many.
-        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d up to 100 if that is more; in
+        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d up to 100 if more; in
             whole batches if ``batch_size`` is given and smaller.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
             one, and some of the whole run. A batch costs O(n³) of them.
