@@ -139,10 +139,6 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
         """Distinct random arms before the first models."""
         return min(self.settings.design_size(self.domain.dims), len(self.arms))
 
-    def serial_batch(self, evaluations: int) -> int | None:
-        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        return self.settings.serial_batch(evaluations)
-
     def init(self) -> OutcomeArmState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         nothing = self.arms.new_empty(0, len(self.outcomes.names))

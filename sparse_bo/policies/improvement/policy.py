@@ -107,10 +107,6 @@ class ArmSearch(KnownNoiseMechanism[ImprovementState]):
         assert isinstance(self.domain.points, Tensor)  # :meth:`.improvement.ExpectedImprovement.on` brings them there
         return self.domain.points
 
-    def serial_batch(self, evaluations: int) -> int | None:
-        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        return self.settings.serial_batch(evaluations)
-
     def init(self) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         unit = modelled_arms(self.domain, self.arms, self.kernel)

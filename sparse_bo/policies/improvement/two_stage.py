@@ -55,10 +55,6 @@ class ArmStages(Mechanism[BanditState]):
             return self.first.ask_beyond_batch(state, max_q=max_q, pending=pending, generator=generator)
         return self.then.ask_beyond_batch(state, max_q=max_q, pending=pending, generator=generator)
 
-    def serial_batch(self, evaluations: int) -> int | None:
-        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        return self.first.serial_batch(evaluations) if evaluations < self.after else None
-
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe as the stage's policy does, or hand over. Draws as the second policy does, and never in the first stage."""
         if not isinstance(state, ImprovementState):

@@ -19,7 +19,7 @@ class ImprovementSettings:
 
     Attributes:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
-            that is more; where they are evaluated in this process, one, and one more for every 50 evaluations, up to as many.
+            that is more; on a box, where they are evaluated in this process, 1 + n // 50 at most after n of them.
         initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d up to 100 if more; in
             whole batches if ``batch_size`` is given and smaller.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
@@ -43,10 +43,6 @@ class ImprovementSettings:
     def largest_batch(self, evaluations: int) -> int:
         """Return the largest number of pending points after some evaluations."""
         return default_batch(evaluations) if self.batch_size is None else self.batch_size
-
-    def serial_batch(self, evaluations: int) -> int | None:
-        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`: one, and one more for every 50 evaluations."""
-        return 1 + evaluations // 50 if self.batch_size is None else None
 
     def design_size(self, dims: int) -> int:
         """Return the number of points before the first model."""
@@ -99,6 +95,10 @@ class RegionSettings(ImprovementSettings):
         for name in ("patience", "candidates", "perturbed_inputs"):
             check_count(name, getattr(self, name))
         check_count("many_inputs", self.many_inputs, minimum=0)
+
+    def serial_batch(self, evaluations: int) -> int | None:
+        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`: one, and one more for every 50 evaluations."""
+        return 1 + evaluations // 50 if self.batch_size is None else None
 
     @property
     def cumulative(self) -> bool:
