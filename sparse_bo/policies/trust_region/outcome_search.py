@@ -60,7 +60,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
 
     def serial_batch(self, evaluations: int) -> int | None:
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        return self.settings.serial_batch(evaluations)
+        return None if evaluations < self.design_size else self.settings.serial_batch(evaluations)
 
     def init(self) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""

@@ -58,7 +58,7 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
 
     def serial_batch(self, evaluations: int) -> int | None:
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        return self.settings.serial_batch(evaluations)
+        return None if evaluations < self.design_size else self.settings.serial_batch(evaluations)
 
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""

@@ -19,7 +19,7 @@ class ImprovementSettings:
 
     Attributes:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
-            that is more; on a box, where they are evaluated in this process, 1 + n // 50 at most after n of them.
+            that is more; after n of them on a box, where they are evaluated in this process, 1 + n // 50 at most.
         initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d up to 100 if more; in
             whole batches if ``batch_size`` is given and smaller.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
@@ -97,7 +97,7 @@ class RegionSettings(ImprovementSettings):
         check_count("many_inputs", self.many_inputs, minimum=0)
 
     def serial_batch(self, evaluations: int) -> int | None:
-        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`: one, and one more for every 50 evaluations."""
+        """Return how many to evaluate at a time in this process (docs/decisions/119); ``None``: as many as are given."""
         return 1 + evaluations // 50 if self.batch_size is None else None
 
     @property
