@@ -51,11 +51,15 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
     return math.isfinite(found) and failed == 0.0
 
 
-def safe_cholesky(A: Tensor) -> JitteredCholesky:
+def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> JitteredCholesky:
     """Factorise a positive semi-definite matrix (``batch_shape x n x n``), adding as little jitter as it takes. O(n³).
 
     Tries no jitter first, then ``10, 10³, 10⁵, …`` times the round-off of the matrix itself (:func:`round_off`), so the scale
     follows dtype, size and units.
+
+    Args:
+        A: The matrix.
+        scale: Largest number (0-dim) that entries of ``A`` are a difference of, where they are: their round-off is that of it.
 
     Raises:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
@@ -66,7 +70,7 @@ def safe_cholesky(A: Tensor) -> JitteredCholesky:
     # All of A, not its diagonal: CUDA factorises NaN without saying so.
     if not bool(A.detach().isfinite().all()):
         raise ValueError("expected a finite matrix to factorise, got NaN or infinite entries; check inputs and kernel")
-    unit, jitter = round_off(A), 0.0
+    unit, jitter = round_off(A, scale=None if scale is None else float(scale)), 0.0
     # In units of the largest diagonal entry; in float32 the last jitter would be a thousand times as large as the matrix.
     most = unit * 1e-2 / (A.shape[-1] * torch.finfo(A.dtype).eps)
     # Five jitters, each a hundred times the one before.

@@ -241,3 +241,16 @@ def test_a_truncated_dictionary_is_conditioned_too():
     S = posterior.joint(torch.cat([F, A])).covariance
     expected = S[2:, 2:] - S[2:, :2] @ torch.linalg.solve(S[:2, :2] + NOISE * SCALE * torch.eye(2, dtype=S.dtype), S[:2, 2:])
     torch.testing.assert_close(posterior.condition(F).joint(A).covariance, expected)
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_points_that_the_data_determines_can_be_conditioned_on_and_sampled(p):
+    """Their variances are differences of ones, and below their noise: rounding may make them negative."""
+    X = torch.linspace(0.0, 1.0, 30, dtype=torch.float64).unsqueeze(-1)
+    smooth = Hyperparameters("rbf", torch.tensor([20.0], dtype=torch.float64), 1e-16, 0.0, 1.0, 0.0)
+    gp = exact(ProcessPrior(0.0, smooth, 1.0), X, X[:, 0], noise=1e-16, floor=1e-12)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        U = torch.rand(p, 1, generator=generator, dtype=torch.float64)
+        torch.testing.assert_close(gp.condition(U).mean(U), gp.mean(U))
+        assert bool(gp.sample(U, 2, generator=generator).isfinite().all())
