@@ -153,10 +153,10 @@ class Mechanism(ABC, Generic[S]):
         """
         return self.ask(state, max_q=max_q, pending=pending, generator=generator)
 
-    def serial_batch(self, evaluations: int) -> int | None:
-        """Return the most picks to ask for after some evaluations, where they are evaluated in this process.
+    def serial_batch(self, state: S, evaluations: int) -> int | None:
+        """Return the most picks to ask for after some evaluations, where they are made in this process.
 
-        No worker waits there, and later picks know more. ``None``: the policy's own batch.
+        No worker waits there, and later picks know more. ``None``: the policy's own batch. The state may lack the last results.
         """
         return None
 

@@ -60,7 +60,10 @@ def evaluate(
         how: dict[str, Any] = {"default": loop.about["arrays"], "domain": engine.domain, "outcomes": names}
         evaluation = evaluation_of(objective, call_with, vectorized, arrays, **how)
         spent = partial(engine.spend, "objective")
-        most = engine.mechanism.serial_batch
+
+        def most(asked: int) -> int | None:
+            return engine.mechanism.serial_batch(engine.state, asked)
+
         job = Job(loop, evaluation, end, spent, watch.call_back, watch.ended, most, watch.together, watch.reported)
         dispatch = None if spread is None else Dispatch(job, spread)
         with carrying(loop, engine, so_far, end=end), bar or nullcontext():

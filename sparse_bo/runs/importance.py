@@ -11,13 +11,15 @@ from torch import Tensor
 from sparse_bo.domains import Box, Domain, SpaceArms, SpaceBox
 from sparse_bo.domains.box import sobol_points
 from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.gp.sensitivity import gaussian_effects, sampled_effects
 from sparse_bo.policies import State
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
+from sparse_bo.policies.trust_region.observations import Replicates, warp
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
 from sparse_bo.policies.trust_region.state import RegionState
-from sparse_bo.policies.trust_region.surrogate import FittedRegion
+from sparse_bo.policies.trust_region.surrogate import LEARNED_FROM, FittedRegion, LearningData, local_posterior
 from sparse_bo.report.view import Importance
 
 MANY_INPUTS = 50
@@ -28,18 +30,22 @@ SAMPLE = 1_024
 def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
     """Return the importance of the inputs for each outcome under the models of a state, by the name of the outcome.
 
-    The total effect of an input is ``E[Var(m(u) | all other inputs)]`` of the posterior mean m, in the units that the model has
-    (:class:`sparse_bo.policies.trust_region.observations.Warp`), under the uniform distribution on the box, or on the bounding
-    box of the arms. In closed form for a Gaussian kernel, O(n² d), unless it would be rounding; else from a fixed Sobol sample.
-    Columns of one parameter are one input; where a parameter is not there, it has no effect.
+    The total effect of an input is ``E[Var(m(u) | all other inputs)]`` of the posterior mean m, under the uniform distribution
+    on the box, or on the bounding box of the arms. The model of a search knows the surroundings of its best points, in warped
+    units; here one is learned anew in the user's units, O(n³), from at most 300 evaluations of the whole run. In closed form
+    for a Gaussian kernel, O(n² d), unless it would be rounding; else from a fixed Sobol sample. Columns of one parameter are
+    one input; where a parameter is not there, it has no effect.
 
     The name of an objective without one is ``""``. Outcomes whose model is flat, or over the arms alone, are left out.
     """
     if isinstance(state, OutcomeModels):
-        every = {name: _of_model(fitted, domain) for name, fitted in zip(state.outcomes.names, state.fitted, strict=False)}
+        every = {
+            name: _of_evaluations(state.U[state.rows_of(j)], state.replicates[j], fitted, domain)
+            for j, (name, fitted) in enumerate(zip(state.outcomes.names, state.fitted, strict=False))
+        }
     elif isinstance(state, RegionState | ImprovementState):
         fitted = state.fitted if isinstance(state, RegionState) else state.surrogate
-        every = {} if fitted is None else {"": _of_model(fitted, domain)}
+        every = {} if fitted is None else {"": _of_evaluations(state.U, state.replicates, fitted, domain)}
     elif isinstance(state, BoxState) and state.model is not None:
         every = {"": _sampled(partial(_predicted, state), domain)}
     else:
@@ -47,15 +53,25 @@ def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
     return {name: found for name, found in every.items() if found is not None}
 
 
-def _of_model(fitted: FittedRegion, domain: Domain) -> Importance | None:
-    """Return the importance under a model in the unit cube; ``None`` under a kernel of the user's, of the arms as they are."""
+def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: Domain) -> Importance | None:
+    """Return the importance under a model of ``n x d`` evaluated points in the unit cube.
+
+    ``None`` where the search's model is ``fitted`` under a kernel of the user's, of the arms as they are.
+    """
     if not isinstance(fitted.gp.prior.kernel, Hyperparameters):
         return None
-    if fitted.learned.family == "rbf" and not isinstance(domain, SpaceArms | SpaceBox):
-        found = gaussian_effects(fitted.gp.support, fitted.gp.alpha, fitted.learned.lengthscales)
+    rows = seen.rows
+    if len(rows) > LEARNED_FROM:
+        rows = rows[torch.linspace(0, len(rows) - 1, LEARNED_FROM, dtype=torch.float64).round().long().to(rows.device)]
+    plain = warp("plain", seen.values[rows])
+    assert plain is not None
+    learned = LearningData(U[rows], seen.values[rows], rows, seen).learned(plain, FAMILIES, PRIORS)
+    gp = local_posterior(U[rows], plain(seen.values[rows]), learned, counts=seen.worth(rows, plain, learned))
+    if learned.family == "rbf" and not isinstance(domain, SpaceArms | SpaceBox):
+        found = gaussian_effects(gp.support, gp.alpha, learned.lengthscales)
         if found.rounding < 1e-3 * float(found.values.sum()):
             return _shares(_inputs(domain)[0], found.values, "in closed form")
-    return _sampled(fitted.gp.mean, domain)
+    return _sampled(gp.mean, domain)
 
 
 def _sampled(mean: Callable[[Tensor], Tensor], domain: Domain) -> Importance | None:

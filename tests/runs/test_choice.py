@@ -94,7 +94,7 @@ def test_workers_decide_the_batch_and_a_small_budget_the_design():
     assert chosen_policy(here, budget=300, workers=4).policy == TrustRegion()
     many = chosen_policy(here, budget=300, workers=64)
     assert many.policy == TrustRegion(batch_size=64, initial_design=64)  # a point for each
-    assert chosen_policy(here, budget=300, workers=40).policy == TrustRegion(batch_size=40)  # it has 40 anyway
+    assert chosen_policy(here, budget=300, workers=20).policy == TrustRegion(batch_size=20)  # it has 20 anyway
     assert "64 workers" in many.why
     small = chosen_policy(here, budget=30)
     assert small.policy == TrustRegion(initial_design=10)

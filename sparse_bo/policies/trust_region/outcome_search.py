@@ -58,9 +58,10 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
         """Points before the first models."""
         return self.settings.design_size(self.box.dims)
 
-    def serial_batch(self, evaluations: int) -> int | None:
+    def serial_batch(self, state: OutcomeState, evaluations: int) -> int | None:
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        return None if evaluations < self.design_size else self.settings.serial_batch(evaluations)
+        noisy = state.exact is False
+        return None if noisy or evaluations < self.design_size else self.settings.serial_batch(evaluations)
 
     def init(self) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""

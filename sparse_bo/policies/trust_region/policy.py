@@ -56,9 +56,10 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
         """Points before the first model."""
         return self.settings.design_size(self.box.dims)
 
-    def serial_batch(self, evaluations: int) -> int | None:
+    def serial_batch(self, state: RegionState, evaluations: int) -> int | None:
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        return None if evaluations < self.design_size else self.settings.serial_batch(evaluations)
+        noisy = state.replicates.exact is False
+        return None if noisy or evaluations < self.design_size else self.settings.serial_batch(evaluations)
 
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""

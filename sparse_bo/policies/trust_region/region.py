@@ -19,7 +19,7 @@ class ImprovementSettings:
 
     Attributes:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
-            that is more; after n of them on a box, where they are evaluated in this process, 1 + n // 50 at most.
+            that is more; after n of them on a box, where they are made in this process without noise, 1 + n // 50 at most.
         initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d up to 100 if more; in
             whole batches if ``batch_size`` is given and smaller.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
