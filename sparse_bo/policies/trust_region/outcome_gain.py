@@ -114,6 +114,8 @@ class OutcomeGain:
     """``k``: reference point in warped units; ``None``: inferred from ``reached``."""
     objectives: int
     """k: the first outcomes are the objectives."""
+    edge: float = 0.0
+    """Least standard deviation of an outcome with limits, in warped units: climbs do not get along a steeper edge."""
 
     @property
     def costly(self) -> bool:
@@ -139,10 +141,11 @@ class OutcomeGain:
         else:
             value, by_mean[:, :k], by_variance[:, :k] = self.cells.log_improvement(mean[:, :k], variance[:, :k])
         if len(columns):
-            likely = log_feasibility(mean[:, columns], variance[:, columns], self.limits.lower, self.limits.upper)
+            known = variance[:, columns]
+            likely = log_feasibility(mean[:, columns], known.clamp_min(self.edge**2), self.limits.lower, self.limits.upper)
             value = value + likely.value
             by_mean[:, columns] += likely.by_mean
-            by_variance[:, columns] += likely.by_variance
+            by_variance[:, columns] += likely.by_variance.where(known > self.edge**2, 0.0)
         return LogGain(value, by_mean, by_variance)
 
     def after(self, at_pick: OutcomeMoments) -> OutcomeGain:

@@ -36,6 +36,8 @@ from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_regio
 
 CENTRES = 5
 """Points of a front around which picks are sought, at most (as MORBO's default number of regions)."""
+EDGE = 2e-3
+"""Least standard deviation of outcomes with limits in a search, in units of the region's length (docs/decisions/176)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -250,7 +252,8 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
         make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=state.exact is not False)
         everywhere = Corners(U.new_zeros(d), U.new_ones(d))
         all_rows = torch.ones(n, dtype=torch.bool, device=U.device)
-        of_all = state.gain(all_rows).given(means)
+        edge = EDGE * region.length
+        of_all = replace(state.gain(all_rows), edge=edge).given(means)
         anywhere = make(points_anywhere(U, settings.candidates, generator=generator), everywhere, gain=of_all)
         single = self.outcomes.only is not None or not len(state.front)
         if single and region.centre is None:
@@ -271,7 +274,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
             own = torch.arange(n, device=U.device) >= region.start
             near = corners.contain(out)
         lowers, uppers, shared = torch.cat(of_points, dim=1)
-        of_own = state.gain(own).given(means[near])
+        of_own = replace(state.gain(own), edge=edge).given(means[near])
         around = make(
             torch.cat(points),
             Corners(lowers, uppers),

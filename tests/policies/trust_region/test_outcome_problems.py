@@ -6,6 +6,7 @@ import pytest
 import torch
 from botorch import test_functions
 
+from sparse_bo import optimize
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.outcomes import Outcomes
 from tests.builders import unit_box
@@ -103,3 +104,24 @@ def test_ackley_with_two_constraints_is_solved():
     outcomes = Outcomes.of({"value": "min"}, {"sum": (None, 0.0), "norm": (None, 5.0)})
     _, state = searched(TrustRegion(), bounds, outcomes, ackley, budget=200)
     assert state.report().best_mean < 0.5
+
+
+def test_the_lightest_gear_is_found_where_models_know_the_limits():
+    """Eleven limits of seven inputs: an edge as steep as the models know it ends climbs at 3,000 and more."""
+    gear = test_functions.SpeedReducer().double()
+    limits = [f"slack{j}" for j in range(gear.num_constraints)]
+
+    def measured(x):
+        X = x.unsqueeze(0)
+        return {"weight": float(gear(X)), **dict(zip(limits, gear.evaluate_slack(X)[0].tolist(), strict=True))}
+
+    result = optimize(
+        measured,
+        bounds=gear.bounds,
+        objectives={"weight": "min"},
+        constraints=dict.fromkeys(limits, (0.0, None)),
+        budget=36,
+        seed=40,
+        vectorized=False,
+    )
+    assert result.best_mean < 2_998.0  # of 2,996.3

@@ -73,8 +73,8 @@ def test_the_acquisition_function_has_the_derivatives_of_its_values():
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     mean, variance = draw(6, 4), draw(6, 4).exp()
     reached = torch.stack([torch.linspace(-1.0, 1.0, 5), -torch.linspace(-1.0, 1.0, 5)], dim=-1).double()
-    for points in (reached, reached[:0]):
-        gain = OutcomeGain(limits, points, None, 2)
+    for points, edge in ((reached, 0.0), (reached[:0], 0.0), (reached, 1.0)):
+        gain = OutcomeGain(limits, points, None, 2, edge)
         at = gain(mean, variance)
         for which, slope in ((0, at.by_mean), (1, at.by_variance)):
             for column in range(4):
