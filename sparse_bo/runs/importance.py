@@ -62,7 +62,7 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
         return None
     rows = seen.rows
     if len(rows) > LEARNED_FROM:
-        rows = rows[torch.linspace(0, len(rows) - 1, LEARNED_FROM, dtype=torch.float64).round().long().to(rows.device)]
+        rows = rows[torch.linspace(0, len(rows) - 1, LEARNED_FROM, dtype=torch.float64, device=rows.device).round().long()]
     plain = warp("plain", seen.values[rows])
     assert plain is not None
     learned = LearningData(U[rows], seen.values[rows], rows, seen).learned(plain, FAMILIES, PRIORS)
