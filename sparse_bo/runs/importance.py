@@ -19,7 +19,7 @@ from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.trust_region.observations import Replicates, warp
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
 from sparse_bo.policies.trust_region.state import RegionState
-from sparse_bo.policies.trust_region.surrogate import LEARNED_FROM, FittedRegion, LearningData, local_posterior
+from sparse_bo.policies.trust_region.surrogate import LEARNED_FROM, FittedRegion, LearningData, local_posterior, one_thread
 from sparse_bo.report.view import Importance
 
 MANY_INPUTS = 50
@@ -65,8 +65,9 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
         rows = rows[torch.linspace(0, len(rows) - 1, LEARNED_FROM, dtype=torch.float64, device=rows.device).round().long()]
     plain = warp("plain", seen.values[rows])
     assert plain is not None
-    learned = LearningData(U[rows], seen.values[rows], rows, seen).learned(plain, FAMILIES, PRIORS)
-    gp = local_posterior(U[rows], plain(seen.values[rows]), learned, counts=seen.worth(rows, plain, learned))
+    with one_thread():
+        learned = LearningData(U[rows], seen.values[rows], rows, seen).learned(plain, FAMILIES, PRIORS)
+        gp = local_posterior(U[rows], plain(seen.values[rows]), learned, counts=seen.worth(rows, plain, learned))
     if learned.family == "rbf" and not isinstance(domain, SpaceArms | SpaceBox):
         found = gaussian_effects(gp.support, gp.alpha, learned.lengthscales)
         if found.rounding < 1e-3 * float(found.values.sum()):
