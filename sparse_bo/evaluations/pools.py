@@ -12,7 +12,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -201,12 +201,16 @@ class Pool:
         if self._given == "threads":
             return Threads(workers)
         pool: Any = None
+        starting: Future[Any] | None = None
         try:
             # Processes may import torch for seconds before their first task, which does not count as the task's time.
             pool = _processes(self._given, workers, self._arrays)
-            futures = [pool.submit(warm_up, *self._imports) for _ in range(workers)]
-            self._check_loaded(future.result() for future in futures)
+            # Ctrl-C reaches the main thread only: in `submit`, it would leave a process that the pool does not know yet.
+            starting = ThreadPoolExecutor(1).submit(lambda: [pool.submit(warm_up, *self._imports) for _ in range(workers)])
+            self._check_loaded(future.result() for future in starting.result())
         except BaseException as error:  # Ctrl-C too: workers would wait for the last of them forever
+            if starting is not None:
+                wait([starting])
             if pool is not None:
                 _end(pool)
             if not isinstance(error, BrokenExecutor | OSError):

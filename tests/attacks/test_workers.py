@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -161,9 +163,15 @@ def test_workers_that_cannot_be_started_are_said_in_one_line(tmp_path, monkeypat
     assert ".loop" not in done.stderr
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
 @pytest.mark.parametrize("executor", ["processes", "loky"])
-def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, tmp_path):
-    """They waited for the last of them to be started, for ever in a notebook, and for seconds at the end of a script."""
+def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, seconds, tmp_path, monkeypatch):
+    """They waited for the last of them to be started, for ever in a notebook, and for seconds at the end of a script.
+
+    On a busy machine, a worker could load the objective ``seconds`` before the pool had its number.
+    """
+    start = BaseProcess.start
+    monkeypatch.setattr(BaseProcess, "start", lambda process: (start(process), time.sleep(seconds)))
     objective = EndsAtLoading(str(tmp_path), interrupts=os.getpid())
     with pytest.raises(RunInterrupted) as kept:
         maximize(objective, arms=arms(), policy=RandomSearch(), budget=4, executor=executor, workers=2, arrays="list")
@@ -173,6 +181,7 @@ def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, tmp_path
         time.sleep(0.01)
     assert started
     assert not any(map(_alive, started))
+    assert not multiprocessing.active_children()
     assert kept.value.loop.asked == 0
 
 
