@@ -127,9 +127,10 @@ def unrepeated(where: Tensor, y: Tensor, pending: Tensor, *, known: bool = False
     return where[:0] if repeated or bool(y.max() == y.min()) else where[y.argmax()].unsqueeze(0)
 
 
-DEPTH = 0.3
-"""Distance below the best at which the logarithm bends, in units of the distance from the best to the median."""
-KINDS = ("plain", "log", "asinh")
+DEPTHS = {"log": 0.3, "deep log": 3.0, "deepest log": 30.0}
+"""Distance below the best at which a logarithm bends, in units of the distance from the best to the median: that becomes small
+as points crowd around the best one, where another bend fits (docs/decisions/120)."""
+KINDS = ("plain", *DEPTHS, "asinh")
 DEEPEST = 1e3
 """Largest distance below the origin, in units of the width: lower observations are clipped, as their size tells nothing."""
 SMALLEST = 1e-12
@@ -214,7 +215,7 @@ def warp(kind: str, y: Tensor) -> Warp | None:
     if kind == "asinh":
         origin, width = median, float((v - median).abs().median())
     elif kind != "plain":
-        origin, width = best, DEPTH * (best - median)
+        origin, width = best, DEPTHS[kind] * (best - median)
     if kind != "plain" and width <= SMALLEST * max(abs(origin), abs(median)):
         return None
     bent = Warp(kind, unit, origin, width, 0.0, 1.0)(y)
