@@ -44,11 +44,18 @@ class Hyperparameters:
     """``d``: a, lengthscales of the functions of one input; empty unless the family is :data:`ADDITIVE`."""
     shares: Tensor = field(default_factory=_nothing)
     """``d``: w, shares of the variance of the functions of one input; likewise."""
+    axes: Tensor = field(default_factory=_nothing)
+    """``d x d``: orthonormal columns, the directions of the lengthscales; empty: the inputs, as of every sum."""
 
     @property
     def additive(self) -> bool:
         """Whether the function is a sum."""
         return self.family == ADDITIVE
+
+    @property
+    def rotated(self) -> bool:
+        """Whether the lengthscales are along other directions than the inputs."""
+        return self.axes.numel() > 0
 
     @property
     def rest(self) -> float:
@@ -57,10 +64,20 @@ class Hyperparameters:
 
     @property
     def reach(self) -> Tensor:
-        """``d`` lengthscales of the whole correlation; of a sum ``1/reach² = −∂²k/∂xⱼ²`` at distance 0."""
+        """``d`` lengthscales along the inputs.
+
+        Of a sum ``1/reach² = −∂²k/∂xⱼ²`` at distance 0; along other directions half of the sides of the box around the
+        ellipsoid of one lengthscale.
+        """
+        if self.rotated:
+            return (self.axes.square() @ self.lengthscales.square()).sqrt()
         if not self.additive:
             return self.lengthscales
         return (self.shares / self.alone.square() + self.rest * (5.0 / 3.0) / self.lengthscales.square()).rsqrt()
+
+    def scaled(self, U: Tensor) -> Tensor:
+        """Return ``n x d`` points in units of the lengthscales, along their directions."""
+        return U @ self.axes / self.lengthscales if self.rotated else U / self.reach
 
     @property
     def logs(self) -> Tensor:
@@ -70,7 +87,7 @@ class Hyperparameters:
 
     def to(self, device: torch.device) -> Hyperparameters:
         """Return them on a device."""
-        tensors = {name: getattr(self, name).to(device) for name in ("lengthscales", "alone", "shares")}
+        tensors = {name: getattr(self, name).to(device) for name in ("lengthscales", "alone", "shares", "axes")}
         return replace(self, **tensors)
 
     def cross(self, U: Tensor, V: Tensor) -> Tensor:
@@ -83,6 +100,8 @@ class Hyperparameters:
 
     def slopes(self, U: Tensor, V: Tensor) -> CorrelationSlopes:
         """Return the correlations of ``r x d`` and ``n x d`` points, with their gradients by the former."""
+        if self.rotated:
+            U, V = U @ self.axes, V @ self.axes
         radial, ell = RADIAL[REST if self.additive else self.family], self.lengthscales
         value, slope = radial(squared_distances(U / ell, V / ell))
         if self.additive:
@@ -95,7 +114,9 @@ class CorrelationSlopes(NamedTuple):
 
     of: Hyperparameters
     U: Tensor
+    """``r x d``, along the directions of the lengthscales."""
     V: Tensor
+    """``n x d``, likewise."""
     value: Tensor
     """``r x n``."""
     radial: Tensor
@@ -107,6 +128,8 @@ class CorrelationSlopes(NamedTuple):
         c = weights * self.radial  # r x n; dkᵢ/du = −slopeᵢ (u − vᵢ)/ℓ²
         Z, W = self.U / ell, self.V / ell
         gradient = (c @ W - c.sum(dim=1, keepdim=True) * Z) / ell
+        if of.rotated:
+            return gradient @ of.axes.mT
         if not of.additive:
             return gradient
         return of.rest * gradient + alone_gradient(self.U, self.V, weights, lengthscales=of.alone, shares=of.shares)

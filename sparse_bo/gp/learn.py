@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -172,6 +172,7 @@ def learn(
     start: Hyperparameters | None = None,
     restart: bool = False,
     max_steps: int = 60,
+    axes: Tensor | None = None,
 ) -> Hyperparameters:
     """Return the hyper-parameters of the highest posterior density that L-BFGS-B finds. O(n³ + n² d) per step.
 
@@ -184,17 +185,19 @@ def learn(
         families: Of :data:`FAMILIES` and :data:`sparse_bo.gp.hyperparameters.ADDITIVE`; at a tie the first.
         priors: Table of priors.
         given: What is not learned.
-        start: Where to start, of any family; ``None``, or a sum that starts from no sum: at the densest of the priors' starts.
+        start: Where to start, of any family along the same directions; ``None``, or a sum that starts from no sum: at the
+            densest of the priors' starts.
         restart: Whether a second search starts as without ``start``: lengthscales so short that no two observations are
             correlated are a mode that a search does not leave.
         max_steps: Of L-BFGS-B, for each family and start.
+        axes: Directions of the lengthscales, orthonormal columns (``d x d``), of stationary families; ``None``: the inputs.
 
     Raises:
         ValueError: If inputs or outputs are not finite, or no covariance can be factorised.
     """
     if not bool(torch.isfinite(X).all() & torch.isfinite(means).all()):
         raise ValueError("expected finite inputs and outputs to learn from, got NaN or infinite ones")
-    device, (X, means) = X.device, (X.cpu(), means.cpu())
+    device, (X, means) = X.device, (X.cpu() if axes is None else X.cpu() @ axes.cpu(), means.cpu())
     scatter = None if scatter is None else scatter.cpu()
     given = given if given.correlation is None else given._replace(correlation=given.correlation.cpu())
     best: Hyperparameters | None = None
@@ -204,7 +207,7 @@ def learn(
         if best is None or found.evidence > best.evidence:
             best = found
     assert best is not None
-    return best.to(device)
+    return (best if axes is None else replace(best, axes=axes)).to(device)
 
 
 def _highest(density: LogPosterior, start: Hyperparameters | None, restart: bool, max_steps: int) -> Hyperparameters:

@@ -13,22 +13,27 @@ from sparse_bo.kernels import covariance_function
 from sparse_bo.kernels.stationary import RADIAL
 from tests.builders import arms
 
+ROTATED = "rotated rbf"
+
 
 def some(family: str) -> Hyperparameters:
     three = torch.tensor([0.4, 0.7, 1.1], dtype=torch.float64)
+    if family == ROTATED:
+        return replace(some("rbf"), axes=torch.linalg.qr(arms(3, 3, seed=5)).Q)
     plain = Hyperparameters(family, three, 0.05, 0.3, 2.0, 0.0)
     if family != ADDITIVE:
         return plain
     return replace(plain, alone=0.5 * three, shares=torch.tensor([0.1, 0.3, 0.2], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("family", ["rbf", ADDITIVE])
+@pytest.mark.parametrize("family", ["rbf", ADDITIVE, ROTATED])
 def test_correlations_slope_as_autograd_says(family):
     h, X = some(family), arms(25, 3)
     U = arms(4, 3, seed=1).requires_grad_()
     c = torch.rand(4, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    s = ((U / h.lengthscales).unsqueeze(1) - X / h.lengthscales).square().sum(dim=-1)
-    value = h.rest * RADIAL["matern52" if family == ADDITIVE else family](s).value
+    steps = U.unsqueeze(1) - X  # 4 x 25 x 3
+    s = ((steps @ h.axes if family == ROTATED else steps) / h.lengthscales).square().sum(dim=-1)
+    value = h.rest * RADIAL["matern52" if family == ADDITIVE else "rbf"](s).value
     for j, share in enumerate(h.shares):
         value = value + share * torch.exp(-0.5 * ((U[:, j : j + 1] - X[:, j]) / h.alone[j]).square())
     (gradient,) = torch.autograd.grad((value * c).sum(), U)
@@ -42,6 +47,14 @@ def test_the_reach_of_a_sum_is_its_curvature():
     h, step = some(ADDITIVE), 1e-4
     moved = h.cross(step * torch.eye(3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)).squeeze(-1)
     assert torch.allclose(h.reach, (2.0 * (1.0 - moved) / step**2).rsqrt(), rtol=1e-3)
+
+
+def test_the_reach_along_other_directions_is_that_of_the_ellipsoid_of_one_lengthscale():
+    h = some(ROTATED)
+    sphere = torch.nn.functional.normalize(torch.randn(20_000, 3, generator=torch.Generator().manual_seed(3)).double(), dim=1)
+    ellipsoid = (sphere * h.lengthscales) @ h.axes.mT
+    assert torch.allclose(h.scaled(ellipsoid).norm(dim=1), torch.ones(20_000, dtype=torch.float64))
+    assert torch.allclose(ellipsoid.amax(dim=0), h.reach, rtol=1e-2)
 
 
 @pytest.mark.parametrize("family", ["rbf", "matern52"])

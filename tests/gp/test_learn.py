@@ -208,3 +208,14 @@ def test_outputs_that_are_not_finite_are_refused():
     X, y = data()
     with pytest.raises(ValueError, match="finite inputs and outputs"):
         learn(X, y * math.inf)
+
+
+def test_along_other_directions_the_inputs_are_the_rotated_ones():
+    X = arms(40, 3)
+    axes = torch.linalg.qr(arms(3, 3, seed=4)).Q
+    V = X @ axes
+    y = torch.sin(8.0 * V[:, 0]) + 0.1 * V[:, 1]
+    along, of_rotated = learn(X, y, axes=axes), learn(V, y)
+    assert torch.equal(along.axes, axes)
+    assert along.evidence == of_rotated.evidence
+    assert torch.allclose(along.cross(X, X), of_rotated.cross(V, V), rtol=0.0, atol=1e-12)

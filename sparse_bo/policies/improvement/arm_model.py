@@ -53,8 +53,8 @@ class ArmModel:
         at, before = seen.rows, self.fitted.rows
         rows = at[torch.isin(at, before) | (at > before.max())]
         if len(rows) > most:
-            ell = self.fitted.learned.reach if nearby else None
-            rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, lengthscales=ell, most=int(ROOM * most))]
+            learned = self.fitted.learned if nearby else None
+            rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, learned=learned, most=int(ROOM * most))]
         warp = self.fitted.warp
         counts = seen.worth(rows, warp, self.fitted.learned)
         sweep = self.sweep.updated(unit, warp(seen.values[rows]), counts, support=told[rows])

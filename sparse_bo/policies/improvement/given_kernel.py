@@ -77,9 +77,9 @@ def fitted_kernel(
     """
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
     at = seen.rows
-    rows = at[known_rows(X[at], ranking[at], centre=centre, lengthscales=None, most=most)]
+    rows = at[known_rows(X[at], ranking[at], centre=centre, learned=None, most=most)]
     v = seen.values[rows]
-    some = rows[known_rows(X[rows], ranking[rows], centre=centre, lengthscales=None, most=LEARNED_FROM)]
+    some = rows[known_rows(X[rows], ranking[rows], centre=centre, learned=None, most=LEARNED_FROM)]
     data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
     given = Given(correlation=kernel.cross(X[some], X[some]))
 

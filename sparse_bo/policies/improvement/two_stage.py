@@ -62,6 +62,7 @@ class ArmStages(Mechanism[BanditState]):
         if state.pulls + len(picks) < self.after:
             return self.first.tell(state, picks, y, generator=generator)
         learned = None if state.surrogate is None or self.first.kernel is not None else state.surrogate.learned
+        learned = None if learned is None or learned.rotated else learned  # GPyTorch has no kernel along other directions
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
         return self.then.take_over(told, results, correlation=learned, like=state, generator=generator)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from botorch.models.model import Model
@@ -90,10 +91,10 @@ class FittedRegion:
         return (self.warp(y) - mean) / (variance + noise).sqrt()
 
 
-def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | None, most: int) -> Tensor:
+def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, learned: Hyperparameters | None, most: int) -> Tensor:
     """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending.
 
-    Of several centres (``c x d``) the nearest one to a row counts.
+    Without ``learned``, the nearest by distance. Of several centres (``c x d``) the nearest one to a row counts.
     """
     n = len(y)
     if n <= most:
@@ -101,7 +102,7 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
     first = y.argsort(descending=True, stable=True)[: min(HIGHEST, most // 4)]
     squares = []
     for point in centre.reshape(-1, X.shape[1]):
-        scaled = X - point if lengthscales is None else (X - point) / lengthscales
+        scaled = X - point if learned is None else learned.scaled(X - point)
         squares.append(scaled.square().sum(dim=-1))
     order = torch.stack(squares).amin(dim=0).argsort(stable=True)
     rest = order[~torch.isin(order, first)]
@@ -126,8 +127,9 @@ def fitted_region(
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
-    Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping). Without
-    noise, that of the model is at most :data:`EXACT_NOISE`. Known noise is not learned: each mean has its own.
+    Warping, kernel and the directions of its lengthscales are those of the highest evidence (that of a warped model counts the
+    slope of its warping). Without noise, that of the model is at most :data:`EXACT_NOISE`. Known noise is not learned: each
+    mean has its own.
 
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
@@ -143,17 +145,18 @@ def fitted_region(
     ranking = seen.values if ranking is None else ranking
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
     at, n = seen.rows, len(seen.rows)
-    ell = None if before is None else before.learned.reach
-    rows = at[known_rows(X[at], ranking[at], centre=centre, lengthscales=ell, most=most)]
+    now = None if before is None else before.learned
+    rows = at[known_rows(X[at], ranking[at], centre=centre, learned=now, most=most)]
     U, v = X[rows], seen.values[rows]
-    some = rows[known_rows(U, ranking[rows], centre=centre, lengthscales=ell, most=LEARNED_FROM)]
+    some = rows[known_rows(U, ranking[rows], centre=centre, learned=now, most=LEARNED_FROM)]
     data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
     with one_thread():
         same = None if before is None or n >= growth * before.chosen_at else warp(before.warp.kind, v)
         if before is not None and same is not None:
             chosen, learned, at_size = same, before.learned, before.chosen_at
             if bool((at >= since).any()):
-                learned = data.learned(same, [learned.family], priors, start=learned, max_steps=15)
+                axes = learned.axes if learned.rotated else None
+                learned = data.learned(same, [learned.family], priors, start=learned, axes=axes, max_steps=15)
         else:
             candidates = list(warps(v, kinds))
             chosen, learned = _chosen(data, candidates, start=None if before is None else before.learned, priors=priors)
@@ -223,22 +226,62 @@ def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covarian
     return FittedRegion(gp=gp, learned=learned, warp=warp, **kept)
 
 
+class Choice(NamedTuple):
+    """A warping, and hyper-parameters of warped observations."""
+
+    evidence: float
+    """Log density of the observations."""
+    warp: Warp
+    learned: Hyperparameters
+
+
 def _chosen(
     data: LearningData, candidates: Sequence[Warp], *, start: Hyperparameters | None, priors: Priors
 ) -> tuple[Warp, Hyperparameters]:
     """Return the warping and the hyper-parameters of the highest evidence; at a tie the first ones."""
-    steps = 40 if start is None else 20
+    along_inputs = None if start is None or start.rotated else start
 
-    def fitted(candidate: Warp, families: Sequence[str]) -> tuple[float, Warp, Hyperparameters]:
-        learned = data.learned(candidate, families, priors, start=start, max_steps=steps, restart=True)
-        return learned.evidence + data.log_slope(candidate), candidate, learned
+    def fitted(candidate: Warp, families: Sequence[str]) -> Choice:
+        steps = 40 if start is None else 20
+        learned = data.learned(candidate, families, priors, start=along_inputs, max_steps=steps, restart=True)
+        return Choice(learned.evidence + data.log_slope(candidate), candidate, learned)
 
-    best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one[0])
+    best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one.evidence)
     n, d = data.X.shape
     if 1 < d <= n / 4:  # a sum needs some observations for each input
-        kinds = {warp.kind: warp for warp in (candidates[0], best[1])}
-        best = max([best, *(fitted(candidate, [ADDITIVE]) for candidate in kinds.values())], key=lambda one: one[0])
-    return best[1], best[2]
+        kinds = {warp.kind: warp for warp in (candidates[0], best.warp)}
+        best = max([best, *(fitted(one, [ADDITIVE]) for one in kinds.values())], key=lambda one: one.evidence)
+    best = max([best, *_rotated(data, best, start=start, priors=priors)], key=lambda one: one.evidence)
+    return best.warp, best.learned
+
+
+def _rotated(data: LearningData, best: Choice, *, start: Hyperparameters | None, priors: Priors) -> Iterator[Choice]:
+    """Yield choices with lengthscales along other directions than the inputs; none of more angles than observations.
+
+    The directions are those of the model before, then twice the eigenvectors of ``Σᵢ ∇m(xᵢ) ∇m(xᵢ)ᵀ`` of a posterior mean m
+    (active subspaces: Constantine, Dow & Wang 2014). Each of the d (d − 1)/2 angles costs ``½ log n`` (Schwarz 1978,
+    "Estimating the dimension of a model"): docs/decisions/121.
+    """
+    n, d = data.X.shape
+    angles = d * (d - 1) // 2
+    if not 0 < angles <= n:
+        return
+
+    def along(axes: Tensor, **options: Any) -> Choice:
+        learned = data.learned(best.warp, FAMILIES, priors, axes=axes, **options)
+        evidence = learned.evidence + data.log_slope(best.warp)
+        return Choice(evidence - 0.5 * angles * math.log(n), best.warp, learned)
+
+    model = best
+    if start is not None and start.rotated:
+        model = along(start.axes, start=start, max_steps=20)
+        yield model
+    y = best.warp(data.means)
+    for _ in range(2):
+        counts = None if data.replicates is None else data.replicates.worth(data.rows, best.warp, model.learned)
+        G = local_posterior(data.X, y, model.learned, counts=counts).gradients(data.X).mean_gradient
+        model = along(torch.linalg.eigh(G.mT @ G).eigenvectors, max_steps=30)
+        yield model
 
 
 @contextmanager

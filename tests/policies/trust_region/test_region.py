@@ -1,17 +1,27 @@
 """The parts of the trust-region policy: posterior, warpings, region, candidates and picks."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
 from sparse_bo.policies.trust_region.points import points_around
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.search import CLIMBED, Corners, Improvement, batch_of, candidates_of
-from sparse_bo.policies.trust_region.surrogate import HIGHEST, known_rows, local_posterior
+from sparse_bo.policies.trust_region.surrogate import (
+    HIGHEST,
+    LearningData,
+    fitted_region,
+    freeze_region,
+    known_rows,
+    local_posterior,
+    thaw_region,
+)
 from tests.builders import arms, waves
 from tests.oracles import exact_gp, rbf
 
@@ -260,10 +270,64 @@ def test_sides_follow_the_lengthscales_and_stay_in_the_cube():
 def test_the_model_knows_the_highest_the_nearest_and_some_of_everywhere():
     X, y = arms(600, 2), waves(arms(600, 2))
     centre = torch.tensor([0.1, 0.9], dtype=torch.float64)
-    rows = known_rows(X, y, centre=centre, lengthscales=None, most=200)
+    rows = known_rows(X, y, centre=centre, learned=None, most=200)
     assert len(rows) == len(set(rows.tolist())) == 200
     assert torch.isin(y.topk(HIGHEST).indices, rows).all()
     distance = (X - centre).norm(dim=-1)
     assert torch.isin(distance.argsort()[:100], rows).all()
     assert float(distance[rows].max()) > 0.9 * float(distance.max())
-    assert torch.equal(known_rows(X[:50], y[:50], centre=centre, lengthscales=None, most=200), torch.arange(50))
+    assert torch.equal(known_rows(X[:50], y[:50], centre=centre, learned=None, most=200), torch.arange(50))
+
+
+def ridge(X, *, slope):
+    """A narrow valley along ``x2 = slope · x1``, steep across."""
+    along, across = X[:, 0] + slope * X[:, 1], X[:, 1] - slope * X[:, 0]
+    return -(along - 0.6).square() - 1e3 * (across - 0.1).square() - (X[:, 2:] - 0.5).square().sum(dim=-1)
+
+
+@pytest.mark.parametrize(("slope", "rotated"), [(0.7, True), (0.0, False)])
+def test_lengthscales_are_along_other_directions_where_the_evidence_pays_for_their_angles(slope, rotated):
+    X = arms(60, 3)
+    y = ridge(X, slope=slope)
+    seen = replicates_of(X, y)
+    fitted = fitted_region(X, seen, centre=X[0], before=None, since=0, most=400)
+    assert fitted.learned.rotated is rotated
+    if rotated:
+        data = LearningData(X, seen.values, seen.rows, seen)
+        inputs = data.learned(fitted.warp, FAMILIES, PRIORS)
+        assert fitted.learned.evidence > inputs.evidence + 1.5 * math.log(60)  # three angles
+        steepest = fitted.learned.axes[:, fitted.learned.lengthscales.argmin()].abs()
+        assert torch.allclose(steepest, torch.tensor([0.7, 1.0, 0.0], dtype=torch.float64) / math.sqrt(1.49), atol=0.05)
+        more = torch.cat([X, arms(3, 3, seed=9)])
+        again = replicates_of(more, ridge(more, slope=slope))
+        after = fitted_region(more, again, centre=X[0], before=fitted, since=60, most=400)
+        assert torch.equal(after.learned.axes, fitted.learned.axes)  # until the data has grown by a fourth
+
+
+def test_more_angles_than_observations_are_not_learned():
+    X = arms(14, 6)
+    y = -1e3 * (X[:, 0] - X[:, 1]).square()
+    fitted = fitted_region(X, replicates_of(X, y), centre=X[0], before=None, since=0, most=400)
+    assert not fitted.learned.rotated
+
+
+def test_a_rotated_model_is_thawed_as_it_was():
+    X = arms(60, 3)
+    seen = replicates_of(X, ridge(X, slope=0.7))
+    fitted = fitted_region(X, seen, centre=X[0], before=None, since=0, most=400)
+    assert fitted.learned.rotated
+    back, A = thaw_region(freeze_region(fitted), X, seen), arms(9, 3, seed=1)
+    assert torch.equal(back.gp.moments(A).variance, fitted.gp.moments(A).variance)
+
+
+def test_logarithms_bend_at_three_depths():
+    """Among points that crowd around the best one, a deeper one bends where the objective does."""
+    X = arms(80, 2)
+    X[20:] = 0.5 + 0.2 * (X[20:] - 0.5)
+    y = -torch.expm1(20.0 * (X - 0.5).square().sum(dim=-1))  # log(1 - y) is a parabola
+    widths = {made.kind: made.width for made in warps(y)}
+    assert widths["deep log"] == pytest.approx(10.0 * widths["log"])
+    assert widths["deepest log"] == pytest.approx(100.0 * widths["log"])
+    fitted = fitted_region(X, replicates_of(X, y), centre=X[20], before=None, since=0, most=400)
+    assert fitted.warp.kind in ("deep log", "deepest log")
+    assert 0.1 < fitted.warp.width < 10.0
