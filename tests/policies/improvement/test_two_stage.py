@@ -72,6 +72,21 @@ def test_the_second_stage_begins_with_the_lengthscales_of_the_first(after: int):
     assert fitted.pulls_at_learning == loop.state.pulls
 
 
+def test_lengthscales_along_other_directions_are_not_those_of_the_inputs():
+    """GPyTorch has no such kernel: the second stage learns its own."""
+    X = arms(200, 2)
+    y = -(X[:, 0] + 0.7 * X[:, 1] - 0.6).square() - 1e3 * (X[:, 1] - 0.7 * X[:, 0] - 0.1).square()
+    loop = AskTell(X, TwoStage(first=FIRST, after=40), seed=0)
+    while isinstance(loop.state, ImprovementState):
+        last = loop.state
+        batch = loop.ask(3)
+        loop.tell(batch.tickets, y[batch.indices])
+    learned, prior = last.surrogate.learned, loop.state.fitted.posterior.prior
+    assert learned.rotated
+    assert not torch.allclose(prior.covariance.kernel.base_kernel.lengthscale.squeeze(0), learned.reach, rtol=0.05)
+    assert loop.state.fitted.pulls_at_learning == loop.state.pulls
+
+
 def test_the_stage_ends_with_the_batch_that_completes_it_whatever_is_out():
     X = arms(90)
     loop = AskTell(X, two_stage(after=10), seed=0)
