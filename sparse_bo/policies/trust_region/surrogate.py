@@ -238,7 +238,10 @@ class Choice(NamedTuple):
 def _chosen(
     data: LearningData, candidates: Sequence[Warp], *, start: Hyperparameters | None, priors: Priors
 ) -> tuple[Warp, Hyperparameters]:
-    """Return the warping and the hyper-parameters of the highest evidence; at a tie the first ones."""
+    """Return the warping and the hyper-parameters of the highest evidence; at a tie the first ones.
+
+    Warpings are compared under one stationary family, that of the model before; then families under the best warping.
+    """
     along_inputs = None if start is None or start.rotated else start
 
     def fitted(candidate: Warp, families: Sequence[str]) -> Choice:
@@ -246,7 +249,9 @@ def _chosen(
         learned = data.learned(candidate, families, priors, start=along_inputs, max_steps=steps, restart=True)
         return Choice(learned.evidence + data.log_slope(candidate), candidate, learned)
 
-    best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one.evidence)
+    family = FAMILIES[0] if start is None or start.additive else start.family
+    best = max((fitted(candidate, [family]) for candidate in candidates), key=lambda one: one.evidence)
+    best = max(best, fitted(best.warp, [other for other in FAMILIES if other != family]), key=lambda one: one.evidence)
     n, d = data.X.shape
     if 1 < d <= n / 4:  # a sum needs some observations for each input
         kinds = {warp.kind: warp for warp in (candidates[0], best.warp)}
