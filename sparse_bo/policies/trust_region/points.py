@@ -36,10 +36,26 @@ def points_around(
         changed[torch.arange(n, device="cpu"), one] = True
         changed = changed if groups is None else changed[:, groups.cpu()]
         U = torch.where(changed.to(U.device), U, centre)
-    scales = 0.3 * torch.logspace(-3.0, 0.0, n // 4, dtype=torch.float64, device="cpu").unsqueeze(-1)
-    noise = scales * torch.randn(n // 4, d, generator=generator, dtype=torch.float64, device="cpu")
-    near = centre + corners.span * noise.to(U)
+    near = centre + corners.span * _steps(n // 4, d, generator=generator).to(U)
     return torch.cat([U, near.maximum(corners.lower).minimum(corners.upper)])
+
+
+def points_along(centre: Tensor, half: Tensor, axes: Tensor, settings: RegionSettings, *, generator: torch.Generator) -> Tensor:
+    """Return points (``N x d``) of a box along other directions than the inputs, as many as :func:`points_around`.
+
+    ``half`` (``d``) are half of its sides along ``axes`` (``d x d``, orthonormal columns). Draws one integer, then N·d/4 normal
+    numbers.
+    """
+    n = settings.candidates
+    steps = 2.0 * points_anywhere(centre, n, generator=generator) - 1.0
+    near = 2.0 * _steps(n // 4, len(centre), generator=generator).to(centre)
+    return (centre + (torch.cat([steps, near]) * half) @ axes.mT).clamp(0.0, 1.0)
+
+
+def _steps(count: int, dims: int, *, generator: torch.Generator) -> Tensor:
+    """Return normal steps (``N x d``) with standard deviations from 0.0003 to 0.3."""
+    scales = 0.3 * torch.logspace(-3.0, 0.0, count, dtype=torch.float64, device="cpu").unsqueeze(-1)
+    return scales * torch.randn(count, dims, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def combined_points(gp: Posterior, centre: Tensor, *, generator: torch.Generator) -> Tensor:

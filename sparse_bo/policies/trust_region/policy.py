@@ -18,7 +18,7 @@ from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, W
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
-from sparse_bo.policies.trust_region.points import combined_points, points_anywhere, points_around
+from sparse_bo.policies.trust_region.points import combined_points, points_along, points_anywhere, points_around
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
     Corners,
@@ -201,13 +201,24 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
         if region.centre is None:
             return [anywhere] * 2
         centre = U[region.centre]
-        lower, upper = region.corners(centre, fitted.learned.reach)
         below, above = self.box.neighbours(centre.unsqueeze(0))
-        corners = Corners(lower.minimum(below[0]), upper.maximum(above[0]))
+
+        def with_neighbours(lower: Tensor, upper: Tensor) -> Corners:
+            return Corners(lower.minimum(below[0]), upper.maximum(above[0]))
+
+        corners = with_neighbours(*region.corners(centre, fitted.learned.reach))
         own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
         best = float(own.max()) if len(own) else highest
         shared = centre if self.box.dims > settings.many_inputs else None
         around = points_around(centre, corners, settings, groups=self.box.groups, generator=generator)
+        if fitted.learned.rotated:
+            half = region.half_sides(fitted.learned.lengthscales)
+            along = points_along(centre, half, fitted.learned.axes, settings, generator=generator)
+            sides = fitted.learned.axes.abs() @ half
+            others = with_neighbours((centre - sides).clamp(0.0, 1.0), (centre + sides).clamp(0.0, 1.0))
+            each = zip(corners, others, strict=True)
+            corners = Corners(*(torch.cat([a.expand_as(around), b.expand_as(along)]) for a, b in each))
+            around = torch.cat([around, along])
         if fitted.learned.additive:  # the best value of an input may lie outside of the region
             corners, around = box, torch.cat([around, combined_points(gp, centre, generator=generator)])
         return [make(around, corners, gain=improvement(best), centre=shared), anywhere]

@@ -147,10 +147,14 @@ class Region:
     restarts: int = field(default=0, metadata=KEPT)
     """Number of regions before this one."""
 
-    def corners(self, centre: Tensor, lengthscales: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper corner (``d``) in the unit cube; sides are proportional to the lengthscales."""
+    def half_sides(self, lengthscales: Tensor) -> Tensor:
+        """Return half of the sides (``d``), which are proportional to the lengthscales."""
         weights = (lengthscales / lengthscales.log().mean().exp()).clamp(0.1, 10.0)  # irrelevant inputs have huge ones
-        half = 0.5 * self.length * weights
+        return 0.5 * self.length * weights
+
+    def corners(self, centre: Tensor, lengthscales: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper corner (``d``) in the unit cube."""
+        half = self.half_sides(lengthscales)
         return (centre - half).clamp(0.0, 1.0), (centre + half).clamp(0.0, 1.0)
 
     def after(

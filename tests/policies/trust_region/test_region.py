@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sparse_bo import maximize
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
-from sparse_bo.policies.trust_region.points import points_around
+from sparse_bo.policies.trust_region.points import points_along, points_around
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.search import CLIMBED, Corners, Improvement, batch_of, candidates_of
 from sparse_bo.policies.trust_region.surrogate import (
@@ -332,3 +333,21 @@ def test_logarithms_bend_at_three_depths():
     fitted = fitted_region(X, replicates_of(X, y), centre=X[20], before=None, since=0, most=400)
     assert fitted.warp.kind in ("deep log", "deepest log")
     assert 0.1 < fitted.warp.width < 10.0
+
+
+def test_candidates_along_other_directions_lie_in_their_box(generator):
+    centre, half = torch.full((3,), 0.5, dtype=torch.float64), torch.tensor([0.3, 0.02, 0.1], dtype=torch.float64)
+    axes = torch.linalg.qr(arms(3, 3, seed=5)).Q
+    U = points_along(centre, half, axes, SETTINGS, generator=generator)
+    steps = ((U - centre) @ axes / half).abs()
+    assert U.shape == (1_000, 3)
+    assert float(steps[:800].amax()) <= 1.0 + 1e-12
+    assert bool((steps[:800].amax(dim=0) > 0.99).all())
+    assert bool((steps[800:].square().mean(dim=0).sqrt() < 0.6).all())
+
+
+def test_a_valley_across_the_inputs_is_followed_to_its_end():
+    """With lengthscales along the inputs 5e-8 are left."""
+    bounds = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
+    found = maximize(lambda X: ridge(X, slope=0.7), bounds=bounds, budget=80, seed=0)
+    assert float(found.best_mean) > -1e-9
