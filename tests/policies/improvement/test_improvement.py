@@ -373,3 +373,20 @@ def test_the_command_line_takes_a_kernel(tmp_path):
     done = invoke(*QUICK, *settings, "--out", str(tmp_path), "--quiet")
     assert done.exit_code == 0, done.output
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) == 30
+
+
+def test_picks_along_other_directions_depend_on_no_device(device):
+    X = arms(200, 2)
+    y = -(X[:, 0] + 0.7 * X[:, 1] - 0.6).square() - 1e3 * (X[:, 1] - 0.7 * X[:, 0] - 0.1).square()
+    picks = []
+    for place in (device, X.device):
+        loop = AskTell(X.to(place), ExpectedImprovement(batch_size=3), seed=0)
+        asked = []
+        for _ in range(12):
+            batch = loop.ask(3)
+            asked += batch.indices.tolist()
+            loop.tell(batch.tickets, y[batch.indices.cpu()])
+        assert loop.state.surrogate.learned.rotated
+        assert loop.state.surrogate.learned.axes.device == batch.X.device
+        picks.append(asked)
+    assert picks[0] == picks[1]
