@@ -145,6 +145,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
                     most=self.settings.model_size,
                     ranking=ranking[rows],
                     kinds=warpings(self.outcomes, j),
+                    rotates=False,  # one region for all: docs/decisions/121
                 )
             )
         return tuple(models)

@@ -124,6 +124,7 @@ def fitted_region(
     growth: float = CHOOSE_AGAIN,
     ranking: Tensor | None = None,
     kinds: Sequence[str] = KINDS,
+    rotates: bool = True,
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
@@ -141,6 +142,7 @@ def fitted_region(
         growth: Of the data, after which kernel and warping are chosen anew.
         ranking: ``n`` numbers: the model knows the points of the highest; ``None``: of the highest observations.
         kinds: Of warpings to choose among.
+        rotates: Whether lengthscales may be along other directions than the inputs.
     """
     ranking = seen.values if ranking is None else ranking
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
@@ -159,7 +161,7 @@ def fitted_region(
                 learned = data.learned(same, [learned.family], priors, start=learned, axes=axes, max_steps=15)
         else:
             candidates = list(warps(v, kinds))
-            chosen, learned = _chosen(data, candidates, start=None if before is None else before.learned, priors=priors)
+            chosen, learned = _chosen(data, candidates, start=now, priors=priors, rotates=rotates)
             at_size = n
         gp = local_posterior(U, chosen(v), learned, counts=seen.worth(rows, chosen, learned))
     return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=at_size)
@@ -236,7 +238,12 @@ class Choice(NamedTuple):
 
 
 def _chosen(
-    data: LearningData, candidates: Sequence[Warp], *, start: Hyperparameters | None, priors: Priors
+    data: LearningData,
+    candidates: Sequence[Warp],
+    *,
+    start: Hyperparameters | None,
+    priors: Priors,
+    rotates: bool,
 ) -> tuple[Warp, Hyperparameters]:
     """Return the warping and the hyper-parameters of the highest evidence; at a tie the first ones.
 
@@ -256,7 +263,8 @@ def _chosen(
     if 1 < d <= n / 4:  # a sum needs some observations for each input
         kinds = {warp.kind: warp for warp in (candidates[0], best.warp)}
         best = max([best, *(fitted(one, [ADDITIVE]) for one in kinds.values())], key=lambda one: one.evidence)
-    best = max([best, *_rotated(data, best, start=start, priors=priors)], key=lambda one: one.evidence)
+    if rotates:
+        best = max([best, *_rotated(data, best, start=start, priors=priors)], key=lambda one: one.evidence)
     return best.warp, best.learned
 
 
