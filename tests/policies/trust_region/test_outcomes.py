@@ -118,6 +118,15 @@ def test_after_a_pick_the_two_highest_scores_are_those_of_all_candidates():
         assert torch.equal(pool.scores.topk(2).indices, pool.gain(mean, variance).value.topk(2).indices)
 
 
+def test_lengthscales_stay_along_the_inputs_as_one_region_serves_all_models():
+    def valley(X):
+        across = X[:, 1] - 0.7 * X[:, 0] - 0.1
+        return torch.stack([(X.sum(dim=-1) - 0.6).square() + 1e3 * across.square(), X[:, 0]], dim=-1)
+
+    _, state, _ = told(Outcomes.of({"cost": "min"}, {"left": (None, 0.9)}), valley, 60)
+    assert not any(fitted.learned.rotated for fitted in state.fitted)
+
+
 def test_limits_are_those_of_the_users_in_the_units_of_the_models():
     outcomes = Outcomes.of({"cost": "min"}, {"cost": (None, 1.5), "width": (0.8, 1.4), "left": (None, 0.6)})
     _, state, _ = told(outcomes, limited, n=40)
