@@ -229,11 +229,11 @@ class TrustRegion(RegionSettings):
     """Expected improvement in a region that grows with progress and shrinks without (after TuRBO, Eriksson et al. 2019).
 
     The sides of the region are proportional to the lengthscales. The model is an exact GP of at most ``model_size`` points. Its
-    kernel (Gaussian or Matérn-5/2, with lengthscales along the inputs or, of one outcome, other directions, or a sum of functions of one
-    input) and a warping of the observations are chosen by their evidence. The picks of a batch maximise log expected
-    improvement by gradients, each conditioned on the ones before it. In more than ``many_inputs`` inputs they differ from the
-    centre in about ``perturbed_inputs`` inputs. A region that has become short gives way to another one; all data stays in the
-    model.
+    kernel (Gaussian or Matérn-5/2, with lengthscales along the inputs or, of one outcome, along other directions, or a sum of
+    functions of one input) and a warping of the observations are chosen by their evidence. The picks of a batch maximise log
+    expected improvement by gradients, each conditioned on the ones before it. In more than ``many_inputs`` inputs they differ
+    from the centre in about ``perturbed_inputs`` inputs. A region that has become short gives way to another one; all data
+    stays in the model.
 
     The best point of the design is evaluated once more. If the objective gives the same value, it has no noise: the model
     interpolates, and the highest observation is recommended. Else the point of the highest posterior mean is, and improvement
