@@ -20,7 +20,7 @@ from harness.pages import overview, render, with_overview, write
 from harness.records import BENCHMARKS, RESULTS
 
 SCRIPTS = (
-    "optimisation", "bbob_figures", "outcomes", "speed", "bbkb_figures", "bkb_figures", "policies", "sbpe_figures",
+    "optimisation", "bbob_figures", "outcomes", "learners", "speed", "bbkb_figures", "bkb_figures", "policies", "sbpe_figures",
     "dictionaries", "surrogates", "peers", "acquisitions", "batches", "gssbo_rules", "gssbo_figures", "theory",
     "plan_check", "execution", "attacks", "device_costs", "sharding", "gpu", "optuna_trials",
 )  # fmt: skip

@@ -22,3 +22,15 @@ BBOB = {
     "choosing": Half(tuple(range(1, 25, 2)), tuple(range(1, 11))),
     "reporting": Half(tuple(range(2, 25, 2)), tuple(range(11, 21))),
 }
+
+LEARNERS = {
+    "choosing": (
+        "support vectors, digits", "random forest, breast cancer", "network, wine", "boosting, diabetes",
+        "neighbours, cadata", "linear by gradients, breast cancer", "kernel ridge, abalone", "polynomial, diabetes",
+    ),
+    "reporting": (
+        "support vectors, diabetes", "extra trees, abalone", "network, cadata", "boosting, wine",
+        "neighbours, digits", "linear by gradients, digits", "kernel ridge, cadata", "kernel features, digits",
+    ),
+}  # fmt: skip
+"""Tasks of ``protocol/learners.py``, divided before any run of them: a kind of learner is in both halves, on other data."""

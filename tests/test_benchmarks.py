@@ -24,7 +24,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_overview_has_every_benchmark() -> None:
     assert sorted(importlib.import_module("report").SCRIPTS) == SCRIPTS
-    assert len(SCRIPTS) == 23
+    assert len(SCRIPTS) == 24
 
 
 def test_an_unknown_method_of_bbob_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,6 +86,29 @@ def test_the_page_of_outcomes_compares_runs_of_the_same_problem() -> None:
     assert blocks[0] == [["welded beam", "1.8 (3 of 4 feasible)", "1.75 (2 of 4 feasible)"]]
     assert [row[2:] for row in blocks[1]] == [["", "0.100"], ["2–1 (1)", "0.100"]]
     assert blocks[2][0][1] == "25 %"
+
+
+def test_the_page_of_learners_ranks_runs_of_the_same_task_and_seed() -> None:
+    learners, suites = importlib.import_module("learners"), importlib.import_module("suites").LEARNERS
+    task, other = suites["reporting"][:2]
+
+    def record(task: str, method: str, seed: int, *lowest: float) -> dict[str, object]:
+        about = {"half": "reporting", "task": task, "method": method, "budget": 2, "seed": seed}
+        return {**about, "lowest": list(lowest), "seconds": 0.1}
+
+    records = [record(task, "default", 0, 0.5, 0.2), record(task, "default", 1, 0.5, 0.4), record(other, "default", 0, 0, 0)]
+    records += [record(task, "tpe", 0, 0.4, 0.3), record(task, "tpe", 1, 0.6, 0.4)]
+    runs = learners.runs_of(records, "reporting")
+    assert learners.counted(runs["default"], runs["tpe"]) == (1, 0)  # one tie; the third run has no partner
+    assert learners.ranks(runs, 1) == {"default": 1.5, "tpe": 1.5}
+    assert learners.ranks(runs, 2) == {"default": 1.25, "tpe": 1.75}
+    assert learners.headline(records) == "mean rank after 2 trials: default 1.25, TPE 1.75"
+    assert learners.runs_of(records, "choosing") == {}
+
+
+def test_each_task_of_learners_is_in_one_half() -> None:
+    tasks, halves = importlib.import_module("protocol.learners").TASKS, importlib.import_module("suites").LEARNERS
+    assert sorted(halves["choosing"] + halves["reporting"]) == sorted(tasks)
 
 
 def test_powers_of_ten_are_drawn_as_formulas(tmp_path: Path) -> None:
@@ -180,7 +203,7 @@ NIGHTLY = {
 def test_runs_in_its_smallest_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for library in ("cocoex", "cma") if name == "bbob_figures" else ():
+    for library in {"bbob_figures": ("cocoex", "cma"), "learners": ("sklearn", "optuna")}.get(name, ()):
         pytest.importorskip(library)
     check_smallest_form(name, tmp_path, capsys, monkeypatch)
 
