@@ -53,7 +53,12 @@ class Task:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # of settings that do not converge
             for train, test in KFold(3, shuffle=True, random_state=0).split(X):
-                model = self.learner(settings).fit(X[train], y[train])
+                try:
+                    model = self.learner(settings).fit(X[train], y[train])
+                except ValueError as error:
+                    if "finite" in str(error):  # the weights of a network that diverges
+                        return WORST
+                    raise
                 losses.append(LOSSES[self.loss](model, X[test], y[test]))
         mean = float(np.mean(losses))
         return min(mean, WORST) if np.isfinite(mean) else WORST

@@ -68,6 +68,11 @@ class Box(Domain):
         """``d``: number of the parameter that each column belongs to, from 0 on."""
         return torch.arange(self.dims, device=self.device)
 
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters: at most d, as a category has a column for each of its values."""
+        return int(self.groups[-1]) + 1
+
     def hull(self) -> Tensor:
         """See :meth:`Domain.hull`."""
         return self.bounds

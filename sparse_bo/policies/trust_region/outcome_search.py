@@ -58,7 +58,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
     @property
     def design_size(self) -> int:
         """Points before the first models."""
-        return self.settings.design_size(self.box.dims)
+        return self.settings.design_size(self.box.parameter_count)
 
     def serial_batch(self, state: OutcomeState, evaluations: int) -> int | None:
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
@@ -162,7 +162,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
 
     def _moved(self, state: OutcomeState, *, newest: int) -> Region:
         """Return the region after a batch that begins at the row ``newest``."""
-        settings, dims, total = self.settings, self.box.dims, state.pulls
+        settings, inputs, total = self.settings, self.box.parameter_count, state.pulls
         Y, fresh = state.estimates, total - newest
         noise = max(
             (f.gp.noise_variance**0.5 for f, r in zip(state.fitted, state.replicates, strict=True) if r.exact is False),
@@ -174,7 +174,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
         if self.outcomes.only is None and len(front):
             progress = self._rise(state, newest) > 1e-3 + 0.1 * noise
             if fresh:
-                region = region.resized(settings, progress=progress, fresh=fresh, dims=dims)
+                region = region.resized(settings, progress=progress, fresh=fresh, inputs=inputs)
             if region.length < settings.shortest_length:
                 region = Region(centre=centre, length=settings.first_length, restarts=region.restarts + 1)
             return replace(region, centre=centre)
@@ -186,7 +186,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
             newest=newest,
             total=total,
             distinct=total - region.start,
-            dims=dims,
+            inputs=inputs,
             noise=noise,
         )
 
@@ -228,7 +228,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
         known = state.posteriors
         gp = known.condition(torch.cat([out, failed]))
         searches = self._searches(state, region, gp, known.moments(out).mean, out=out, refuse=refuse, generator=generator)
-        share = self.settings.exploration_share(self.box.dims)
+        share = self.settings.exploration_share(self.box.parameter_count)
         U = batch_of(gp, searches, q, exploration=share, generator=generator)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
@@ -280,7 +280,7 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
             torch.cat(points),
             Corners(lowers, uppers),
             gain=of_own,
-            centre=shared if self.box.dims > settings.many_inputs else None,
+            centre=shared if self.box.parameter_count > settings.many_inputs else None,
         )
         expected = torch.cat([around.moments.mean, anywhere.moments.mean])
         return [replace(around, gain=of_own.beyond(expected)), replace(anywhere, gain=of_all.beyond(expected))]

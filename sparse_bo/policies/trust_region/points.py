@@ -28,7 +28,7 @@ def points_around(
     n, d = settings.candidates, len(centre)
     inputs = d if groups is None else int(groups.max()) + 1
     U = corners.lower + corners.span * points_anywhere(centre, n, generator=generator)
-    if d > settings.many_inputs:
+    if inputs > settings.many_inputs:
         changed = (
             torch.rand(n, inputs, generator=generator, dtype=torch.float64, device="cpu") < settings.perturbed_inputs / inputs
         )

@@ -54,7 +54,7 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
     @property
     def design_size(self) -> int:
         """Points before the first model."""
-        return self.settings.design_size(self.box.dims)
+        return self.settings.design_size(self.box.parameter_count)
 
     def serial_batch(self, state: RegionState, evaluations: int) -> int | None:
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
@@ -111,7 +111,7 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
                 newest=after.pulls if state.fitted is None else state.pulls,
                 total=after.pulls,
                 distinct=int((seen.rows >= region.start).sum()),
-                dims=self.box.dims,
+                inputs=self.box.parameter_count,
                 noise=0.0 if seen.exact else fitted.gp.noise_variance**0.5,
             )
         return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
@@ -165,7 +165,7 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
             searches = self._searches(
                 state, fitted, region, gp=gp, out=out, refuse=refuse, knowledge=knowledge, generator=generator
             )
-            share = self.settings.exploration_share(self.box.dims)
+            share = self.settings.exploration_share(self.box.parameter_count)
             U = batch_of(gp, searches, q, exploration=share, generator=generator, only_worthwhile=worthwhile)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
@@ -209,7 +209,7 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
         corners = with_neighbours(*region.corners(centre, fitted.learned.reach))
         own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
         best = float(own.max()) if len(own) else highest
-        shared = centre if self.box.dims > settings.many_inputs else None
+        shared = centre if self.box.parameter_count > settings.many_inputs else None
         around = points_around(centre, corners, settings, groups=self.box.groups, generator=generator)
         if fitted.learned.rotated:
             half = region.half_sides(fitted.learned.lengthscales)

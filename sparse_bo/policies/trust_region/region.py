@@ -21,7 +21,7 @@ class ImprovementSettings:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
             that is more; after n of them on a box, where they are made in this process without noise, 1 + n // 50 at most.
         initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d up to 100 if more; in
-            whole batches if ``batch_size`` is given and smaller.
+            whole batches if ``batch_size`` is given and smaller. On a box, a category counts as one of the d inputs.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
             one, and some of the whole run. A batch costs O(n³) of them.
 
@@ -44,11 +44,11 @@ class ImprovementSettings:
         """Return the largest number of pending points after some evaluations."""
         return default_batch(evaluations) if self.batch_size is None else self.batch_size
 
-    def design_size(self, dims: int) -> int:
+    def design_size(self, inputs: int) -> int:
         """Return the number of points before the first model."""
         if self.initial_design is not None:
             return self.initial_design
-        size = max(5, min(2 * dims, 10), min(dims, 100))
+        size = max(5, min(2 * inputs, 10), min(inputs, 100))
         return size if self.batch_size is None else whole_batches(size, self.batch_size)
 
 
@@ -105,24 +105,24 @@ class RegionSettings(ImprovementSettings):
         """Whether every evaluation counts."""
         return self.goal == "cumulative"
 
-    def design_size(self, dims: int) -> int:
+    def design_size(self, inputs: int) -> int:
         """Return the number of points before the first model."""
-        size = super().design_size(dims)
+        size = super().design_size(inputs)
         return min(size, 10) if self.cumulative and self.initial_design is None else size
 
-    def exploration_share(self, dims: int) -> float:
+    def exploration_share(self, inputs: int) -> float:
         """Return the share of picks made in the whole box."""
         if self.exploration is not None:
             return self.exploration
-        return 0.25 if dims <= self.many_inputs else 0.0
+        return 0.25 if inputs <= self.many_inputs else 0.0
 
-    def failures(self, dims: int) -> int:
+    def failures(self, inputs: int) -> int:
         """Return the number of evaluations in a row without progress after which the length halves."""
-        return max(self.patience + 1, dims)
+        return max(self.patience + 1, inputs)
 
-    def restart_design(self, dims: int) -> int:
+    def restart_design(self, inputs: int) -> int:
         """Return the number of evaluations anywhere in the box from which a new region is chosen."""
-        return max(self.patience + 1, dims // 2)
+        return max(self.patience + 1, inputs // 2)
 
 
 def default_batch(evaluations: int) -> int:
@@ -166,7 +166,7 @@ class Region:
         newest: int,
         total: int,
         distinct: int,
-        dims: int,
+        inputs: int,
         noise: float,
     ) -> Region:
         """Return the region after a batch (Eriksson et al. 2019, §2, on posterior means instead of observations). O(n).
@@ -181,23 +181,23 @@ class Region:
             newest: Row of the first evaluation of the batch.
             total: Number of evaluations.
             distinct: Distinct points evaluated since the region began.
-            dims: d.
+            inputs: Their number; a category counts once.
             noise: Standard deviation of an observation, in the units of ``means``.
         """
         own = rows >= self.start
         if self.centre is None:
-            if distinct < settings.restart_design(dims) or not bool(own.any()):
+            if distinct < settings.restart_design(inputs) or not bool(own.any()):
                 return self
             return replace(self, centre=_highest(rows, means, own))
         region, new, old = self, own & (rows >= newest), own & (rows < newest)
         if bool(new.any()) and bool(old.any()):
             rise = float(means[new].max() - means[old].max())
-            region = self.resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), dims=dims)
+            region = self.resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), inputs=inputs)
         if region.length < settings.shortest_length:
             return Region(centre=None, length=settings.first_length, start=total, restarts=self.restarts + 1)
         return replace(region, centre=_highest(rows, means, own)) if bool(own.any()) else region
 
-    def resized(self, settings: RegionSettings, *, progress: bool, fresh: int, dims: int) -> Region:
+    def resized(self, settings: RegionSettings, *, progress: bool, fresh: int, inputs: int) -> Region:
         """Return the region after a batch of ``fresh`` evaluations with or without progress, around the same centre."""
         if progress:
             successes = self.successes + 1
@@ -205,7 +205,7 @@ class Region:
                 return replace(self, successes=successes, failures=0)
             return replace(self, successes=0, failures=0, length=min(2.0 * self.length, 2.0 * settings.first_length))
         failures = self.failures + fresh
-        if failures < settings.failures(dims):
+        if failures < settings.failures(inputs):
             return replace(self, successes=0, failures=failures)
         return replace(self, successes=0, failures=0, length=0.5 * self.length)
 

@@ -196,13 +196,13 @@ def ripples(X):
     return torch.cos(90.0 * (X - 0.41).square().sum(dim=-1).sqrt())
 
 
-def moved(region, best_old, best_new, *, n=10, q=4, dims=3, noise=0.0, settings=SETTINGS):
+def moved(region, best_old, best_new, *, n=10, q=4, inputs=3, noise=0.0, settings=SETTINGS):
     """The region after a batch of ``q``; row 3 has the best mean before it, row ``n`` the best of the batch."""
     rows = torch.arange(n + q)
     means = torch.full((n + q,), -1.0, dtype=torch.float64)
     means[3], means[n] = best_old, best_new
     distinct = n + q - region.start
-    return region.after(settings, rows=rows, means=means, newest=n, total=n + q, distinct=distinct, dims=dims, noise=noise)
+    return region.after(settings, rows=rows, means=means, newest=n, total=n + q, distinct=distinct, inputs=inputs, noise=noise)
 
 
 def test_a_region_grows_after_progress_and_follows_the_best_mean():
@@ -214,12 +214,12 @@ def test_a_region_grows_after_progress_and_follows_the_best_mean():
     assert moved(Region(centre=3, length=1.6, successes=2), 0.0, 1.0).length == 1.6  # the longest
 
 
-@pytest.mark.parametrize(("dims", "batches"), [(3, 1), (7, 2)])
-def test_a_region_shrinks_after_d_evaluations_without_progress(dims, batches):
+@pytest.mark.parametrize(("inputs", "batches"), [(3, 1), (7, 2)])
+def test_a_region_shrinks_after_d_evaluations_without_progress(inputs, batches):
     region = Region(centre=3, length=0.8)
     for batch in range(batches):
         assert (region.length, region.failures) == (0.8, 4 * batch)
-        region = moved(region, 1.0, 0.0, dims=dims)
+        region = moved(region, 1.0, 0.0, inputs=inputs)
     assert (region.length, region.failures, region.centre) == (0.4, 0, 3)
 
 
@@ -246,7 +246,7 @@ def test_a_short_region_gives_way_to_one_around_the_best_of_a_restart_design():
     assert region == Region(centre=None, length=0.8, start=14, restarts=1)
     rows, means = torch.arange(18), torch.zeros(18, dtype=torch.float64)
     means[3], means[15] = 1.0, 0.2
-    known = {"rows": rows, "means": means, "newest": 14, "total": 18, "dims": 3, "noise": 0.0}
+    known = {"rows": rows, "means": means, "newest": 14, "total": 18, "inputs": 3, "noise": 0.0}
     after = region.after(SETTINGS, **known, distinct=4)
     assert (after.centre, after.length, after.restarts) == (15, 0.8, 1)  # row 3 is better, and of the region before
     assert region.after(SETTINGS, **known, distinct=3).centre is None
@@ -256,7 +256,7 @@ def test_evaluations_before_the_region_are_no_progress():
     region = Region(centre=12, length=0.4, start=11, restarts=1)
     rows, means = torch.arange(18), torch.zeros(18, dtype=torch.float64)
     means[3], means[12], means[15] = 3.0, 1.0, 2.0
-    after = region.after(SETTINGS, rows=rows, means=means, newest=14, total=18, distinct=7, dims=3, noise=0.0)
+    after = region.after(SETTINGS, rows=rows, means=means, newest=14, total=18, distinct=7, inputs=3, noise=0.0)
     assert (after.centre, after.successes) == (15, 1)
 
 

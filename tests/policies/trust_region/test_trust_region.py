@@ -8,9 +8,10 @@ from botorch.acquisition import qLogNoisyExpectedImprovement
 
 import sparse_bo
 from sparse_bo import AskTell, TrustRegion, maximize, problems
-from sparse_bo.domains import Box
+from sparse_bo.domains import Box, Choice, Float, space_domain
 from sparse_bo.errors import ObjectiveError, PendingBatchError
 from sparse_bo.policies import RegionState, Wait
+from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.trust_region.policy import RegionSearch
 from sparse_bo.policies.trust_region.surrogate import EXACT_NOISE
 from tests.builders import unit_box
@@ -248,6 +249,14 @@ def test_settings_are_checked_and_defaults_follow_the_dimension():
         with pytest.raises(ValueError, match=next(iter(setting))):
             TrustRegion(**setting)
     assert sparse_bo.policies.TrustRegion is TrustRegion
+
+
+def test_a_category_counts_as_one_input():
+    """It has a column for each of its values: five to eight settings of a learner have up to twenty columns."""
+    space = space_domain({"x": Float(0, 1), "kind": Choice(*"abcdef"), "how": Choice(*"uvwxyz")})
+    assert (space.dims, space.parameter_count) == (13, 3)
+    assert TrustRegion().on(space).design_size == TrustRegion().on(Box(unit_box(3))).design_size == 6
+    assert TrustRegion().on_outcomes(space, Outcomes.of({"a": "max", "b": "min"})).design_size == 6
 
 
 def cauchy(u):
