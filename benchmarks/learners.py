@@ -200,7 +200,7 @@ EXPERIMENT = Experiment(
     title="Settings of learners",
     question="Mixed spaces of a learner's settings, with categories: which tuner finds the lowest loss in few trials?",
     about="""
-Eight learners of scikit-learn, with 6 to 9 settings: real numbers and integers, many on a logarithmic scale, and two or three
+Eight learners of scikit-learn, with 6 to 8 settings: real numbers and integers, many on a logarithmic scale, and one to five
 categories. A loss is the mean over three folds of at most 500 rows, the same for the same settings: mean squared error over
 the variance, negative log-likelihood, or the share of errors. The tasks were divided into halves before any run
 (`benchmarks/suites.py`); what the choosing half shows may decide about defaults, the headline is of the reporting half. The

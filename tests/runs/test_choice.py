@@ -32,7 +32,8 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     ("where", "how"),
     [
         (arms(100, 3), {"goal": "cumulative", "budget": 300}),
-        (arms(100, 3), {"goal": "cumulative", "budget": 10_000}),
+        (arms(100, 3), {"goal": "cumulative", "budget": 9_999}),
+        (arms(5_001, 3), {"goal": "cumulative"}),
         (arms(100, 3), {"budget": 2_000, "observed": 1_000}),
         (arms(100, 3), {"observed": 2_001}),
         (arms(100, 3), {"budget": 300, "certified": True}),
@@ -44,7 +45,7 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
         ),
         (ShardedArms(arms(100, 3), group=Alone()), {"budget": 300}),
     ],
-    ids=["short", "cumulative", "before", "before, no budget", "certified", "long, certified", "arms", "numbers", "shards"],
+    ids=["short", "cumulative", "no budget", "before", "before, no budget", "certified", "long, certified", "arms", "numbers", "shards"],
 )
 def test_other_arms_get_bbkb(where, how):
     assert isinstance(chosen_policy(Arms(where), **how).policy, BBKB)
@@ -56,11 +57,12 @@ def test_other_arms_get_bbkb(where, how):
         (arms(100, 3), {"budget": 2_001}, 1_000),
         (arms(100, 3), {"budget": 1_100, "observed": 999}, 1_000),
         (arms(5_001, 3), {}, 399),
+        (arms(100, 3), {"goal": "cumulative", "budget": 10_000}, 1_000),
         (ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2), {"budget": 251}, 50),
     ],
-    ids=["budget", "before", "no budget", "arms"],
+    ids=["budget", "before", "no budget", "cumulative", "arms"],
 )
-def test_long_runs_of_which_the_best_arm_counts_begin_with_expected_improvement(where, how, after):
+def test_long_runs_over_arms_begin_with_expected_improvement(where, how, after):
     chosen = chosen_policy(Arms(where), workers=8, **how)
     assert isinstance(chosen.policy, TwoStage)
     assert (chosen.policy.first, chosen.policy.after) == (ExpectedImprovement(batch_size=8, initial_design=8), after)
