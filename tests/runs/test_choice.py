@@ -45,7 +45,18 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
         ),
         (ShardedArms(arms(100, 3), group=Alone()), {"budget": 300}),
     ],
-    ids=["short", "cumulative", "no budget", "before", "before, no budget", "certified", "long, certified", "arms", "numbers", "shards"],
+    ids=[
+        "short",
+        "cumulative",
+        "no budget",
+        "before",
+        "before, no budget",
+        "certified",
+        "long, certified",
+        "arms",
+        "numbers",
+        "shards",
+    ],
 )
 def test_other_arms_get_bbkb(where, how):
     assert isinstance(chosen_policy(Arms(where), **how).policy, BBKB)
