@@ -206,7 +206,8 @@ the variance, negative log-likelihood, or the share of errors. The tasks were di
 (`benchmarks/suites.py`); what the choosing half shows may decide about defaults, the headline is of the reporting half. The
 default is `minimize(f, space=…, budget=…)` without settings; TPE (multivariate) and GP are Optuna's samplers, SMAC3 its facade
 for hyper-parameters. One thread, one trial at a time. Ranks are over tasks and seeds, 1 is best; equal losses share ranks and
-are neither wins nor losses; p is of a two-sided sign test. Processor time is that of the tuner, without the learner's.
+are neither wins nor losses; p is of a two-sided sign test. Processor time is that of the tuner, without the learner's; runs
+were made two to four at a time on two cores, and Optuna's GP without the package greenlet, so read it as an order of magnitude.
 """,
     jobs=jobs,
     page=page,

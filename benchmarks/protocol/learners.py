@@ -1,4 +1,4 @@
-"""Sixteen learners of scikit-learn on data that come with it or with the package: mixed spaces of their settings, and losses.
+"""Tasks for tuners: learners of scikit-learn on data of its own or of the package, mixed spaces of settings, and losses.
 
 Half of them choose and half report: ``suites.py``.
 """
@@ -29,7 +29,7 @@ class Task:
     """A learner on data: the mean loss over three folds, the same for the same settings.
 
     Args:
-        data: A name of :data:`DATA`.
+        data: ``"abalone"`` or ``"cadata"`` of the package, or a data set of scikit-learn that ``load_<name>`` loads.
         space: Of the settings.
         learner: Makes a learner of scikit-learn from settings.
         loss: A name of :data:`LOSSES`.

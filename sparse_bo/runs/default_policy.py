@@ -12,8 +12,6 @@ from sparse_bo.policies.settings import Goal
 from sparse_bo.policies.trust_region.region import default_batch
 from sparse_bo.validation import check_choice, check_count
 
-FIRST_SHARE = 10
-"""Where every evaluation counts, those of expected improvement are at most the budget divided by this: they cost regret."""
 DESIGN_SHARE = 3
 """The initial design is at most the budget divided by this."""
 MOST_EVALUATIONS = 2_000
@@ -23,6 +21,8 @@ MOST_NUMBERS = 10_000_000
 FIRST_EVALUATIONS, FIRST_NUMBERS = 1_000, 2_000_000
 """Of such a run, :class:`sparse_bo.policies.ExpectedImprovement` has so many evaluations; with more arms than it could have
 :data:`MOST_EVALUATIONS` of, so many arms times evaluations. Evidence: ``docs/decisions/060-default-policy.md``."""
+LONG_EVALUATIONS = 10_000
+"""Where every evaluation counts, a run has this first stage from so many evaluations on, which pay its regret back."""
 
 
 class ChosenPolicy(NamedTuple):
@@ -48,8 +48,8 @@ def chosen_policy(
     :data:`MOST_EVALUATIONS` evaluations (so many if the budget is not known), and arms times evaluations are at most
     :data:`MOST_NUMBERS`, unless the run is to be certified. In longer runs it has the first evaluations
     (:class:`sparse_bo.policies.TwoStage`): :data:`FIRST_EVALUATIONS`, or :data:`FIRST_NUMBERS` by the number of arms, as long
-    as these are three times its design; where every evaluation counts, only if they are a tenth of the budget or less, which
-    pays their regret back. Else, and from then on, :class:`sparse_bo.BBKB` with everything learned.
+    as these are three times its design; where every evaluation counts, only if at least :data:`LONG_EVALUATIONS` are planned.
+    Else, and from then on, :class:`sparse_bo.BBKB` with everything learned.
 
     On a box: :class:`sparse_bo.policies.TrustRegion` with the goal. With several outcomes expected improvement is all there is
     over arms.
@@ -83,9 +83,8 @@ def chosen_policy(
     if several:
         return _fitting(ExpectedImprovement(), domain, budget, workers, "several outcomes of some arms count")
     evaluations = max(observed, MOST_EVALUATIONS) if budget is None else observed + budget
-    first = 0 if certified else _first_evaluations(domain, evaluations)
-    if goal == "cumulative" and (budget is None or FIRST_SHARE * first > evaluations):
-        first = 0
+    at_once = certified or (goal == "cumulative" and evaluations < LONG_EVALUATIONS)
+    first = 0 if at_once else _first_evaluations(domain, evaluations)
     if observed >= first:
         return ChosenPolicy(BBKB(), "every arm can be swept, and its regret is bounded")
     planned = "" if budget is None else f", in {budget:,} evaluations"

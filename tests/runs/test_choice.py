@@ -33,6 +33,7 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     [
         (arms(100, 3), {"goal": "cumulative", "budget": 300}),
         (arms(100, 3), {"goal": "cumulative", "budget": 9_999}),
+        (arms(5_001, 3), {"goal": "cumulative", "budget": 9_999}),
         (arms(5_001, 3), {"goal": "cumulative"}),
         (arms(100, 3), {"budget": 2_000, "observed": 1_000}),
         (arms(100, 3), {"observed": 2_001}),
@@ -48,7 +49,8 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     ids=[
         "short",
         "cumulative",
-        "no budget",
+        "cumulative, more arms",
+        "cumulative, no budget",
         "before",
         "before, no budget",
         "certified",
@@ -69,9 +71,10 @@ def test_other_arms_get_bbkb(where, how):
         (arms(100, 3), {"budget": 1_100, "observed": 999}, 1_000),
         (arms(5_001, 3), {}, 399),
         (arms(100, 3), {"goal": "cumulative", "budget": 10_000}, 1_000),
+        (arms(5_001, 3), {"goal": "cumulative", "budget": 10_000}, 399),
         (ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2), {"budget": 251}, 50),
     ],
-    ids=["budget", "before", "no budget", "cumulative", "arms"],
+    ids=["budget", "before", "no budget", "cumulative", "cumulative, more arms", "arms"],
 )
 def test_long_runs_over_arms_begin_with_expected_improvement(where, how, after):
     chosen = chosen_policy(Arms(where), workers=8, **how)
