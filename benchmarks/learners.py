@@ -21,6 +21,7 @@ from harness.experiment import Block, Experiment, Job, Option, Table
 from harness.records import Record, newest
 from harness.runner import main
 from protocol.learners import TASKS, Settings, Space
+from protocol.tpe import sampler_of
 from scipy.stats import binomtest, rankdata
 from suites import LEARNERS
 
@@ -40,12 +41,7 @@ def run_optuna(sampler: str, space: Space, evaluate: Evaluate, budget: int, seed
     """Run a sampler of Optuna."""
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    settings: dict[str, Any] = {"multivariate": True} if sampler == "TPESampler" else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        made = getattr(optuna.samplers, sampler)(seed=seed, **settings)
-    study = optuna.create_study(direction="minimize", sampler=made)
+    study = optuna.create_study(direction="minimize", sampler=sampler_of(sampler, seed))
     distributions: dict[str, Any] = {}
     for name, p in space.items():
         if isinstance(p, Float):

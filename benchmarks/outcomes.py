@@ -7,7 +7,6 @@ python benchmarks/outcomes.py --quick    # 2 problems, 3 methods, 1 seed
 from __future__ import annotations
 
 import time
-import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from harness.runner import main
 from protocol.botorch_loop import OutcomesLoop
 from protocol.cmaes import CMAES
 from protocol.sobol import Sobol
+from protocol.tpe import sampler_of
 from scipy.stats import binomtest
 from torch import Tensor
 
@@ -154,12 +154,7 @@ def run_optuna(sampler: str, task: Task, evaluate: Evaluate, budget: int, seed: 
     """Run a sampler of Optuna; constraints are those of the trials."""
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    settings: dict[str, Any] = {"multivariate": True} if sampler == "TPESampler" else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        made = getattr(optuna.samplers, sampler)(seed=seed, **settings)
-    study = optuna.create_study(directions=["minimize"] * task.objectives, sampler=made)
+    study = optuna.create_study(directions=["minimize"] * task.objectives, sampler=sampler_of(sampler, seed))
     space = {f"x{k:03d}": optuna.distributions.FloatDistribution(0.0, 1.0) for k in range(task.problem.dim)}
     for _ in range(budget):
         trial = study.ask(space)

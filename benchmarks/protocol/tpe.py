@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["TPE"]
+__all__ = ["TPE", "sampler_of"]
+
+
+def sampler_of(name: str, seed: int) -> Any:
+    """Return a sampler of Optuna by the name of its class, TPE multivariate; from then on Optuna logs warnings alone."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate: since version 2.2
+        return getattr(optuna.samplers, name)(seed=seed, **({"multivariate": True} if name == "TPESampler" else {}))
 
 
 class TPE:
@@ -16,11 +27,7 @@ class TPE:
     def __init__(self, dims: int, budget: int, seed: int) -> None:
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate: since version 2.2
-            sampler = optuna.samplers.TPESampler(multivariate=True, seed=seed)
-        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._study = optuna.create_study(direction="maximize", sampler=sampler_of("TPESampler", seed))
         self._space = {f"x{k:03d}": optuna.distributions.FloatDistribution(0.0, 1.0) for k in range(dims)}
 
     def ask(self, left: int) -> Tensor:
