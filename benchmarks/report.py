@@ -20,8 +20,8 @@ from harness.pages import overview, render, with_overview, write
 from harness.records import BENCHMARKS, RESULTS
 
 SCRIPTS = (
-    "optimisation", "bbob_figures", "outcomes", "learners", "speed", "bbkb_figures", "bkb_figures", "policies", "sbpe_figures",
-    "dictionaries", "surrogates", "peers", "acquisitions", "batches", "gssbo_rules", "gssbo_figures", "theory",
+    "optimisation", "bbob_figures", "coco_suites", "outcomes", "learners", "speed", "bbkb_figures", "bkb_figures", "policies",
+    "sbpe_figures", "dictionaries", "surrogates", "peers", "acquisitions", "batches", "gssbo_rules", "gssbo_figures", "theory",
     "plan_check", "execution", "attacks", "device_costs", "sharding", "gpu", "optuna_trials",
 )  # fmt: skip
 """Every benchmark, in the order of the overview."""

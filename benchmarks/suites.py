@@ -34,3 +34,13 @@ LEARNERS = {
     ),
 }  # fmt: skip
 """Tasks of ``protocol/learners.py``, divided before any run of them: a kind of learner is in both halves, on other data."""
+
+COCO = {
+    "bbob-mixint": tuple(range(2, 25, 2)),
+    "bbob-constrained": tuple(range(2, 55, 4)),
+    "bbob-biobj": tuple(range(2, 55, 4)),
+    "bbob-noisy": tuple(range(2, 31, 2)),
+}
+"""Functions of COCO's other suites that report, from 1 on within each suite; odd ones may choose."""
+FIRST_INSTANCE = 11
+"""Of those that report; 1 to 10 may choose. Instances 1 to 6 have been looked at, and nothing was chosen by them."""

@@ -24,7 +24,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_overview_has_every_benchmark() -> None:
     assert sorted(importlib.import_module("report").SCRIPTS) == SCRIPTS
-    assert len(SCRIPTS) == 24
+    assert len(SCRIPTS) == 25
 
 
 def test_an_unknown_method_of_bbob_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -104,6 +104,24 @@ def test_the_page_of_learners_ranks_runs_of_the_same_task_and_seed() -> None:
     assert learners.ranks(runs, 2) == {"default": 1.25, "tpe": 1.75}
     assert learners.headline(records) == "mean rank after 2 trials: default 1.25, TPE 1.75"
     assert learners.runs_of(records, "choosing") == {}
+
+
+def test_the_page_of_coco_suites_compares_runs_of_the_same_function_and_instance() -> None:
+    coco = importlib.import_module("coco_suites")
+
+    def record(suite: str, method: str, function: int, *reached: float | None) -> dict[str, object]:
+        about = {"suite": suite, "function": function, "dims": 5, "method": method, "budget": 100, "seed": 11}
+        return {**about, "reached": list(reached), "seconds": 10.0}
+
+    records = [record("bbob-constrained", "default", f, None, 2.0, y) for f, y in ((2, 1.0), (6, 1.0), (10, 3.0))]
+    records += [record("bbob-constrained", "tpe", f, None, 1.0, y) for f, y in ((2, 1.0 + 1e-9), (6, None), (14, 0.0))]
+    records += [record("bbob-biobj", m, 2, 0.1, 0.2, v) for m, v in (("default", 0.5), ("tpe", 0.4))]
+    assert coco.headline(records) == "the default's wins–losses; measured constraints: TPE 1–0; two objectives: TPE 1–0"
+    constrained, _ = (block.rows for block in coco.page(records) if not isinstance(block, str))
+    assert constrained == [
+        ["default", "3", "", "", "", "", "3", "0.100"],
+        ["TPE", "3", "0–0", "0–2", "1–0", "1", "2", "0.100"],
+    ]
 
 
 def test_each_task_of_learners_is_in_one_half() -> None:
@@ -203,7 +221,11 @@ NIGHTLY = {
 def test_runs_in_its_smallest_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for library in {"bbob_figures": ("cocoex", "cma"), "learners": ("sklearn", "optuna")}.get(name, ()):
+    for library in {
+        "bbob_figures": ("cocoex", "cma"),
+        "learners": ("sklearn", "optuna"),
+        "coco_suites": ("cocoex", "cma", "optuna"),
+    }.get(name, ()):
         pytest.importorskip(library)
     check_smallest_form(name, tmp_path, capsys, monkeypatch)
 
