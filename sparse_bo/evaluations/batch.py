@@ -76,12 +76,12 @@ def _unpacked(
     return Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets, parameters)
 
 
-def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
-    """Return tickets as a list of Python integers."""
+def tickets_of(tickets: PlainBatch | Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
+    """Return tickets, or those of a batch, as a list of Python integers."""
     if type(tickets) is list and {int}.issuperset(map(type, tickets)):  # the usual case, on the fast path
         return tickets.copy()
     if isinstance(tickets, PlainBatch):
-        raise TicketError(f"expected tickets, got the whole batch of {len(tickets)}; pass batch.tickets")
+        return tickets.tickets.copy()
     try:
         numbers = tickets.tolist() if hasattr(tickets, "tolist") else tickets
     except (RuntimeError, NotImplementedError) as error:

@@ -275,11 +275,11 @@ class AskTell:
         limit = UNLIMITED if max_q is None else check_count("max_q", max_q)
         return self._steps.ask(limit, beyond_batch=beyond_batch).on(self._domain.device)
 
-    def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor) -> None:
+    def tell(self, tickets: Batch | Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor) -> None:
         """Report results, in any order and number; the state is updated once none is pending.
 
         Args:
-            tickets: Tickets of :meth:`ask`.
+            tickets: Of :meth:`ask`: ``batch.tickets``, some of them, or the batch itself for all.
             y: One finite value per ticket, of known noise a :class:`sparse_bo.Measured`; NaN marks a failed evaluation, as
                 :meth:`fail` does. With several outcomes a dictionary or a row for each ticket, see :func:`sparse_bo.optimize`.
 
@@ -297,7 +297,7 @@ class AskTell:
             lambda: outcomes_of(self._known(tickets), y, names) if names else answers_of(self._known(tickets), y)
         )
 
-    def fail(self, tickets: Sequence[int] | Tensor) -> None:
+    def fail(self, tickets: Batch | Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and inputs that fail again are picked less and less.
 
         Errors: :meth:`tell`.
@@ -327,7 +327,7 @@ class AskTell:
         """
         self._steps.enqueue(lambda: checked_inputs("enqueued", X, self._domain))
 
-    def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
+    def reissue(self, tickets: Batch | Sequence[int] | Tensor | None = None) -> Batch:
         """Return pending evaluations again (default: all), for example after a worker is lost; nothing changes.
 
         Raises:
@@ -411,7 +411,7 @@ class AskTell:
     def _names(self) -> tuple[str, ...]:
         return () if self._engine.outcomes is None else self._engine.outcomes.names
 
-    def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
+    def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         """Return pending tickets after a check."""
         self._engine.ledger.check(numbers := tickets_of(tickets))
         return numbers

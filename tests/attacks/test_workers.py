@@ -215,18 +215,24 @@ def test_what_is_returned_by_mistake_is_refused_by_its_shape(huge):
     assert time.process_time() - start < 1.0
 
 
-def test_tickets_may_be_numpys_and_a_single_one_or_a_batch_is_explained():
+def test_tickets_may_be_numpys_or_those_of_a_batch_and_a_single_one_is_explained():
     loop = AskTell(arms(), RandomSearch(batch_size=2), seed=0)
     batch = loop.ask()
     with pytest.raises(TicketError, match=r"expected a list of tickets, one value for each, got 0; a single one is \[0\]"):
         loop.tell(0, 1.0)
-    with pytest.raises(TicketError, match=r"got the whole batch of 2; pass batch\.tickets"):
-        loop.tell(batch, [1.0, 2.0])
     with pytest.raises(TicketError, match="expected integer tickets"):
         loop.tell([0.0, 1.0], [1.0, 2.0])
     loop.tell(np.array(batch.tickets), np.ones(2))
     loop.fail([np.int64(ticket) for ticket in loop.ask().tickets])
     assert loop.pending == []
+    batch = loop.ask()
+    assert loop.reissue(batch).tickets == batch.tickets
+    loop.tell(batch, [1.0, 2.0])
+    loop.fail(loop.ask())
+    assert loop.pending == []
+    with pytest.raises(TicketError, match="tickets"):
+        loop.tell(batch, [1.0, 2.0])
+    assert loop.history.observations == 4
 
 
 @pytest.mark.parametrize("seed", [2**64, 2**70])
