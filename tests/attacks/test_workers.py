@@ -232,7 +232,8 @@ def test_tickets_may_be_numpys_or_those_of_a_batch_and_a_single_one_is_explained
     assert loop.pending == []
     with pytest.raises(TicketError, match="tickets"):
         loop.tell(batch, [1.0, 2.0])
-    assert loop.history.observations == 4
+    assert sum(loop.history.column("failed")) == 4
+    assert loop.history.rows[2].values == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("seed", [2**64, 2**70])
