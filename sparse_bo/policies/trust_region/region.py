@@ -20,8 +20,9 @@ class ImprovementSettings:
     Attributes:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
             that is more; after n of them on a box, where they are made in this process without noise, 1 + n // 50 at most.
-        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d up to 100 if more; in
-            whole batches if ``batch_size`` is given and smaller. On a box, a category counts as one of the d inputs.
+        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d if more, up to 20 on a box
+            and up to 100 over arms; in whole batches if ``batch_size`` is given and smaller. On a box, a category counts as one
+            of the d inputs.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
             one, and some of the whole run. A batch costs O(n³) of them.
 
@@ -107,8 +108,7 @@ class RegionSettings(ImprovementSettings):
 
     def design_size(self, inputs: int) -> int:
         """Return the number of points before the first model."""
-        size = super().design_size(inputs)
-        return min(size, 10) if self.cumulative and self.initial_design is None else size
+        return super().design_size(min(inputs, 10 if self.cumulative else 20))
 
     def exploration_share(self, inputs: int) -> float:
         """Return the share of picks made in the whole box."""

@@ -243,7 +243,7 @@ def test_settings_are_checked_and_defaults_follow_the_dimension():
         AskTell(unit_box(2), TrustRegion())
     made = {d: TrustRegion().on(Box(unit_box(d))) for d in (1, 6, 20, 60, 1000)}
     assert all(isinstance(m, RegionSearch) for m in made.values())
-    assert [m.design_size for m in made.values()] == [5, 10, 20, 60, 100]
+    assert [m.design_size for m in made.values()] == [5, 10, 20, 20, 20]
     assert [TrustRegion(goal="cumulative").design_size(d) for d in (1, 6, 1000)] == [5, 10, 10]
     for setting in ({"patience": 0}, {"shortest_length": 0.0}, {"candidates": 0}, {"horizon": -1.0}, {"model_size": 0}):
         with pytest.raises(ValueError, match=next(iter(setting))):
