@@ -259,7 +259,10 @@ def page(records: list[Record]) -> Iterator[Block]:
             seconds = mean(r["seconds"] / r["budget"] for r in each.values())
             rows.append([NAMES[method], str(len(each)), *cells, str(feasible), f"{seconds:.3f}"])
         ends = [f"after {stage:.0%}" for stage in STAGES[:-1]] if stages > 1 else []
-        yield Table(["method", "runs", *(f"wins–losses {e}" for e in [*ends, "in the end"]), "p", "feasible", "CPU s"], rows)
+        yield Table(
+            ["method", "runs", *(f"wins–losses {e}" for e in [*ends, "in the end"]), "p", "feasible", "CPU s an evaluation"],
+            rows,
+        )
 
 
 def headline(records: list[Record]) -> str:
