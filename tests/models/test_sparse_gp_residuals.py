@@ -129,6 +129,17 @@ def test_rows_that_are_off_are_named():
     assert {int(word) for word in message.partition("rows ")[2].partition(" of")[0].split(", ")} == set(rows.tolist())
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_are_off_are_named_where_the_noise_is_known(seed):
+    X = torch.rand(300, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    Y = torch.sin(4 * X).sum(dim=-1, keepdim=True)
+    Y[:3] += 20 * Y.std()  # lengthscales get so short that these rows are likely under the model
+    with pytest.warns(InputDataWarning, match="robust=True") as said:
+        fitted(SparseGP(X, Y, torch.full_like(Y, 1e-4)))
+    named = str(said[0].message).partition("row")[2].removeprefix("s").partition(" of")[0].removesuffix(" …")
+    assert {int(word) for word in named.split(", ")} <= {0, 1, 2}
+
+
 @pytest.mark.filterwarnings("error::botorch.exceptions.InputDataWarning")
 @pytest.mark.parametrize("share", [0.01, 0.05])
 @pytest.mark.parametrize("n", [N, 1500])

@@ -29,6 +29,7 @@ from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.optim.utils import get_parameters_and_bounds
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
 from gpytorch.kernels import ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
@@ -189,11 +190,20 @@ class Learner:
         return {"ftol": self.settings.coarse_tolerance, **({"factr": None} if several else {})}
 
     def looked_at(self, model: Any, known: Tensor, rows: Tensor) -> Residuals:
-        """Return the residuals of ``rows`` given ``known`` ones, with a warning if some are far off and none were left out."""
+        """Return the residuals of ``rows`` given ``known`` ones, with a warning if some are far off and none were left out.
+
+        Where the noise is known, outlying rows make lengthscales short, and predictive deviations large everywhere: for the
+        warning, these are at most 1.48 times the median absolute deviation of the observations.
+        """
         residuals = residuals_given(model, known, rows)
         if not self.robust:
-            reference = torch.arange(len(rows), device=rows.device)
-            warn_of_outliers(rows, outlier_scores(model, residuals, reference), limit=self.settings.outlying)
+            judged, reference = residuals, torch.arange(len(rows), device=rows.device)
+            if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+                y = model.train_targets
+                spread = 1.4826 * (y - y.median(dim=-1, keepdim=True).values).abs().median(dim=-1, keepdim=True).values
+                spread = spread.where(spread > 0, torch.inf)  # more than half of the observations are equal
+                judged = residuals._replace(variances=torch.minimum(residuals.variances, spread.square()))
+            warn_of_outliers(rows, outlier_scores(model, judged, reference), limit=self.settings.outlying)
         return residuals
 
     def _leave_out(self, mll: Any) -> None:
