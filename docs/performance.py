@@ -78,7 +78,7 @@ def many_points() -> str:
 def per_evaluation() -> str:
     """Return the table of processor time around an evaluation."""
     rows = [
-        (mode, "yes" if journal else "no", f"{r['cpu_us']:.0f}")
+        (mode if r["out"] is None else f"{mode}, {r['out']} out", "yes" if journal else "no", f"{r['cpu_us']:.0f}")
         for (mode, journal), r in newest("execution", "mode", "journal").items()
     ]
     return table(("asked", "journal", "CPU µs per evaluation"), rows)
