@@ -88,7 +88,7 @@ class ContradictionError(RuntimeError):
 
 
 class ScheduleComplete(RuntimeError):
-    """``ask`` was called after the last batch of a policy whose number of evaluations is fixed."""
+    """``ask`` was called after the last evaluation of a policy: of a fixed number, or of each candidate once."""
 
 
 class ObjectiveError(RuntimeError):

@@ -68,6 +68,7 @@ SEVERAL = (
     '; this run has one objective, several outcomes are named: sparse_bo.optimize(…, objectives={"yield": "max", …}); a value '
     "whose noise has a known standard deviation is sparse_bo.Measured(value, sd)"
 )
+AT_ONCE = "; a function of many points at once needs vectorized=True where points are rows of an array or a list"
 
 
 def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
@@ -136,6 +137,7 @@ def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
     except (TypeError, ValueError) as error:
         several = isinstance(value, (list, tuple)) or bool(getattr(value, "shape", ()))
         advice = SEVERAL if several or isinstance(value, Mapping) else ""
+        advice = (AT_ONCE if several else "") + advice
         raise type(error)(
             f"expected one finite number (NaN marks a failed evaluation), got {reprlib.repr(value)}{advice}"
         ) from error
@@ -193,10 +195,14 @@ def _listed(values: Any) -> list[Any]:
 def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
     missing = [name for name in names if name not in row]
     if missing:
+        from sparse_bo.validation import nearest  # here: it imports torch
+
         got = ", ".join(map(repr, row)) or "none"
+        others = [name for name in row if isinstance(name, str) and name not in names]
+        fix = nearest(missing[0], others) if others else ""
         raise ValueError(
-            f"expected a value of every outcome ({', '.join(names)}), got none of {', '.join(missing)} among {got}; return "
-            "float('nan') for one that could not be measured"
+            f"expected a value of every outcome ({', '.join(names)}), got none of {', '.join(missing)} among {got}"
+            f"{fix or '; return nan for one that could not be measured'}"
         )
 
 

@@ -65,7 +65,8 @@ class Writer:
         try:
             if path.exists():
                 raise FileExistsError(
-                    f"{path} exists; go on with it by AskTell.resume({str(path)!r}), or choose another path for a new run"
+                    f"{path} exists; go on with it by resume=True (of maximize, minimize or optimize) or "
+                    f"AskTell.resume({str(path)!r}), or choose another path for a new run"
                 )
             with partial.open("wb") as file:
                 file.write(data)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from sparse_bo.errors import ScheduleComplete
 from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.job import Job, run_serially
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
@@ -68,10 +69,10 @@ def evaluate(
         dispatch = None if spread is None else Dispatch(job, spread)
         with carrying(loop, engine, so_far, end=end), bar or nullcontext():
             ranks.agree("run")
-            if dispatch is None:
-                run_serially(job)
-            else:
-                dispatch.run()
+            try:
+                run_serially(job) if dispatch is None else dispatch.run()
+            except ScheduleComplete as complete:
+                watch.reason = str(complete)
             if watch.reason is not None:
                 logger.info("ended after %s of %s evaluations: %s", loop.asked - len(loop.pending), end, watch.reason)
                 if ranks.alone:

@@ -99,7 +99,7 @@ def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: i
     except KeyboardInterrupt as interrupt:
         evaluated, waiting = loop.asked - len(loop.pending), engine.ledger.answered
         reason = f"interrupted after {evaluated:,}{'' if end is None else f' of {end:,}'} evaluations"
-        reason += f" ({waiting:,} of them wait for the others of their batch)" if waiting else ""
+        reason += f" ({waiting:,} not in the model yet)" if waiting else ""
         raise RunInterrupted(
             f"{reason}; they are in .loop and .result", loop=loop, result=so_far(), reason=reason
         ) from interrupt

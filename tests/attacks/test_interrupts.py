@@ -133,11 +133,11 @@ class InterruptedAt:
     [
         (1, None, "interrupted after 0 of 25 evaluations"),
         (5, None, "interrupted after 4 of 25 evaluations"),
-        (7, None, "interrupted after 6 of 25 evaluations (2 of them wait for the others of their batch)"),
+        (7, None, "interrupted after 6 of 25 evaluations (2 not in the model yet)"),
         (
             7,
             ([0, 1, 2], [0.1, 0.2, 0.3]),
-            "interrupted after 6 of 25 evaluations (2 of them wait for the others of their batch)",
+            "interrupted after 6 of 25 evaluations (2 not in the model yet)",
         ),
         (25, None, "interrupted after 24 of 25 evaluations"),
     ],

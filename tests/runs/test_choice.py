@@ -19,7 +19,7 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     chosen = chosen_policy(here, budget=300)
     assert chosen.policy == ExpectedImprovement()
     assert "in 300 evaluations" in chosen.why
-    assert chosen_policy(here, budget=2_000, workers=64).policy == ExpectedImprovement(batch_size=64, initial_design=64)
+    assert chosen_policy(here, budget=2_000, workers=64).policy == ExpectedImprovement(batch_size=64)
     assert chosen_policy(here, budget=12).policy == ExpectedImprovement(initial_design=4)
     assert chosen_policy(here, budget=100, observed=1_900).policy == ExpectedImprovement()
     open_end = chosen_policy(Arms(arms(5_000, 3)), observed=2_000)
@@ -79,7 +79,7 @@ def test_other_arms_get_bbkb(where, how):
 def test_long_runs_over_arms_begin_with_expected_improvement(where, how, after):
     chosen = chosen_policy(Arms(where), workers=8, **how)
     assert isinstance(chosen.policy, TwoStage)
-    assert (chosen.policy.first, chosen.policy.after) == (ExpectedImprovement(batch_size=8, initial_design=8), after)
+    assert (chosen.policy.first, chosen.policy.after) == (ExpectedImprovement(batch_size=8), after)
     assert f"BBKB from {after:,} evaluations on" in chosen.why
 
 

@@ -36,7 +36,9 @@ from sparse_bo.policies.bandits.state import (
     freeze_evaluated,
     initial_state,
     thaw_evaluated,
+    tried_arms,
     unseen_arms,
+    untried_count,
 )
 from sparse_bo.policies.failures import equal
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
@@ -55,7 +57,7 @@ class ArmUCB(UCBMechanism[BanditState]):
             rule allows batches ten times as long as the run, and the prior would not be learned meanwhile.
         exploration: With a learned prior, t evaluations are of at least ``exploration · √t`` different arms, the best of those
             never evaluated among them. √t evaluations do not change the order of the regret.
-        repeats: Whether an arm may be evaluated again while there are others.
+        repeats: Whether an arm may be evaluated again.
 
     Raises:
         ValueError: If the stop rule is the local one and the arms are streamed, or the kernel does not fit the arms.
@@ -94,17 +96,25 @@ class ArmUCB(UCBMechanism[BanditState]):
         paid O(log) times per batch.
         """
         fitted, out = state.fitted, len(pending)
+        once = None if self.repeats else tried_arms(state, pending)
+        if once is not None:
+            left = untried_count(self.domain, once, pending=pending)
+            if not left:
+                return Wait(out)
+            max_q = min(max_q, left)
         if fitted is None:
             q = design_batch(self.design_size, pulls=state.pulls, out=out, max_q=max_q)
             if isinstance(q, Wait):
                 return q
+            if once is not None:
+                return Proposal(self.domain.uniform(q, seen=once, generator=generator))
             return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
         room = self._largest_batch(state) - out
         if room <= 0:
             return Wait(1 - room)
         q = min(max(max_q, 256, out) if out else max_q, room)
-        distinct = None if self.repeats else self._distinct(state, fitted, q, pending)
-        if distinct is not None:
+        if once is not None:
+            distinct = self._distinct(fitted, min(q, self.domain.count - len(once)), once, pending)
             return Proposal(distinct.indices[:max_q], distinct.rechecked, distinct.indices[max_q:])
         new = self._pick(fitted, min(self._missing(state, pending), q), pending, _not_evaluated(state, pending))
         others = self._pick(fitted, q - len(new.indices), torch.cat([pending, new.indices]), state.refusal(pending))
@@ -122,19 +132,18 @@ class ArmUCB(UCBMechanism[BanditState]):
             fitted.posterior, width=fitted.width, stop_rule=rule, in_batch=in_batch, max_q=q, given=given, refuse=refuse
         )
 
-    def _distinct(self, state: BanditState, fitted: FittedArms, q: int, pending: Tensor) -> BatchPicks | None:
-        """Return at most ``q`` arms that are neither evaluated nor pending, each once; ``None`` where no other is left."""
+    def _distinct(self, fitted: FittedArms, q: int, once: Tensor, pending: Tensor) -> BatchPicks:
+        """Return at most ``q`` arms that are not of ``once``, each once; ``q`` such arms are left."""
         picks, rechecked = pending[:0], 0
         while len(picks) < q:
-            given = torch.cat([pending, picks])
-            found = self._pick(fitted, q - len(picks), given, _not_evaluated(state, pending, picked=given))
-            done = torch.cat([state.observations.rows, given])
+            done = torch.cat([once, picks])
+            found = self._pick(fitted, q - len(picks), torch.cat([pending, picks]), partial(torch.isin, test_elements=done))
             again = equal(found.indices, found.indices).tril(-1).any(dim=-1) | torch.isin(found.indices, done)
             first = int(again.int().argmax()) if bool(again.any()) else len(again)  # later picks know of the repeat
             if not first:
                 break
             picks, rechecked = torch.cat([picks, found.indices[:first]]), rechecked + found.rechecked
-        return BatchPicks(picks, rechecked) if len(picks) else None
+        return BatchPicks(picks, rechecked)
 
     def _missing(self, state: BanditState, pending: Tensor) -> int:
         """Return the number of new arms that the batch starts with; it is the same for a batch in pieces."""
@@ -252,10 +261,9 @@ class ArmUCB(UCBMechanism[BanditState]):
         return make(fit.leverages_at(observations.rows), means=fit.means_at(observations.rows)), columns
 
 
-def _not_evaluated(state: BanditState, pending: Tensor, *, picked: Tensor | None = None) -> Refusal:
-    """Return a function that marks evaluated and picked arms, and arms to avoid after failures."""
+def _not_evaluated(state: BanditState, pending: Tensor) -> Refusal:
+    """Return a function that marks evaluated arms, and arms to avoid after failures."""
     rows, failing = state.observations.rows, state.refusal(pending)
-    rows = rows if picked is None else torch.cat([rows, picked])
 
     def refuse(indices: Tensor) -> Tensor:
         known = torch.isin(indices, rows)

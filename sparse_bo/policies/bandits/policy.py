@@ -208,8 +208,8 @@ class BBKB(UCBPolicy):
             change the residual of a picked arm, so a local batch could repeat one arm whose variance is mostly residual.
         batch_size: Picks of every batch (a plate of 96, say), in place of a stop rule; without its guarantee. The initial
             design is then of whole batches, at least one.
-        repeats: Whether an arm may be evaluated again. ``False``, for exact objectives or candidates of which there is one
-            each: no arm is, while there are others. Over arms only.
+        repeats: Whether an arm may be evaluated again. ``False``, for exact objectives or where there is one of each candidate:
+            none is, one that has failed neither, and the run ends once all have been evaluated. Over arms only.
         inclusion: ``"exact"`` or ``"union"`` inclusion of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
         dictionary: Another sampler instead of leverage sampling.
         max_dictionary: Maximum size of the leverage dictionary; see :func:`sparse_bo.plan`.

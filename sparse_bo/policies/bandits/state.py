@@ -14,6 +14,7 @@ from sparse_bo.arms import ArmPosterior, KernelColumns
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import Arms
 from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.errors import ScheduleComplete
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies.bandits.rounds import UCBNumbers
@@ -158,6 +159,26 @@ def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, ge
     seen = torch.cat([seen, failures.where[failures.backing_off(state.pulls, proven=proven)]])
     draws = domain.uniform(q, seen=seen, generator=generator)
     return spared(draws, state.refusal(pending), partial(random_arms, domain.count, generator=generator))
+
+
+def tried_arms(state: State, pending: Tensor) -> Tensor:
+    """Return the arms that are evaluated, pending or have failed, ascending."""
+    failed = pending[:0] if state.failures is None else state.failures.where
+    return torch.unique(torch.cat([state.succeeded, pending, failed]))
+
+
+def untried_count(domain: Arms, tried: Tensor, *, pending: Tensor) -> int:
+    """Return how many arms are not ``tried``; none with all results in is the end of a run that tries each once.
+
+    Raises:
+        ScheduleComplete: If there are none, and none is pending.
+    """
+    left = domain.count - len(tried)
+    if not left and not len(pending):
+        raise ScheduleComplete(
+            f"all {domain.count:,} candidates have been evaluated, or have failed, and repeats=False evaluates none again"
+        )
+    return left
 
 
 def random_arms(count: int, like: Tensor, *, generator: torch.Generator) -> Tensor:

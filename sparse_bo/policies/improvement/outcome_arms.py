@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms
 from sparse_bo.gp.hypervolume import least_crowded
-from sparse_bo.policies.bandits.state import random_arms
+from sparse_bo.policies.bandits.state import random_arms, tried_arms, untried_count
 from sparse_bo.policies.failures import Refusal, box_correlation, refused, spared
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.given_kernel import GivenKernel
@@ -117,16 +117,16 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
     Attributes:
         domain: The arms, float64.
         settings: Settings of the policy.
-        model_size: Arms that a model knows, at most.
         kernel: The user's, of the arms as they are; ``None``: learned.
         outcomes: Objectives and limits.
+        repeats: Whether an arm may be evaluated again.
     """
 
     domain: Arms
     settings: ImprovementSettings
-    model_size: int
     kernel: GivenKernel | None
     outcomes: Outcomes
+    repeats: bool = True
 
     @property
     def arms(self) -> Tensor:
@@ -152,17 +152,33 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
         conditioned on: their variances shrink, and their means count as reached where they keep the limits. Draws for the
         design alone.
         """
+        once = None if self.repeats else tried_arms(state, pending)
+        if once is not None:
+            left = untried_count(self.domain, once, pending=pending)
+            if not left:
+                return Wait(len(pending))
+            max_q = min(max_q, left)
         if not state.fitted:
             more = state.pulls + self.settings.largest_batch(state.pulls)  # an outcome is missing
             size = self.design_size if state.pulls < self.design_size else more
             q = design_batch(size, pulls=state.pulls, out=len(pending), max_q=max_q)
-            return q if isinstance(q, Wait) else Proposal(self._random(state, q, pending=pending, generator=generator))
+            return (
+                q
+                if isinstance(q, Wait)
+                else Proposal(
+                    self._random(state, q, pending=pending, generator=generator)
+                    if once is None
+                    else self.domain.uniform(q, seen=once, generator=generator)
+                )
+            )
         room = self.settings.largest_batch(state.pulls) - len(pending)
         if room <= 0:
             return Wait(1 - room)
-        replicate = unrepeated(state.told, ranking_of(self.outcomes, state.Y), pending, known=state.noise_shown)[:max_q]
+        known = once is not None or state.noise_shown
+        replicate = unrepeated(state.told, ranking_of(self.outcomes, state.Y), pending, known=known)[:max_q]
+        q, out = min(max_q, room) - len(replicate), torch.cat([pending, replicate])
         with one_thread():
-            others = self._improving(state, min(max_q, room) - len(replicate), pending=torch.cat([pending, replicate]))
+            others = self._improving(state, q, pending=out, once=once)
         picks = state.tried_once(torch.cat([replicate, others]), pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
 
@@ -235,7 +251,7 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
                 seen,
                 ranking=ranking[at],
                 centre=after.U[highest],
-                most=self.model_size,
+                most=self.settings.model_size,
                 kernel=self.kernel,
                 due=record or seen.exact != state.replicates[j].exact,
                 kinds=warpings(outcomes, j),
@@ -245,17 +261,19 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
             models.append(model)
         return models
 
-    def _improving(self, state: OutcomeArmState, q: int, *, pending: Tensor) -> Tensor:
+    def _improving(self, state: OutcomeArmState, q: int, *, pending: Tensor, once: Tensor | None) -> Tensor:
         """Return ``q`` arms of the highest acquisition function, each conditioned on pending and earlier ones.
 
         Where replicates have shown noise, improvement that it would hide counts for less, and arms that are resolved, or that a
-        model does not know, are left out while there are others. Else all evaluated arms are.
+        model does not know, are left out while there are others. Else all evaluated arms are. Arms of ``once`` are left out in
+        any case.
         """
         told = state.told
         arms = torch.arange(len(self.arms), device=self.domain.device)
         refuse, noisy = state.refusal(pending), state.exact is False
         refused = torch.zeros_like(arms, dtype=torch.bool) if refuse is None else refuse(arms)
         refused = refused if not bool(refused.all()) else torch.zeros_like(refused)
+        refused = refused if once is None else torch.isin(arms, once)
         failures = state.failures  # recent ones count as pending
         failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
         everything = torch.ones(len(told), dtype=torch.bool, device=told.device)

@@ -10,7 +10,15 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
-from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
+from sparse_bo.policies.bandits.state import (
+    BanditState,
+    freeze_evaluated,
+    initial_state,
+    thaw_evaluated,
+    tried_arms,
+    unseen_arms,
+    untried_count,
+)
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.given_kernel import GivenKernel
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
@@ -23,6 +31,7 @@ from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated, with_sds
 from sparse_bo.policies.trust_region.region import ImprovementSettings
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, freeze_region, one_thread, thaw_region
+from sparse_bo.validation import check_flag
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,11 +139,20 @@ class ArmSearch(KnownNoiseMechanism[ImprovementState]):
         self, state: ImprovementState, *, max_q: int, pending: Tensor, generator: torch.Generator
     ) -> Proposal | Wait:
         """Return ``max_q`` arms as :meth:`ask`, also beyond batch size and initial design; fewer where others have failed."""
+        once = None if self.settings.repeats else tried_arms(state, pending)
+        if once is not None:
+            left = untried_count(self.domain, once, pending=pending)
+            if not left:
+                return Wait(len(pending))
+            max_q = min(max_q, left)
         if state.surrogate is None:
+            if once is not None:
+                return Proposal(self.domain.uniform(max_q, seen=once, generator=generator))
             return Proposal(unseen_arms(self.domain, state, max_q, pending=pending, generator=generator))
-        replicate = unrepeated(state.told, state.y, pending, known=state.replicates.exact is not None)
+        known = once is not None or state.replicates.exact is not None
+        replicate = unrepeated(state.told, state.y, pending, known=known)
         with one_thread():
-            others = self._improving(state, max_q - len(replicate), pending=torch.cat([pending, replicate]))
+            others = self._improving(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), once=once)
         picks = torch.cat([replicate, others])
         picks = state.tried_once(picks, pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
@@ -189,11 +207,12 @@ class ArmSearch(KnownNoiseMechanism[ImprovementState]):
         )
         return replace(after, surrogate=model.fitted, sweep=model.sweep, learned_at=model.learned_at)
 
-    def _improving(self, state: ImprovementState, q: int, *, pending: Tensor) -> Tensor:
+    def _improving(self, state: ImprovementState, q: int, *, pending: Tensor, once: Tensor | None) -> Tensor:
         """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
 
         Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then
-        evaluated ones. So are evaluated arms outside the model, which would look as promising as before.
+        evaluated ones. So are evaluated arms outside the model, which would look as promising as before. Arms of ``once`` are
+        left out in any case.
         """
         sweep, fitted = state.sweep, state.surrogate
         assert sweep is not None
@@ -202,6 +221,7 @@ class ArmSearch(KnownNoiseMechanism[ImprovementState]):
         refuse, noisy = state.refusal(pending), state.replicates.exact is False
         refused = torch.zeros_like(arms, dtype=torch.bool) if refuse is None else refuse(arms)
         refused = refused if not bool(refused.all()) else torch.zeros_like(refused)
+        refused = refused if once is None else torch.isin(arms, once)
         failures = state.failures  # recent ones count as pending
         failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
         improving = ImprovingArms(sweep, state.unit, pending=pending, failing=failing, noisy=noisy)
@@ -236,19 +256,28 @@ class ExpectedImprovement(ImprovementSettings):
         covar_module: Any GPyTorch kernel without batch shape, of the arms as they are (fingerprints of molecules under a
             Tanimoto kernel, say). Its hyper-parameters stay as they are; scale, mean, noise and warping are learned. ``None``:
             a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube.
+        repeats: Whether an arm may be evaluated again. ``False``, where there is one of each candidate: none is, one that has
+            failed neither, and the run ends once all have been evaluated.
 
     Example:
         >>> from sparse_bo.kernels import TanimotoKernel
-        >>> policy = ExpectedImprovement(covar_module=TanimotoKernel(), batch_size=96)
+        >>> policy = ExpectedImprovement(covar_module=TanimotoKernel(), batch_size=96, repeats=False)
         >>> result = maximize(measure, arms=fingerprints, policy=policy, budget=5 * 96, call_with="indices")
     """
 
     model_size: int = 1_000
     covar_module: Kernel | None = None
+    repeats: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_kernel(self.covar_module)
+        check_flag("repeats", self.repeats)
+
+    def design_size(self, inputs: int) -> int:
+        """Return the number of arms before the first model, at least a batch if its size is given."""
+        size = super().design_size(inputs)
+        return size if self.batch_size is None or self.initial_design is not None else max(size, self.batch_size)
 
     @property
     def name(self) -> str:
@@ -276,7 +305,7 @@ class ExpectedImprovement(ImprovementSettings):
         arms = self._arms(domain)
         assert isinstance(arms.points, Tensor)
         kernel = None if self.covar_module is None else GivenKernel.of(self.covar_module, arms.points)
-        return OutcomeArmSearch(domain=arms, settings=self, model_size=self.model_size, kernel=kernel, outcomes=outcomes)
+        return OutcomeArmSearch(domain=arms, settings=self, kernel=kernel, outcomes=outcomes, repeats=self.repeats)
 
     def _arms(self, domain: Domain) -> Arms:
         memory_bytes = SweepSettings().sweep_budget(domain.device)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from sparse_bo import BBKB, AskTell, History, maximize
+from sparse_bo import BBKB, AskTell, History, maximize, optimize
 from sparse_bo.dictionary import AllSampler
 from sparse_bo.domains import Box
-from sparse_bo.errors import PendingBatchError
+from sparse_bo.errors import PendingBatchError, ScheduleComplete
 from sparse_bo.policies import ExpectedImprovement
 from tests.builders import arms, rbf_kernel, unit_box, waves
 from tests.cli.builders import QUICK, invoke
@@ -44,16 +44,16 @@ def test_a_plate_is_that_of_dense_algebra():
 
 
 @pytest.mark.parametrize("prior", [{}, KNOWN], ids=["learned", "known"])
-def test_every_plate_is_full_and_no_arm_is_evaluated_twice_while_others_are_left(prior):
+def test_every_plate_is_full_and_no_arm_is_evaluated_twice(prior):
     X = arms(200, 2)
     loop = AskTell(X, BBKB(batch_size=24, repeats=False, initial_design=24, **prior), seed=0)
     seen = []
-    for _ in range(10):
+    for _ in range(9):
         batch = loop.ask()
-        assert len(batch.indices) == 24 or len(set(seen)) + len(batch.indices) == 200
+        assert len(batch.indices) == min(24, 200 - len(seen))
         seen += batch.indices.tolist()
         loop.tell(batch.tickets, waves(X)[batch.indices])
-    assert len(set(seen[:200])) == 200
+    assert sorted(seen) == list(range(200))
 
 
 def test_without_a_batch_size_the_stop_rule_ends_batches_of_different_arms():
@@ -83,8 +83,47 @@ def test_arms_that_fail_leave_room_for_others():
     result = maximize(values.__getitem__, arms=X, policy=policy, budget=90, seed=0, call_with="indices", vectorized=True)
     succeeded = [i for i in result.history.indices[:40] if not failing[i]]
     assert len(succeeded) == len(set(succeeded))
-    assert len(result.history.indices) == 90  # once every other arm is evaluated, arms are evaluated again
+    assert sorted(result.history.indices) == list(range(60))  # those that have failed are used up, too
+    assert result.ended == "all 60 candidates have been evaluated, or have failed, and repeats=False evaluates none again"
     assert result.best_index == int(values.nan_to_num(-torch.inf).argmax())
+
+
+ONCE = [BBKB(batch_size=24, repeats=False), BBKB(repeats=False), ExpectedImprovement(batch_size=24, repeats=False)]
+ONCE += [ExpectedImprovement(repeats=False)]
+
+
+@pytest.mark.parametrize("policy", ONCE)
+@pytest.mark.parametrize("executor", [None, "threads"])
+def test_a_run_in_which_each_candidate_is_tried_once_ends_with_the_last_one(policy, executor):
+    X, g = arms(60, 2), torch.Generator().manual_seed(0)
+    noise = 0.5 * torch.randn(60, generator=g, dtype=torch.float64)  # so that repeats would pay
+    how = {"executor": executor, "workers": 3} if executor else {"vectorized": True}
+    measured = waves(X) + noise
+    result = maximize(measured.__getitem__, arms=X, policy=policy, budget=80, seed=0, call_with="indices", **how)
+    assert sorted(result.history.indices) == list(range(60))
+    assert result.ended is not None
+    assert "repeats=False" in result.ended
+    loop = AskTell(X, policy, seed=0, initial=(torch.arange(59), measured[:59]))
+    last = loop.ask(5)
+    assert last.indices.tolist() == [59]
+    with pytest.raises(PendingBatchError):
+        loop.ask(1)
+    loop.tell(last, measured[59:])
+    with pytest.raises(ScheduleComplete, match="all 60 candidates"):
+        loop.ask(1)
+
+
+def test_each_candidate_is_tried_once_with_several_outcomes():
+    X = arms(40, 2)
+    policy = ExpectedImprovement(batch_size=8, repeats=False)
+    g = torch.Generator().manual_seed(0)
+
+    def measure(x):
+        return {"a": float(waves(x.unsqueeze(0))) + float(torch.randn((), generator=g)), "b": float(x[0])}
+
+    result = optimize(measure, arms=X, objectives={"a": "max", "b": "max"}, policy=policy, budget=50, seed=0, vectorized=False)
+    assert sorted(result.history.indices) == list(range(40))
+    assert "repeats=False" in result.ended
 
 
 def test_a_resumed_run_goes_on_with_the_same_plates(tmp_path):
@@ -113,6 +152,8 @@ def test_a_resumed_run_goes_on_with_the_same_plates(tmp_path):
         (BBKB(batch_size=7), 6, [7, 7]),
         (ExpectedImprovement(batch_size=96), 300, [96, 96]),
         (ExpectedImprovement(batch_size=5), 6, [10, 5]),
+        (ExpectedImprovement(batch_size=96), 6, [96, 96]),
+        (ExpectedImprovement(batch_size=96, initial_design=10), 6, [10, 96]),
     ],
 )
 def test_the_random_start_is_of_whole_batches(policy, inputs, design):
