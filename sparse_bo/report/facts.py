@@ -158,6 +158,10 @@ def interval(view: RunView) -> str:
         return "no model, so no interval" if view.computed else ""
     lower, upper = view.best_interval
     ends = f"{number(lower, 6)} to {number(upper, 6)}"
+    if lower == upper:
+        ends = f"{number(lower, 6)}, as it takes results for exact"
+    elif number(lower, 6) == number(upper, 6):
+        ends = f"{number(lower, 6)}, less than {number(max(upper - lower, 1e-300), 1)} wide"
     if math.isinf(lower) or math.isinf(upper):
         ends = f"below {number(upper, 6)}" if math.isinf(lower) else f"above {number(lower, 6)}"
     return f"95 % interval of the model: {ends}"

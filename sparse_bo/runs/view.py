@@ -148,16 +148,18 @@ def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predi
     """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y.
 
     The model takes observations below the floor of its warping for observations of the floor. Where a quantile reaches the
-    floor and some of ``y`` are below it, nothing bounds the objective from below.
+    floor and some of ``y`` are below it, nothing bounds the objective from below. A warping grows exponentially: quantiles
+    beyond the range of ``y`` by more than that range say that the model knows nothing, and are cut there.
     """
     at, warp = fitted.gp.moments(U), fitted.warp
+    low, high = float(y.min()), float(y.max())
+    reach = high - low or math.inf
     spread = 1.96 * widened * at.variance.sqrt()
     floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
 
     def unwarped(t: Tensor) -> Tensor:
-        if floor is None:
-            return warp.inverse(t)
-        return torch.where(t <= warp(y.min()), -torch.inf, warp.inverse(t))  # the lowest observation is warped to the floor
+        values = warp.inverse(t) if warp.kind == "plain" else warp.inverse(t).clamp(low - reach, high + reach)
+        return values if floor is None else values.masked_fill(t <= warp(y.min()), -torch.inf)  # the lowest is at the floor
 
     return Predictions(unwarped(at.mean - spread), unwarped(at.mean), unwarped(at.mean + spread), floor)
 

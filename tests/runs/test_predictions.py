@@ -81,6 +81,24 @@ def test_intervals_of_warped_models_cover_values_that_they_have_not_seen():
     assert min(shares) > 0.7
 
 
+def steep_both_ways(X):
+    return torch.sinh(14.0 * (X.sum(-1) - 1.0)) + torch.sinh(5.0 * torch.sin(9.0 * X[:, 0]))
+
+
+@pytest.mark.parametrize("f", [steep, steep_both_ways])
+def test_intervals_of_warped_models_end_where_they_tell_nothing(f):
+    """They were up to 10²⁶: a warping grows exponentially, and intervals are widened before it."""
+    generator = torch.Generator().manual_seed(0)
+    X, new = (torch.rand(n, 2, generator=generator, dtype=torch.float64) for n in (15, 500))
+    y = f(X)
+    found = predictions_of(AskTell(bounds=unit_box(), initial=(X, y), seed=0).result().state, new, widened=10.0)
+    reach = y.max() - y.min()
+    assert bool((found.upper <= y.max() + 1.001 * reach).all())
+    assert bool(((found.lower >= y.min() - 1.001 * reach) | (found.lower == -torch.inf)).all())
+    assert bool((found.lower <= found.median).all())
+    assert bool((found.median <= found.upper).all())
+
+
 def test_intervals_of_a_model_that_covers_are_its_own():
     state, _ = observed(bowl)
     assert widening(state) == 1.0
