@@ -11,7 +11,7 @@ from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell, ProductGrid
 from sparse_bo.acquisition.feasible import Feasible
 from sparse_bo.acquisition.picking import BoxSearch, apart
 from sparse_bo.arms import StopRule, batch, pick_batch
-from sparse_bo.arms.picks import greedy_picks
+from sparse_bo.arms.greedy_picks import greedy_picks
 from sparse_bo.arms.sweep import sweep
 from sparse_bo.dictionary import GreedyVarianceSampler, IVMSampler, KDPPSampler, KMeansPlusPlusSampler, candidates_of
 from sparse_bo.domains.box import Box

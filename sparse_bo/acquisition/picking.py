@@ -16,7 +16,7 @@ from torch import Tensor
 from sparse_bo.acquisition.feasible import Feasible
 from sparse_bo.acquisition.posteriors import BatchPosterior, Points
 from sparse_bo.arms import StopRule
-from sparse_bo.arms.picks import resolution
+from sparse_bo.arms.greedy_picks import resolution
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, row_slices
 
 BLOCK = 64

@@ -2,8 +2,8 @@
 
 Inside a batch scores only fall, so a score computed earlier is an upper bound. A *block* of the arms with the highest bounds
 is refreshed together with its joint covariance; as long as the best of the block beats every bound outside it, that is the
-argmax over all arms, and any number of picks can be made inside the block (:mod:`sparse_bo.arms.picks`). This gives the picks
-of recomputing every arm after every pick (BBKB Alg. 1, lines 4–8), at the cost of a few blocks.
+argmax over all arms, and any number of picks can be made inside the block (:mod:`sparse_bo.arms.greedy_picks`). This gives the
+picks of recomputing every arm after every pick (BBKB Alg. 1, lines 4–8), at the cost of a few blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparse_bo.arms.conditioning import Block, Conditioner, InBatch, contenders_after
 from sparse_bo.arms.contenders import Contenders, Refusal, highest
-from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
+from sparse_bo.arms.greedy_picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
 from sparse_bo.arms.posterior import ArmPosterior, ContenderPosterior, InMemoryPosterior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.domains.sharded import group_of

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch
-from sparse_bo.arms.picks import greedy_picks
+from sparse_bo.arms.greedy_picks import greedy_picks
 from sparse_bo.arms.prior import CONTENDER_BYTES, Sizes, capacity
 from sparse_bo.arms.sweep import DEVICE_TILE_BYTES
 from sparse_bo.dictionary import Dictionary

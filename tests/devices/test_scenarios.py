@@ -16,7 +16,7 @@ from torch import Tensor
 from sparse_bo import BBKB, SBPE, AskTell, MemmapArms, ProductGrid, Storage, maximize
 from sparse_bo.dictionary import FixedSampler
 from sparse_bo.evaluations import Workers
-from sparse_bo.policies import SGPTS, QFFTSArms, SGPTSArms
+from sparse_bo.policies import SGPTS, ExpectedImprovement, QFFTSArms, SGPTSArms
 from tests.builders import arms, matern_kernel, rbf_kernel, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 from tests.evaluations import flaky
@@ -75,6 +75,15 @@ def test_every_policy_goes_on_after_a_resume(domain, name, accelerator, tmp_path
         assert loop.history.points == reference.history.points
         assert loop.history.indices == reference.history.indices
         assert loop.ask(1).X.device == accelerator
+
+
+@pytest.mark.parametrize("policy", [BBKB(batch_size=12, repeats=False), ExpectedImprovement(batch_size=12, repeats=False)])
+def test_each_candidate_is_tried_once(policy, accelerator):
+    X = arms(40)
+    runs = [maximize(waves, arms=X.to(device), policy=policy, budget=60, seed=1) for device in (CPU, accelerator)]
+    assert sorted(runs[0].history.indices) == list(range(40))
+    assert runs[1].history.indices == runs[0].history.indices
+    assert runs[1].ended == runs[0].ended
 
 
 def test_a_run_moves_between_devices(accelerator, tmp_path):

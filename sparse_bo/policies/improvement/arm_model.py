@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Arms
+from sparse_bo.policies.improvement.arm_acquisition import ArmSweep
 from sparse_bo.policies.improvement.given_kernel import GivenKernel, fitted_kernel
-from sparse_bo.policies.improvement.sweep import ArmSweep
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates
 from sparse_bo.policies.trust_region.surrogate import CHOOSE_AGAIN, FittedRegion, fitted_region, known_rows
 

@@ -13,10 +13,10 @@ from sparse_bo.domains import Arms
 from sparse_bo.gp.hypervolume import least_crowded
 from sparse_bo.policies.bandits.state import random_arms, tried_arms, untried_count
 from sparse_bo.policies.failures import Refusal, box_correlation, refused, spared
+from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, best_arms, moments_of_all
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.given_kernel import GivenKernel
 from sparse_bo.policies.improvement.outcome_picks import ConditionedArms, OutcomePicks
-from sparse_bo.policies.improvement.sweep import ArmSweep, best_arms, moments_of_all
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, design_batch

@@ -19,7 +19,7 @@ from sparse_bo.gp.hypervolume import Cells, front_rows, least_crowded, log_feasi
 from sparse_bo.gp.posterior import Moments
 from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.reductions import first_largest
-from sparse_bo.policies.improvement.sweep import BLOCK, SLACK, ArmSweep, correlations
+from sparse_bo.policies.improvement.arm_acquisition import BLOCK, SLACK, ArmSweep, correlations
 from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain
 from sparse_bo.policies.trust_region.search import is_resolved
 

@@ -19,10 +19,10 @@ from sparse_bo.policies.bandits.state import (
     unseen_arms,
     untried_count,
 )
+from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms, best_arms
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.given_kernel import GivenKernel
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
-from sparse_bo.policies.improvement.sweep import ArmSweep, ImprovingArms, best_arms
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, arms_of, design_batch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.linalg import blas
 
-from sparse_bo.arms.picks import GreedyPicks, greedy_picks, resolution
+from sparse_bo.arms.greedy_picks import GreedyPicks, greedy_picks, resolution
 
 
 def _block(seed: int, b: int = 7) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
