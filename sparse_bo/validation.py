@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -125,7 +125,8 @@ def check_points(name: str, X: Tensor, *, like: Tensor | None = None) -> Tensor:
         ValueError: If its rank or width is wrong, it is empty, or a row has NaN or infinite entries (the row is named).
     """
     if not isinstance(X, Tensor):
-        raise TypeError(f"expected {name} to be a torch.Tensor, got {type(X).__name__}; use torch.as_tensor(...)")
+        fix = "a dictionary of named parameters is space=" if isinstance(X, Mapping) else "use torch.as_tensor(...)"
+        raise TypeError(f"expected {name} to be a torch.Tensor, got {type(X).__name__}; {fix}")
     if X.dim() != 2:
         raise ValueError(f"expected {name} of shape n x d (two dimensions), got shape {tuple(X.shape)}; one input is 1 x d")
     if X.shape[0] == 0 or X.shape[1] == 0:

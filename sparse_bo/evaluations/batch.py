@@ -87,10 +87,10 @@ def tickets_of(tickets: PlainBatch | Sequence[int] | Tensor | NDArray[Any]) -> l
     except (RuntimeError, NotImplementedError) as error:
         raise TicketError(f"expected a list of tickets, got a {type(tickets).__name__} that cannot be read: {error}") from error
     if isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable):
-        raise TicketError(f"expected a list of tickets, one value for each, got {tickets!r}; a single one is [{tickets!r}]")
+        raise TicketError(f"expected a list of tickets, got {tickets!r}; a single one is [{tickets!r}]")
     numbers = list(numbers)
     if any(isinstance(ticket, bool) or not hasattr(ticket, "__index__") or getattr(ticket, "ndim", 0) for ticket in numbers):
-        raise TicketError(f"expected integer tickets from ask(), got {some(numbers)}")
+        raise TicketError(f"expected integer tickets from ask(), got {', '.join(map(repr, numbers[:5]))}")
     return [operator.index(ticket) for ticket in numbers]
 
 

@@ -399,9 +399,15 @@ class AskTell:
         return replace(self.result(), ended=reason)
 
     def result(self) -> Result:
-        """Return the best arms and the history so far, after completing an interrupted update."""
+        """Return the best arms and the history so far, with the results of an incomplete batch.
+
+        These update a copy of the state, which takes as long as an update; in a sharded run they are left out. An interrupted
+        update is completed.
+        """
         self._steps.catch_up()
-        return self._so_far()
+        state, rows = self._steps.seen()
+        history = History(rows, run_info(self._about))
+        return result_of(state, history, self._engine.domain, like=self._domain.like)
 
     def certificate(self) -> Certificate | None:
         """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`); ``None`` without a model over arms."""
@@ -413,7 +419,7 @@ class AskTell:
 
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         """Return pending tickets after a check."""
-        self._engine.ledger.check(numbers := tickets_of(tickets))
+        self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)
         return numbers
 
     def _so_far(self) -> Result:

@@ -145,13 +145,18 @@ class Ledger:
             {ticket: value for ticket, value in book.items() if ticket not in gone} for book in (self._open, self._answers)
         )
 
-    def check(self, tickets: list[int]) -> None:
-        """Check that tickets are pending and distinct."""
+    def check(self, tickets: list[int], *, issued: int = 0) -> None:
+        """Check that tickets are pending and distinct; those below ``issued`` have been handed out."""
         distinct = set(tickets)
         if not (self._open.keys() >= distinct and self._answers.keys().isdisjoint(distinct)):
             unknown = [t for t in tickets if t not in self._open or t in self._answers]
-            known = f"pending tickets: {some(self.pending)}" if self.pending else "no tickets are pending; ask first"
-            raise TicketError(f"tickets {some(unknown)} are unknown or already answered; {known}")
+            known = f"pending tickets: {some(self.pending)}" if self.pending else "no tickets are pending"
+            if answered := [t for t in unknown if 0 <= t < issued]:
+                raise TicketError(
+                    f"tickets {some(answered)} are already answered, and results do not change: add(X, y) adds others of the "
+                    f"same points; {known}"
+                )
+            raise TicketError(f"tickets {some(unknown)} are unknown: ask() has not returned them; {known}")
         if len(distinct) != len(tickets):
             repeated = sorted({t for t in tickets if tickets.count(t) > 1})
             raise TicketError(f"expected distinct tickets, got {some(repeated)} more than once")

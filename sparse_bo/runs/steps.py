@@ -16,7 +16,9 @@ from torch import Tensor
 from sparse_bo.errors import ContradictionError, FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.evaluations.batch import Batch, some
 from sparse_bo.evaluations.results import Value
+from sparse_bo.policies import State
 from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.interrupts import Boundary
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.recorder import Recorder
@@ -100,6 +102,15 @@ class Steps:
         with self.lock:
             if self.engine.ledger.answered:
                 self.update(by_ask=True)
+
+    def seen(self) -> tuple[State, tuple[HistoryRow, ...]]:
+        """Return the state and the history with all results so far, although others are pending. Nothing changes."""
+        with self.lock:
+            engine = self.engine
+            if not (self.ranks.alone and engine.ledger.answered):
+                return engine.state, tuple(engine.rows)
+            update = engine.next_update()
+            return update.state, (*engine.rows, update.row)
 
     def update(self, *, by_ask: bool) -> None:
         """Update the state by all results so far, or leave it unchanged if that raises."""

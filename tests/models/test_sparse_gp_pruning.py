@@ -213,3 +213,14 @@ def test_anything_but_a_model_is_refused_by_name():
         prune_baseline(3, X)
     with pytest.raises(TypeError, match="got Tensor"):
         prune_baseline(X, X)
+
+
+def test_several_objectives_need_a_reference_point():
+    model, X = (
+        SparseGP(torch.rand(30, 2, dtype=torch.float64), torch.rand(30, 2, dtype=torch.float64)),
+        torch.rand(5, 2).double(),
+    )
+    with pytest.raises(ValueError, match="expected ref_point= for 2 objectives"):
+        prune_baseline(model, X)
+    with pytest.raises(TypeError, match="expected ref_point to be a torch.Tensor, got list"):
+        prune_baseline(model, X, ref_point=[0.0, 0.0])

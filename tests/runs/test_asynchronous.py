@@ -33,6 +33,28 @@ def asked(loop: AskTell, pieces: list[int]) -> list[int]:
     return [i for q in pieces for i in loop.ask(q).indices.tolist()]
 
 
+def test_a_result_has_the_results_of_an_incomplete_batch_and_changes_nothing():
+    looked, other = started(bbkb()), started(bbkb())
+    batch, _ = looked.ask(), other.ask()
+    best = int(waves(batch.X).argmax())
+    first = [*[ticket for k, ticket in enumerate(batch.tickets) if k != best][:2], batch.tickets[best]]
+    values = dict(zip(batch.tickets, waves(batch.X).tolist(), strict=True))
+    for loop in (looked, other):
+        loop.tell(first, [values[t] for t in first])
+    pulls = looked.state.pulls
+    result = looked.result()
+    assert sum(len(row.tickets) for row in result.history.rows) == 23
+    assert result.state.pulls == 23
+    assert result.best_observed_count >= 1
+    assert looked.state.pulls == pulls == 20
+    assert len(looked.history.rows) == len(result.history.rows) - 1
+    rest = [t for t in batch.tickets if t not in first]
+    for loop in (looked, other):
+        loop.tell(rest, [values[t] for t in rest])
+    assert looked.ask().indices.tolist() == other.ask().indices.tolist()
+    assert looked.history.indices == other.history.indices
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_picks_asked_in_pieces_are_those_asked_at_once(policy):
@@ -209,7 +231,7 @@ def test_a_lost_evaluation_can_be_issued_again():
     assert torch.equal(again.X, batch.X[1:3])
     assert again.tickets == batch.tickets[1:3]
     loop.tell(again.tickets, waves(again.X))
-    with pytest.raises(TicketError, match="unknown or already answered"):
+    with pytest.raises(TicketError, match=r"already answered, and results do not change: add\(X, y\)"):
         loop.tell(batch.tickets[1:2], [0.0])
     assert loop.reissue().tickets == loop.pending == [batch.tickets[0], batch.tickets[3]]
     with pytest.raises(TicketError):

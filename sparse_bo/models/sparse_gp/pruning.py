@@ -172,8 +172,8 @@ def prune_baseline(
         ``n' x d``, in the order of ``X``.
 
     Raises:
-        TypeError: If ``model`` is no BoTorch model.
-        ValueError: If ``X`` is no ``n x d`` tensor, or has no rows.
+        TypeError: If ``model`` is no BoTorch model, or ``ref_point`` no tensor.
+        ValueError: If ``X`` is no ``n x d`` tensor, or has no rows; or there are several objectives and no ``ref_point``.
 
     Example:
         >>> X_baseline = prune_baseline(model, train_X)
@@ -186,6 +186,12 @@ def prune_baseline(
     if X.dim() != 2 or not len(X):
         raise ValueError(
             f"expected X of shape n x d with n >= 1, got {tuple(X.shape)}; pass evaluated points, one baseline at a time"
+        )
+    if ref_point is not None and not isinstance(ref_point, Tensor):
+        raise TypeError(f"expected ref_point to be a torch.Tensor, got {type(ref_point).__name__}; use torch.tensor([...])")
+    if ref_point is None and model.num_outputs > 1 and objective is None and posterior_transform is None:
+        raise ValueError(
+            f"expected ref_point= for {model.num_outputs} objectives, or an objective= that makes them one number, got neither"
         )
     rows, members = None, model.models if isinstance(model, ModelListGP) else [model]
     known = all(isinstance(member, SparseModel) and not member.lacks_posterior() for member in members)
