@@ -357,8 +357,8 @@ class AskTell:
     ) -> Result:
         """Ask, evaluate and tell until ``budget`` more evaluations have been asked; pending ones are evaluated first.
 
-        It may end earlier (``seconds``, ``target``, ``patience``, ``stop``, ``callback``): :attr:`Result.ended` has the reason,
-        and evaluations that were asked and have not begun stay pending.
+        It may end earlier (``seconds``, ``target``, ``patience``, ``stop``, ``callback``, or a policy has no evaluations left):
+        :attr:`Result.ended` has the reason, and evaluations that were asked and have not begun stay pending.
 
         Args:
             objective: Returns ``q`` values; NaN marks a failed evaluation.
