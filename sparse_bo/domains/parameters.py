@@ -188,6 +188,9 @@ class Float(Parameter):
             value = math.exp(a + number * (b - a))
         else:
             value = self.low + number * (self.high - self.low)
+        short = float(f"{value:.12g}")  # 20.0, not 19.999999999999996
+        if short == float(f"{value:.14g}") and abs(short - value) <= 1e-14 * (self.high - self.low):  # round-off of both
+            value = short
         return min(max(value, self.low), self.high)
 
 

@@ -67,6 +67,23 @@ def test_what_is_decoded_is_encoded_again_and_stays_where_it_is(parameters, seed
 
 
 @pytest.mark.parametrize(
+    ("parameter", "values"),
+    [
+        (Float(1, 100, log=True), [1.0, 2.0, 20.0, 3.3, 99.9]),
+        (Float(1e-5, 1.0, log=True), [1e-5, 1e-4, 0.03, 0.7, 1.0]),
+        (Float(-3, 7), [-2.9, 0.1, 0.3, 6.7]),
+        (Float(0, 1), [0.1, 1 / 3, math.pi / 4]),
+        (Float(0, 1, step=0.1), [0.1, 0.3, 0.6, 0.7]),
+        (Float(1e15, 1e15 + 1), [1e15 + 0.125, 1e15 + 0.5]),
+        (Float(1e9, 1e9 + 1e-6), [1e9 + 2**-22]),
+    ],
+)
+def test_values_of_few_digits_come_back_as_they_went_in(parameter, values):
+    space = Space({"x": parameter})
+    assert [point["x"] for point in space.decode(space.encode([{"x": value} for value in values]))] == values
+
+
+@pytest.mark.parametrize(
     "parameter", [Int(3, 9), Int(0, 1), Int(0, 20, step=5), Float(0, 1, step=0.1), Choice(*"abcd", ordered=True)]
 )
 def test_values_are_equally_likely_and_all_there(parameter):
