@@ -218,7 +218,7 @@ def test_what_is_returned_by_mistake_is_refused_by_its_shape(huge):
 def test_tickets_may_be_numpys_or_those_of_a_batch_and_a_single_one_is_explained():
     loop = AskTell(arms(), RandomSearch(batch_size=2), seed=0)
     batch = loop.ask()
-    with pytest.raises(TicketError, match=r"expected a list of tickets, one value for each, got 0; a single one is \[0\]"):
+    with pytest.raises(TicketError, match=r"expected a list of tickets, got 0; a single one is \[0\]"):
         loop.tell(0, 1.0)
     with pytest.raises(TicketError, match="expected integer tickets"):
         loop.tell([0.0, 1.0], [1.0, 2.0])

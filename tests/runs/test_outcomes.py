@@ -325,10 +325,12 @@ def test_observations_are_added_and_taken_over_by_name(tmp_path):
 def test_a_run_without_results_has_an_empty_front(domain):
     loop = AskTell(**domain, objectives=OBJECTIVES, policy=Scatter())
     batch = loop.ask()
-    loop.tell(batch.tickets[1:2], [{"yield": 1.0, "cost": 2.0}])
     result = loop.result()
     assert result.pareto_front == []
     assert len(result.to_pandas()) == 0
+    loop.tell(batch.tickets[1:2], [{"yield": 1.0, "cost": 2.0}])  # others of the batch are out
+    assert [point.outcomes for point in loop.result().pareto_front] == [{"yield": 1.0, "cost": 2.0}]
+    assert len(loop.result().to_pandas()) == 1
 
 
 def test_arms_of_the_front_have_their_names():
