@@ -68,7 +68,7 @@ SEVERAL = (
     '; this run has one objective, several outcomes are named: sparse_bo.optimize(…, objectives={"yield": "max", …}); a value '
     "whose noise has a known standard deviation is sparse_bo.Measured(value, sd)"
 )
-AT_ONCE = "; a function of many points at once needs vectorized=True where points are rows of an array or a list"
+VECTORIZED = "; a function of many points at once needs vectorized=True where points are rows of an array or a list"
 
 
 def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
@@ -136,8 +136,8 @@ def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
         return answers_of([0], [value])[0]
     except (TypeError, ValueError) as error:
         several = isinstance(value, (list, tuple)) or bool(getattr(value, "shape", ()))
-        advice = SEVERAL if several or isinstance(value, Mapping) else ""
-        advice = (AT_ONCE if several else "") + advice
+        advice = VECTORIZED if several else ""
+        advice += SEVERAL if several or isinstance(value, Mapping) else ""
         raise type(error)(
             f"expected one finite number (NaN marks a failed evaluation), got {reprlib.repr(value)}{advice}"
         ) from error

@@ -157,13 +157,13 @@ def interval(view: RunView) -> str:
     if view.best_interval is None:
         return "no model, so no interval" if view.computed else ""
     lower, upper = view.best_interval
-    ends = f"{number(lower, 6)} to {number(upper, 6)}"
-    if lower == upper:
-        ends = f"{number(lower, 6)}, as it takes results for exact"
-    elif number(lower, 6) == number(upper, 6):
-        ends = f"{number(lower, 6)}, less than {number(max(upper - lower, 1e-300), 1)} wide"
+    low, high = number(lower, 6), number(upper, 6)
     if math.isinf(lower) or math.isinf(upper):
-        ends = f"below {number(upper, 6)}" if math.isinf(lower) else f"above {number(lower, 6)}"
+        ends = f"below {high}" if math.isinf(lower) else f"above {low}"
+    elif low == high:
+        ends = f"{low}, {f'about {number(upper - lower, 1)} wide' if upper > lower else 'as results are exact'}"
+    else:
+        ends = f"{low} to {high}"
     return f"95 % interval of the model: {ends}"
 
 

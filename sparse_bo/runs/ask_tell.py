@@ -405,9 +405,7 @@ class AskTell:
         update is completed.
         """
         self._steps.catch_up()
-        state, rows = self._steps.seen()
-        history = History(rows, run_info(self._about))
-        return result_of(state, history, self._engine.domain, like=self._domain.like)
+        return self._result(*self._steps.with_incomplete_batch())
 
     def certificate(self) -> Certificate | None:
         """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`); ``None`` without a model over arms."""
@@ -423,4 +421,8 @@ class AskTell:
         return numbers
 
     def _so_far(self) -> Result:
-        return result_of(self._engine.state, self.history, self._engine.domain, like=self._domain.like)
+        return self._result(self._engine.state, self._engine.rows)
+
+    def _result(self, state: State, rows: Sequence[HistoryRow]) -> Result:
+        history = History(tuple(rows), run_info(self._about))
+        return result_of(state, history, self._engine.domain, like=self._domain.like)

@@ -70,7 +70,10 @@ def evaluate(
         with carrying(loop, engine, so_far, end=end), bar or nullcontext():
             ranks.agree("run")
             try:
-                run_serially(job) if dispatch is None else dispatch.run()
+                if dispatch is None:
+                    run_serially(job)
+                else:
+                    dispatch.run()
             except ScheduleComplete as complete:
                 watch.reason = str(complete)
             if watch.reason is not None:

@@ -103,14 +103,14 @@ class Steps:
             if self.engine.ledger.answered:
                 self.update(by_ask=True)
 
-    def seen(self) -> tuple[State, tuple[HistoryRow, ...]]:
+    def with_incomplete_batch(self) -> tuple[State, list[HistoryRow]]:
         """Return the state and the history with all results so far, although others are pending. Nothing changes."""
         with self.lock:
             engine = self.engine
             if not (self.ranks.alone and engine.ledger.answered):
-                return engine.state, tuple(engine.rows)
+                return engine.state, engine.rows
             update = engine.next_update()
-            return update.state, (*engine.rows, update.row)
+            return update.state, [*engine.rows, update.row]
 
     def update(self, *, by_ask: bool) -> None:
         """Update the state by all results so far, or leave it unchanged if that raises."""

@@ -560,5 +560,8 @@ def test_a_matrix_that_is_no_covariance_has_no_root():
     nearly[1] -= (torch.linalg.eigvalsh(nearly[1])[0] + 1e-3) * torch.eye(6, dtype=torch.float64)
     with pytest.warns(NumericalWarning):
         root = root_of(nearly)
+    assert torch.equal(root_of(nearly, round_off=2e-3), root)  # without a warning, which would be an error
+    with pytest.warns(NumericalWarning):
+        root_of(nearly, round_off=5e-4)
     torch.testing.assert_close(root[0] @ root[0].mT, nearly[0], rtol=0, atol=1e-8)
     torch.testing.assert_close(root[1] @ root[1].mT, nearly[1], rtol=0, atol=1.01e-3)

@@ -20,7 +20,7 @@ from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
 from sparse_bo.report import Observation
-from sparse_bo.report.facts import advice_of
+from sparse_bo.report.facts import advice_of, interval
 from sparse_bo.report.figures import MOST, thinned
 from sparse_bo.report.page import run_page
 from sparse_bo.runs.history import History, HistoryRow
@@ -267,6 +267,20 @@ def test_warnings_are_given_where_there_is_reason(changes, expected):
         assert advice_of(view(residuals=np.full(19, 9.0))) == []  # too few
     else:
         assert [one for one in advice_of(given) if expected in one.warning and one.remedy.endswith((".", ")"))]
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((1.0, 3.0), "1 to 3"),
+        ((0.2, 0.2), "0.2, as results are exact"),
+        ((0.2, 0.2 + 3e-9), "0.2, about 3e-09 wide"),
+        ((-math.inf, 3.0), "below 3"),
+        ((1.0, math.inf), "above 1"),
+    ],
+)
+def test_an_interval_says_what_its_digits_do_not_show(ends, text):
+    assert interval(view(best_interval=ends)) == f"95 % interval of the model: {text}"
 
 
 def test_of_many_inputs_those_are_shown_that_the_value_goes_with():

@@ -38,7 +38,6 @@ from sparse_bo.policies.bandits.state import (
     thaw_evaluated,
     tried_arms,
     unseen_arms,
-    untried_count,
 )
 from sparse_bo.policies.failures import equal
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
@@ -96,25 +95,25 @@ class ArmUCB(UCBMechanism[BanditState]):
         paid O(log) times per batch.
         """
         fitted, out = state.fitted, len(pending)
-        once = None if self.repeats else tried_arms(state, pending)
-        if once is not None:
-            left = untried_count(self.domain, once, pending=pending)
-            if not left:
-                return Wait(out)
-            max_q = min(max_q, left)
+        tried = None if self.repeats else tried_arms(self.domain, state, pending)
+        left = self.domain.count if tried is None else self.domain.count - len(tried)
+        if not left:
+            return Wait(out)
         if fitted is None:
             q = design_batch(self.design_size, pulls=state.pulls, out=out, max_q=max_q)
             if isinstance(q, Wait):
                 return q
-            if once is not None:
-                return Proposal(self.domain.uniform(q, seen=once, generator=generator))
+            if tried is not None:
+                return Proposal(self.domain.uniform(min(q, left), seen=tried, generator=generator))
             return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
         room = self._largest_batch(state) - out
         if room <= 0:
             return Wait(1 - room)
         q = min(max(max_q, 256, out) if out else max_q, room)
-        if once is not None:
-            distinct = self._distinct(fitted, min(q, self.domain.count - len(once)), once, pending)
+        if tried is not None:
+            distinct = self._distinct(fitted, min(q, left), tried, pending)
+            if not len(distinct.indices):
+                return Wait(distinct.needed)
             return Proposal(distinct.indices[:max_q], distinct.rechecked, distinct.indices[max_q:])
         new = self._pick(fitted, min(self._missing(state, pending), q), pending, _not_evaluated(state, pending))
         others = self._pick(fitted, q - len(new.indices), torch.cat([pending, new.indices]), state.refusal(pending))
@@ -132,16 +131,19 @@ class ArmUCB(UCBMechanism[BanditState]):
             fitted.posterior, width=fitted.width, stop_rule=rule, in_batch=in_batch, max_q=q, given=given, refuse=refuse
         )
 
-    def _distinct(self, fitted: FittedArms, q: int, once: Tensor, pending: Tensor) -> BatchPicks:
-        """Return at most ``q`` arms that are not of ``once``, each once; ``q`` such arms are left."""
+    def _distinct(self, fitted: FittedArms, q: int, tried: Tensor, pending: Tensor) -> BatchPicks:
+        """Return the next ``q`` arms of the batch, not ``tried`` and each once; ``q`` such arms are left."""
         picks, rechecked = pending[:0], 0
         while len(picks) < q:
-            done = torch.cat([once, picks])
+            done = torch.cat([tried, picks])
             found = self._pick(fitted, q - len(picks), torch.cat([pending, picks]), partial(torch.isin, test_elements=done))
+            if not len(found.indices):  # the stop rule ends the batch
+                return BatchPicks(picks, rechecked, found.needed)
             again = equal(found.indices, found.indices).tril(-1).any(dim=-1) | torch.isin(found.indices, done)
             first = int(again.int().argmax()) if bool(again.any()) else len(again)  # later picks know of the repeat
-            if not first:
-                break
+            if not first:  # equal rows of arms are one arm to the model: only copies of tried ones are left
+                rest = torch.arange(self.domain.count, device=picks.device)
+                return BatchPicks(torch.cat([picks, rest[~torch.isin(rest, done)]])[:q], rechecked)
             picks, rechecked = torch.cat([picks, found.indices[:first]]), rechecked + found.rechecked
         return BatchPicks(picks, rechecked)
 

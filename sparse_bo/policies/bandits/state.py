@@ -161,24 +161,19 @@ def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, ge
     return spared(draws, state.refusal(pending), partial(random_arms, domain.count, generator=generator))
 
 
-def tried_arms(state: State, pending: Tensor) -> Tensor:
-    """Return the arms that are evaluated, pending or have failed, ascending."""
-    failed = pending[:0] if state.failures is None else state.failures.where
-    return torch.unique(torch.cat([state.succeeded, pending, failed]))
-
-
-def untried_count(domain: Arms, tried: Tensor, *, pending: Tensor) -> int:
-    """Return how many arms are not ``tried``; none with all results in is the end of a run that tries each once.
+def tried_arms(domain: Arms, state: State, pending: Tensor) -> Tensor:
+    """Return the arms that are evaluated, pending or have failed, ascending. O(n log n).
 
     Raises:
-        ScheduleComplete: If there are none, and none is pending.
+        ScheduleComplete: If these are all arms, and none is pending: the end of a run that tries each once.
     """
-    left = domain.count - len(tried)
-    if not left and not len(pending):
+    failed = pending[:0] if state.failures is None else state.failures.where
+    tried = torch.unique(torch.cat([state.succeeded, pending, failed]))
+    if len(tried) == domain.count and not len(pending):
         raise ScheduleComplete(
             f"all {domain.count:,} candidates have been evaluated, or have failed, and repeats=False evaluates none again"
         )
-    return left
+    return tried
 
 
 def random_arms(count: int, like: Tensor, *, generator: torch.Generator) -> Tensor:

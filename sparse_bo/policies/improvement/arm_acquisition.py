@@ -201,7 +201,7 @@ class ArmPicks(Protocol):
         """Condition on a pick (1 arm)."""
 
 
-def best_arms(picks: ArmPicks, q: int, *, refused: Tensor, seen: Tensor, outside: Tensor, noisy: bool, pulls: int) -> Tensor:
+def best_arms(picks: ArmPicks, q: int, *, refused: Tensor, seen: Tensor, outside: Tensor, again: bool, pulls: int) -> Tensor:
     """Return ``q`` arms, each conditioned on those before it.
 
     Resolved arms are left out while there are others, then evaluated ones, then only those refused.
@@ -212,14 +212,14 @@ def best_arms(picks: ArmPicks, q: int, *, refused: Tensor, seen: Tensor, outside
         refused: ``a`` booleans, not all.
         seen: ``a``: evaluated or pending arms.
         outside: ``a``: evaluated arms that the model does not know, which would look as promising as before.
-        noisy: Whether there is noise, so that an arm may be evaluated again while others are left.
+        again: Whether an arm may be evaluated again while others are left, as there is noise.
         pulls: Evaluations so far.
     """
     # 11 evaluations of an arm resolve it at first, 120 of 2,000, 1,400 of 10⁴ (docs/decisions/111)
     share = 0.09 * min(1.0, 400 / pulls) ** 1.5
     arms, found = torch.arange(len(seen), device=seen.device), list[Tensor]()
     for _ in range(q):
-        arm = picks.next(refused | (outside if noisy else seen), share=share)
+        arm = picks.next(refused | (outside if again else seen), share=share)
         arm = picks.next(refused | seen, share=None) if arm is None else arm
         arm = picks.next(refused, share=None) if arm is None else arm
         assert arm is not None  # some arm is not refused

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms
 from sparse_bo.gp.hypervolume import least_crowded
-from sparse_bo.policies.bandits.state import random_arms, tried_arms, untried_count
+from sparse_bo.policies.bandits.state import random_arms, tried_arms
 from sparse_bo.policies.failures import Refusal, box_correlation, refused, spared
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, best_arms, moments_of_all
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
@@ -152,12 +152,11 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
         conditioned on: their variances shrink, and their means count as reached where they keep the limits. Draws for the
         design alone.
         """
-        once = None if self.repeats else tried_arms(state, pending)
-        if once is not None:
-            left = untried_count(self.domain, once, pending=pending)
-            if not left:
+        tried = None if self.repeats else tried_arms(self.domain, state, pending)
+        if tried is not None:
+            max_q = min(max_q, self.domain.count - len(tried))
+            if not max_q:
                 return Wait(len(pending))
-            max_q = min(max_q, left)
         if not state.fitted:
             more = state.pulls + self.settings.largest_batch(state.pulls)  # an outcome is missing
             size = self.design_size if state.pulls < self.design_size else more
@@ -167,18 +166,18 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
                 if isinstance(q, Wait)
                 else Proposal(
                     self._random(state, q, pending=pending, generator=generator)
-                    if once is None
-                    else self.domain.uniform(q, seen=once, generator=generator)
+                    if tried is None
+                    else self.domain.uniform(q, seen=tried, generator=generator)
                 )
             )
         room = self.settings.largest_batch(state.pulls) - len(pending)
         if room <= 0:
             return Wait(1 - room)
-        known = once is not None or state.noise_shown
+        known = tried is not None or state.noise_shown
         replicate = unrepeated(state.told, ranking_of(self.outcomes, state.Y), pending, known=known)[:max_q]
         q, out = min(max_q, room) - len(replicate), torch.cat([pending, replicate])
         with one_thread():
-            others = self._improving(state, q, pending=out, once=once)
+            others = self._improving(state, q, pending=out, tried=tried)
         picks = state.tried_once(torch.cat([replicate, others]), pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
 
@@ -261,11 +260,11 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
             models.append(model)
         return models
 
-    def _improving(self, state: OutcomeArmState, q: int, *, pending: Tensor, once: Tensor | None) -> Tensor:
+    def _improving(self, state: OutcomeArmState, q: int, *, pending: Tensor, tried: Tensor | None) -> Tensor:
         """Return ``q`` arms of the highest acquisition function, each conditioned on pending and earlier ones.
 
         Where replicates have shown noise, improvement that it would hide counts for less, and arms that are resolved, or that a
-        model does not know, are left out while there are others. Else all evaluated arms are. Arms of ``once`` are left out in
+        model does not know, are left out while there are others. Else all evaluated arms are. Arms of ``tried`` are left out in
         any case.
         """
         told = state.told
@@ -273,7 +272,7 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
         refuse, noisy = state.refusal(pending), state.exact is False
         refused = torch.zeros_like(arms, dtype=torch.bool) if refuse is None else refuse(arms)
         refused = refused if not bool(refused.all()) else torch.zeros_like(refused)
-        refused = refused if once is None else torch.isin(arms, once)
+        refused = refused if tried is None else torch.isin(arms, tried)
         failures = state.failures  # recent ones count as pending
         failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
         everything = torch.ones(len(told), dtype=torch.bool, device=told.device)
@@ -283,7 +282,7 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
         known = torch.stack([torch.isin(arms, sweep.support) for sweep in state.sweeps]).all(dim=0)
         outside = torch.isin(arms, told) & ~known  # would look as promising as before
         sets = {"refused": refused, "seen": seen, "outside": outside}
-        return best_arms(improving, q, **sets, noisy=noisy, pulls=state.pulls)
+        return best_arms(improving, q, **sets, again=noisy and tried is None, pulls=state.pulls)
 
 
 def _exact(before: ArmSweep, model: ArmModel, X: Tensor, new: Tensor) -> ArmSweep:

@@ -17,7 +17,6 @@ from sparse_bo.policies.bandits.state import (
     thaw_evaluated,
     tried_arms,
     unseen_arms,
-    untried_count,
 )
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms, best_arms
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
@@ -139,20 +138,19 @@ class ArmSearch(KnownNoiseMechanism[ImprovementState]):
         self, state: ImprovementState, *, max_q: int, pending: Tensor, generator: torch.Generator
     ) -> Proposal | Wait:
         """Return ``max_q`` arms as :meth:`ask`, also beyond batch size and initial design; fewer where others have failed."""
-        once = None if self.settings.repeats else tried_arms(state, pending)
-        if once is not None:
-            left = untried_count(self.domain, once, pending=pending)
-            if not left:
+        tried = None if self.settings.repeats else tried_arms(self.domain, state, pending)
+        if tried is not None:
+            max_q = min(max_q, self.domain.count - len(tried))
+            if not max_q:
                 return Wait(len(pending))
-            max_q = min(max_q, left)
         if state.surrogate is None:
-            if once is not None:
-                return Proposal(self.domain.uniform(max_q, seen=once, generator=generator))
+            if tried is not None:
+                return Proposal(self.domain.uniform(max_q, seen=tried, generator=generator))
             return Proposal(unseen_arms(self.domain, state, max_q, pending=pending, generator=generator))
-        known = once is not None or state.replicates.exact is not None
+        known = tried is not None or state.replicates.exact is not None
         replicate = unrepeated(state.told, state.y, pending, known=known)
         with one_thread():
-            others = self._improving(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), once=once)
+            others = self._improving(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), tried=tried)
         picks = torch.cat([replicate, others])
         picks = state.tried_once(picks, pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
@@ -207,11 +205,11 @@ class ArmSearch(KnownNoiseMechanism[ImprovementState]):
         )
         return replace(after, surrogate=model.fitted, sweep=model.sweep, learned_at=model.learned_at)
 
-    def _improving(self, state: ImprovementState, q: int, *, pending: Tensor, once: Tensor | None) -> Tensor:
+    def _improving(self, state: ImprovementState, q: int, *, pending: Tensor, tried: Tensor | None) -> Tensor:
         """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
 
         Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then
-        evaluated ones. So are evaluated arms outside the model, which would look as promising as before. Arms of ``once`` are
+        evaluated ones. So are evaluated arms outside the model, which would look as promising as before. Arms of ``tried`` are
         left out in any case.
         """
         sweep, fitted = state.sweep, state.surrogate
@@ -221,14 +219,14 @@ class ArmSearch(KnownNoiseMechanism[ImprovementState]):
         refuse, noisy = state.refusal(pending), state.replicates.exact is False
         refused = torch.zeros_like(arms, dtype=torch.bool) if refuse is None else refuse(arms)
         refused = refused if not bool(refused.all()) else torch.zeros_like(refused)
-        refused = refused if once is None else torch.isin(arms, once)
+        refused = refused if tried is None else torch.isin(arms, tried)
         failures = state.failures  # recent ones count as pending
         failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
         improving = ImprovingArms(sweep, state.unit, pending=pending, failing=failing, noisy=noisy)
         seen = torch.isin(arms, torch.cat([state.told, pending]))
         outside = torch.isin(arms, state.told[~torch.isin(state.replicates.first, fitted.rows)])
         sets = {"refused": refused, "seen": seen, "outside": outside}
-        return best_arms(improving, q, **sets, noisy=noisy, pulls=state.pulls)
+        return best_arms(improving, q, **sets, again=noisy and tried is None, pulls=state.pulls)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,16 @@ def test_without_a_batch_size_the_stop_rule_ends_batches_of_different_arms():
     result = maximize(lambda Z: waves(Z), arms=X, policy=BBKB(repeats=False), budget=100, seed=0)
     assert len(set(result.history.indices)) == 100
     assert result.best_index == int(waves(X).argmax())
+    policy = BBKB(repeats=False, **KNOWN)
+    loop, sizes = AskTell(X, policy, seed=0), []
+    while sum(sizes) < 100:
+        batch = loop.ask()
+        with pytest.raises(PendingBatchError):
+            loop.ask(1)  # the stop rule has ended the batch
+        sizes.append(len(batch))
+        loop.tell(batch.tickets, waves(batch.X))
+    assert max(sizes) < 60
+    assert len(sizes) > 4
 
 
 def test_a_plate_in_pieces_is_the_plate_at_once():
@@ -76,10 +86,11 @@ def test_a_plate_in_pieces_is_the_plate_at_once():
         pieces.ask(1)
 
 
-def test_arms_that_fail_leave_room_for_others():
+@pytest.mark.parametrize("kind", [BBKB, ExpectedImprovement])
+def test_arms_that_fail_leave_room_for_others(kind):
     X, failing = arms(60, 2), torch.arange(60) % 3 == 0
     values = waves(X).masked_fill(failing, torch.nan)
-    policy = BBKB(batch_size=6, repeats=False, initial_design=6)
+    policy = kind(batch_size=6, repeats=False, initial_design=6)
     result = maximize(values.__getitem__, arms=X, policy=policy, budget=90, seed=0, call_with="indices", vectorized=True)
     succeeded = [i for i in result.history.indices[:40] if not failing[i]]
     assert len(succeeded) == len(set(succeeded))
@@ -113,6 +124,13 @@ def test_a_run_in_which_each_candidate_is_tried_once_ends_with_the_last_one(poli
         loop.ask(1)
 
 
+@pytest.mark.parametrize("policy", ONCE)
+def test_equal_candidates_are_tried_once_each(policy):
+    X = arms(7, 2).repeat(3, 1)
+    result = maximize(waves, arms=X, policy=policy, budget=40, seed=0)
+    assert sorted(result.history.indices) == list(range(21))
+
+
 def test_each_candidate_is_tried_once_with_several_outcomes():
     X = arms(40, 2)
     policy = ExpectedImprovement(batch_size=8, repeats=False)
@@ -121,9 +139,14 @@ def test_each_candidate_is_tried_once_with_several_outcomes():
     def measure(x):
         return {"a": float(waves(x.unsqueeze(0))) + float(torch.randn((), generator=g)), "b": float(x[0])}
 
-    result = optimize(measure, arms=X, objectives={"a": "max", "b": "max"}, policy=policy, budget=50, seed=0, vectorized=False)
+    how = {"objectives": {"a": "max", "b": "max"}, "policy": policy, "seed": 0}
+    result = optimize(measure, arms=X, budget=50, vectorized=False, **how)
     assert sorted(result.history.indices) == list(range(40))
     assert "repeats=False" in result.ended
+    repeated = torch.arange(12) % 6  # shows noise, which would make repeats pay
+    told = AskTell(X, initial=(repeated, [measure(X[i]) for i in repeated]), **how)
+    plate = told.ask().indices.tolist()
+    assert len(plate) == len(set(plate) - set(range(6))) == 8
 
 
 def test_a_resumed_run_goes_on_with_the_same_plates(tmp_path):

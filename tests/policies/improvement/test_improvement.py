@@ -74,6 +74,21 @@ def test_picks_are_those_of_dense_algebra(noise):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_picks_of_arms_that_are_tried_once_are_those_of_dense_algebra(noise):
+    X, evaluated = arms(30), torch.tensor([3, 17, 22, 10, 1, 8, 25, 3])  # told of one twice: it tells whether there is noise
+    y = waves(X[evaluated]) + noise * torch.tensor([0.3, -1.0, 0.4, 1.2, -0.7, 0.2, -0.1, -0.9], dtype=torch.float64)
+    policy = ExpectedImprovement(initial_design=8, batch_size=99, repeats=False)
+    mechanism, state = told(policy, X, evaluated, y)
+    tried, tau = evaluated.tolist(), state.surrogate.gp.noise_variance if noise else 0.0
+    picks = []
+    for _ in range(4):
+        picks += dense_picks(state, 1, picks, noise_variance=tau, refused=[*tried, *picks])
+    assert ask(mechanism, state, 4) == picks
+    rest = ask(mechanism, state, 99)
+    assert sorted(rest) == sorted(set(range(30)) - set(tried))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_picks_stay_those_of_dense_algebra_while_hyper_parameters_are_kept(noise):
     """Variances of the last learning bound those of later batches: of 1,500 arms about a tenth is evaluated exactly."""
     X, generator = arms(1_500, 2), torch.Generator().manual_seed(3)
