@@ -78,6 +78,15 @@ CASES = [("snapshots", *run) for run in RUNS] + [("replay", *run) for run in REP
 
 
 @pytest.mark.sampled(8)
+@pytest.mark.parametrize(("domain", "name"), RUNS, ids=map("-".join, RUNS))
+def test_tensors_of_a_snapshot_lie_in_memory_as_a_journal_returns_them(domain, name):
+    """Products of other strides round differently."""
+    frozen = uninterrupted(domain, name)[0]._engine.freeze() or {}
+    strided = [key for key, value in frozen.items() if isinstance(value, torch.Tensor) and not value.is_contiguous()]
+    assert strided == []
+
+
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("way", "domain", "name"), CASES, ids=map("-".join, CASES))
 def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(way, domain, name, tmp_path, monkeypatch):
     often = way == "snapshots"

@@ -293,7 +293,8 @@ def _rotated(data: LearningData, best: Choice, *, start: Hyperparameters | None,
     for _ in range(2):
         counts = None if data.replicates is None else data.replicates.worth(data.rows, best.warp, model.learned)
         G = local_posterior(data.X, y, model.learned, counts=counts).gradients(data.X).mean_gradient
-        model = along(torch.linalg.eigh(G.mT @ G).eigenvectors, max_steps=30)
+        axes = torch.linalg.eigh(G.mT @ G).eigenvectors.contiguous()  # as a snapshot has them: rounding depends on the strides
+        model = along(axes, max_steps=30)
         yield model
 
 
