@@ -31,22 +31,6 @@ DictionaryOption: TypeAlias = Sampler | Dictionary | Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
-class DataView:
-    """The data of a model as the rule needs them."""
-
-    X: Tensor
-    """``batch_shape x n x d``, transformed."""
-    raw: Tensor
-    """``batch_shape x n x d``, in the user's units."""
-    residuals: Tensor
-    """``batch_shape x n`` targets less the prior mean."""
-    prior_mean: Tensor
-    """``batch_shape x n``."""
-    noise: Tensor
-    """``batch_shape x n`` noise variances (y²)."""
-
-
-@dataclass(frozen=True, eq=False)
 class DictionaryRule:
     """A user's choice of dictionary. A value."""
 
@@ -107,35 +91,29 @@ class DictionaryRule:
         given = sum(len(part) for part in (self.rows, self.points) if part is not None)
         return min(given or self.cap(n, batch), n)
 
-    def choose(self, kernel: PriorKernel, data: DataView, *, cap: int | None = None) -> ChosenPoints:
-        """Choose a dictionary of at most ``cap`` points, with the current kernel.
-
-        ``InputDataError`` if given rows do not exist any more; ``SamplerError`` if the sampler needs more than the model has.
-        """
-        X, n = data.X, data.X.shape[-2]
-        nothing = torch.empty(0, dtype=torch.long, device=X.device)
-        if self.rows is not None and len(self.rows) and int(self.rows.max()) >= n:
-            raise InputDataError(f"the dictionary has row {int(self.rows.max())}, but there are only {n} training points")
-        if not n:  # the posterior is the prior
-            return ChosenPoints(nothing)
-        if self.is_given:
-            return ChosenPoints(nothing if self.rows is None else self.rows, self.points)
-        size = self.cap(n, data.noise.shape[:-1].numel())
-        size = size if cap is None else min(cap, size)
-        generator = torch.Generator().manual_seed(self.seed)
-        if self.sampler is not None:
-            return _sampled(self.sampler, kernel, data, size=size, generator=generator, pilot_size=self.settings.pilot)
-        if n <= size:
-            return ChosenPoints(torch.arange(n, device=X.device))
-        return default_rows(kernel, X, data.noise, size=size, generator=generator, settings=self.settings)
-
 
 def chosen_dictionary(model: Any, X: Tensor, *, cap: int | None = None) -> ChosenPoints:
-    """Return the rule's dictionary of at most ``cap`` points for the training inputs ``X``, transformed."""
-    mean, targets = model.prior_mean(X), model.train_targets
-    raw = X if model._stored_originals is None else model.original_inputs()
-    noise = model.data_noise(X, targets.shape) if cap is None else model.noise_at(X, targets.shape)
-    return model.rule.choose(model.prior_kernel, DataView(X, raw, targets - mean, mean, noise), cap=cap)
+    """Return a model's dictionary of at most ``cap`` points by its rule, for the training inputs ``X``, transformed.
+
+    ``InputDataError`` if given rows do not exist any more; ``SamplerError`` if the sampler needs more than the model has.
+    """
+    rule, n, shape = model.rule, X.shape[-2], model.train_targets.shape
+    nothing = torch.empty(0, dtype=torch.long, device=X.device)
+    if rule.rows is not None and len(rule.rows) and int(rule.rows.max()) >= n:
+        raise InputDataError(f"the dictionary has row {int(rule.rows.max())}, but there are only {n} training points")
+    if not n:  # the posterior is the prior
+        return ChosenPoints(nothing)
+    if rule.is_given:
+        return ChosenPoints(nothing if rule.rows is None else rule.rows, rule.points)
+    size = rule.cap(n, shape[:-1].numel())
+    size = size if cap is None else min(cap, size)
+    if rule.sampler is None and n <= size:
+        return ChosenPoints(torch.arange(n, device=X.device))
+    noise = model.data_noise(X, shape) if cap is None else model.noise_at(X, shape)
+    options: dict[str, Any] = {"size": size, "generator": torch.Generator().manual_seed(rule.seed)}
+    if rule.sampler is not None:
+        return _sampled(model, X, noise, **options)
+    return default_rows(model.prior_kernel, X, noise, **options, settings=rule.settings)
 
 
 def dictionary_points(model: Any, X: Tensor, rows: Tensor | None, points: Tensor | None) -> Tensor:
@@ -217,27 +195,26 @@ class AverageCovariance:
         return variances.reshape(-1, variances.shape[-1]).mean(dim=0)
 
 
-def _sampled(
-    sampler: Sampler, kernel: PriorKernel, data: DataView, *, size: int, generator: torch.Generator, pilot_size: int
-) -> ChosenPoints:
+def _sampled(model: Any, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> ChosenPoints:
     """Ask the user's sampler; a dictionary beyond ``size`` is cut to the points of highest inclusion probability.
 
     The sampler gets the distinct inputs in the user's units with their counts, the kernel and the transformed inputs,
     leverages and means by a uniform pilot, and the noise of each. Of a batch it gets averages of leverages, kernels and noise
     (each member in units of its noise level), and no means. Of equal probabilities the lowest rows stay.
     """
-    X, raw, noise = data.X, data.raw, data.noise
+    kernel, rule, prior_mean = model.prior_kernel, model.rule, model.prior_mean(X)
+    raw = X if model._stored_originals is None else model.original_inputs()
     distinct = distinct_inputs(X)
     a = len(distinct.rows)
-    pilot = distinct.rows[uniform_rows(a, pilot_size, generator=generator, device=X.device)]
-    posterior = pilot_posterior(kernel, X[..., pilot, :], X, data.residuals, noise)
+    pilot = distinct.rows[uniform_rows(a, rule.settings.pilot, generator=generator, device=X.device)]
+    posterior = pilot_posterior(kernel, X[..., pilot, :], X, model.train_targets - prior_mean, noise)
     # Observations of one input at noise ν₁, ν₂, … are worth as many at their harmonic mean.
     sums = group_sums(noise.detach().double().reciprocal(), distinct.group, groups=a)
     harmonic = distinct.counts.double() / sums
     single = noise.shape[:-1].numel() == 1
     levels = torch.ones_like(harmonic[..., 0]) if single else harmonic.mean(dim=-1)
     relative = harmonic / levels.unsqueeze(-1)
-    means = (data.prior_mean + posterior.means).detach().expand(noise.shape)[..., distinct.rows]
+    means = (prior_mean + posterior.means).detach().expand(noise.shape)[..., distinct.rows]
     positions = torch.arange(a, device=X.device)
     candidates = Candidates(
         raw.reshape(-1, *raw.shape[-2:])[0, distinct.rows],  # batches share their rows; samplers see the first
@@ -250,7 +227,7 @@ def _sampled(
         regularization=relative.reshape(-1, relative.shape[-1]).mean(dim=0),
         means=means.reshape(-1) if single else None,
     )
-    dictionary = sampler.sample(candidates, generator=generator)
+    dictionary = rule.sampler.sample(candidates, generator=generator)
     chosen = torch.arange(dictionary.m, device=X.device)
     if dictionary.m > size:
         chosen = dictionary.probabilities.sort(descending=True, stable=True).indices[:size].sort().values
