@@ -6,7 +6,7 @@ every step. The baseline's part is the same every time, so it is computed once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
-from linear_operator.operators import DenseLinearOperator
+from linear_operator.operators import DenseLinearOperator, LinearOperator
 from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
@@ -24,65 +24,46 @@ from sparse_bo.models.sparse_gp.prior import PriorKernel, frozen, kernel_diagona
 from sparse_bo.models.sparse_gp.representation import Projection
 
 
-@dataclass(frozen=True, eq=False)
-class PointCovariance:
-    """``S C(X, X) S`` of projected points, with all it depends on: a later change of the model does not reach it."""
+class DeferredCovariance(DenseLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """``S C(X, X) S`` of projected points, computed when it is needed: means alone cost O(m) a point, variances O(m²).
 
-    projection: Projection
-    prior: Tensor
-    """``… x q x q``: ``k(X, X)``."""
-    shape: torch.Size
-    """``batch_shape x q x q``."""
-    graph: bool
-    """Whether gradients were enabled when the points were projected."""
-    scale: Tensor | None = None
-    """``… x q``: factors of the values."""
+    It holds all it depends on, so a later change of the model does not reach it. Operators that are made of it are dense.
 
-    def scaled(self, factors: Tensor) -> PointCovariance:
-        """Return the covariance of the values times ``factors`` (``… x q``)."""
-        return replace(self, scale=factors if self.scale is None else self.scale * factors)
+    Args:
+        projection: The points; of a matrix the constructor makes a plain operator, as linear_operator asks by the class.
+        prior: ``… x q x q``: ``k(X, X)``.
+        shape: ``batch_shape x q x q``.
+        scale: ``… x q``: factors of the values.
+        graph: Whether gradients were enabled when the points were projected.
+    """
+
+    def __new__(cls, projection: Projection | Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return a plain operator of a matrix."""
+        return DenseLinearOperator(projection) if isinstance(projection, Tensor) else super().__new__(cls)
+
+    def __init__(
+        self, projection: Projection, prior: Tensor, shape: torch.Size, *, scale: Tensor | None = None, graph: bool
+    ) -> None:
+        LinearOperator.__init__(self)
+        self.projection, self.prior, self.whole_shape, self.scale, self.graph = projection, prior, shape, scale, graph
 
     @cached_property
-    def diagonal(self) -> Tensor:
-        """``batch_shape x q``: the variances. O(q m r)."""
+    def variances(self) -> Tensor:
+        """``batch_shape x q``. O(q m r)."""
         with torch.set_grad_enabled(self.graph):
             variances = self.projection.variance(self.prior.diagonal(dim1=-2, dim2=-1))
-            return (variances if self.scale is None else self.scale * variances * self.scale).expand(self.shape[:-1])
+            return (variances if self.scale is None else self.scale * variances * self.scale).expand(self.whole_shape[:-1])
 
     @cached_property
-    def dense(self) -> Tensor:
-        """``batch_shape x q x q``. O(q m r + q² r)."""
-        if self.shape[-1] == 1:
-            return self.diagonal.unsqueeze(-1)
+    def tensor(self) -> Tensor:
+        """The matrix, ``batch_shape x q x q``. O(q m r + q² r)."""
+        if self.whole_shape[-1] == 1:
+            return self.variances.unsqueeze(-1)
         with torch.set_grad_enabled(self.graph):
             covariance = self.projection.covariance(self.prior)
             if self.scale is not None:
                 covariance = self.scale.unsqueeze(-1) * covariance * self.scale.unsqueeze(-2)
-            return covariance.expand(self.shape)
-
-
-class DeferredCovariance(DenseLinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """A dense operator whose matrix is computed when it is needed: means alone cost O(m) a point, variances O(m²).
-
-    Operators that are made of it are dense.
-    """
-
-    def __new__(cls, source: Tensor | PointCovariance) -> Any:
-        """Return a plain operator of a matrix: linear_operator makes new operators by their class."""
-        return DenseLinearOperator(source) if isinstance(source, Tensor) else super().__new__(cls)
-
-    def __init__(self, source: PointCovariance) -> None:
-        self.source = source
-        super().__init__(source)
-
-    @property
-    def tensor(self) -> Tensor:
-        """The matrix, ``batch_shape x q x q``."""
-        return self.source.dense
-
-    @tensor.setter
-    def tensor(self, value: Any) -> None:
-        """Ignore the assignment of the base class's constructor."""
+            return covariance.expand(self.whole_shape)
 
     @property
     def _args(self) -> tuple[Tensor]:
@@ -92,28 +73,29 @@ class DeferredCovariance(DenseLinearOperator):  # type: ignore[misc]  # the base
     def _args(self, value: Any) -> None:
         """Ignore the assignment of the base class's constructor."""
 
-    def _check_args(self, source: PointCovariance) -> None:
+    def _check_args(self) -> None:
         return None
 
     def scaled(self, factors: Tensor) -> DeferredCovariance:
         """Return the covariance of the values times ``factors`` (``… x q``)."""
-        return DeferredCovariance(self.source.scaled(factors))
+        scale = factors if self.scale is None else self.scale * factors
+        return DeferredCovariance(self.projection, self.prior, self.whole_shape, scale=scale, graph=self.graph)
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the matrix."""
-        return self.source.prior.dtype
+        return self.prior.dtype
 
     @property
     def device(self) -> torch.device:
         """Device of the matrix."""
-        return self.source.prior.device
+        return self.prior.device
 
     def _size(self) -> torch.Size:
-        return self.source.shape
+        return self.whole_shape
 
     def _diagonal(self) -> Tensor:
-        return self.tensor.diagonal(dim1=-2, dim2=-1) if "dense" in vars(self.source) else self.source.diagonal
+        return self.tensor.diagonal(dim1=-2, dim2=-1) if "tensor" in vars(self) else self.variances
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or a pickle is the matrix, without the model."""
@@ -167,9 +149,9 @@ def joint_of_few(process: Process, X: Tensor) -> MultivariateNormal:
     mean = process.prior_mean(X) + projection.mean
     prior = kernel_diagonal(process.kernel, X).unsqueeze(-1) if X.shape[-2] == 1 else process.prior(X, X)
     shape = torch.Size([*mean.shape, mean.shape[-1]])
-    source = PointCovariance(projection, prior, shape, graph=torch.is_grad_enabled())
+    covariance = DeferredCovariance(projection, prior, shape, graph=torch.is_grad_enabled())
     small = projection.K.numel() * projection.K.element_size() <= process.settings.cached_bytes // 2
-    return MultivariateNormal(mean, DeferredCovariance(source) if small else to_linear_operator(source.dense))
+    return MultivariateNormal(mean, covariance if small else to_linear_operator(covariance.tensor))
 
 
 def joint_of_many(process: Process, X: Tensor, baseline: Baseline, base: Base | None = None) -> MultivariateNormal:
