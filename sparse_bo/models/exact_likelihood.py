@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from botorch.optim.closures.core import NdarrayOptimizationClosure
-from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean
@@ -105,9 +104,8 @@ def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
         return None
     if type(mean) is not ConstantMean or getattr(mean, "raw_constant_constraint", None) is not None:
         return None
-    scaled = model.covar_module if type(model.covar_module) is ScaleKernel else None
-    inner = model.covar_module if scaled is None else scaled.base_kernel
-    modules = {"lengthscale": inner, "noise": noise} | ({} if scaled is None else {"outputscale": scaled})
+    modules = {"lengthscale": parts.module, "noise": noise}
+    modules |= {} if model.covar_module is parts.module else {"outputscale": model.covar_module}
     if any(getattr(module, f"raw_{name}_constraint").enforced for name, module in modules.items()):
         return None
     priors = _log_normal_priors(mll, modules)

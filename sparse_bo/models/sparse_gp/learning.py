@@ -28,7 +28,6 @@ from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.optim.utils import get_parameters_and_bounds
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
-from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
@@ -308,12 +307,12 @@ def coarse_to_fine(
 
 def _searched_again(mll: Any, found: OptimizationResult, residuals: Residuals, options: dict[str, Any]) -> OptimizationResult:
     """Search from finer lengthscales, too, if the residuals show some; the better result stays."""
-    model = mll.model
-    finer = _finer_lengthscales(model, residuals)
-    if finer is None:
+    model, parts = mll.model, stationary_parts(mll.model.prior_kernel)
+    finer = None if parts is None else _finer_lengthscales(model, parts.module, residuals)
+    if parts is None or finer is None:
         return found
     before = parameters_of(model)
-    _inner(model.prior_kernel).lengthscale = finer
+    parts.module.lengthscale = finer
     again = fit_gpytorch_mll_scipy(mll, options=options)
     _LOGGER.debug("searched again from finer lengthscales: %.6g, before %.6g", again.fval, found.fval)
     if again.fval < found.fval:
@@ -322,21 +321,14 @@ def _searched_again(mll: Any, found: OptimizationResult, residuals: Residuals, o
     return found
 
 
-def _inner(kernel: Any) -> Any:
-    return kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
-
-
-def _finer_lengthscales(model: Any, residuals: Residuals) -> Tensor | None:
+def _finer_lengthscales(model: Any, module: Any, residuals: Residuals) -> Tensor | None:
     """Return lengthscales, ``batch_shape x 1 x d``, shortened along inputs with correlated residuals; ``None``: in none."""
-    kernel = model.prior_kernel
-    if stationary_parts(kernel) is None or not _inner(kernel).raw_lengthscale.requires_grad:
-        return None
-    lengthscales = _inner(kernel).lengthscale.detach()
-    if lengthscales.shape != (*residuals.values.shape[:-1], 1, residuals.X.shape[-1]):
+    lengthscales, shape = module.lengthscale.detach(), (*residuals.values.shape[:-1], 1, residuals.X.shape[-1])
+    if not module.raw_lengthscale.requires_grad or lengthscales.shape != shape:
         return None
     score, distance = autocorrelation(residuals.X, residuals.values)
     finer = torch.where(score > model.learner.settings.autocorrelation, distance, torch.inf).unsqueeze(-2)
-    least = _inner(kernel).raw_lengthscale_constraint.lower_bound.to(lengthscales)
+    least = module.raw_lengthscale_constraint.lower_bound.to(lengthscales)
     return torch.maximum(finer, least).minimum(lengthscales) if bool((finer < lengthscales).any()) else None
 
 

@@ -199,6 +199,8 @@ class StationaryParts(NamedTuple):
     """``batch_shape x d``, or ``batch_shape x 1``."""
     variance: Tensor
     """``batch_shape``."""
+    module: RBFKernel | MaternKernel
+    """The module of the lengthscales."""
 
     def scaled(self, X: Tensor) -> Tensor:
         """Return ``X`` over the lengthscales, of a batch of GPs over their geometric means; without gradients."""
@@ -208,26 +210,14 @@ class StationaryParts(NamedTuple):
 
 def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
     """Return the parts of an unmodified RBF or Matérn-5/2 kernel over all columns, or of one scaled; else ``None``. O(d)."""
-    inner: Any = kernel
-    scale = None
-    if type(inner) is ScaleKernel:
-        if not _unmodified(inner):
-            return None
-        inner, scale = inner.base_kernel, inner.outputscale
-    if type(inner) is RBFKernel:
-        name = "rbf"
-    elif type(inner) is MaternKernel and inner.nu == 2.5:
-        name = "matern52"
-    else:
-        return None
-    if not _unmodified(inner):
+    outer: Any = kernel
+    inner = outer.base_kernel if type(outer) is ScaleKernel else outer
+    known = type(inner) is RBFKernel or (type(inner) is MaternKernel and inner.nu == 2.5)
+    if not known or not all(part.active_dims is None and untouched(part) for part in (outer, inner)):
         return None
     lengthscales = inner.lengthscale.squeeze(-2)
-    return StationaryParts(name, lengthscales, lengthscales.new_ones(()) if scale is None else scale)
-
-
-def _unmodified(kernel: RBFKernel | MaternKernel | ScaleKernel) -> bool:
-    return kernel.active_dims is None and untouched(kernel)
+    variance = lengthscales.new_ones(()) if inner is outer else outer.outputscale
+    return StationaryParts("rbf" if type(inner) is RBFKernel else "matern52", lengthscales, variance, inner)
 
 
 def noise_at(model: Any, X: Tensor, shape: torch.Size, **kwargs: Any) -> Tensor:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from botorch.exceptions.warnings import InputDataWarning
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
 from sparse_bo.linalg.chunking import row_slices
@@ -249,13 +249,11 @@ def shorten(model: Any, *, size: int, generator: torch.Generator, settings: Refi
     of GPs shares, and a model whose kernel :func:`stationary_parts` does not recognise. ``size`` is the largest size of the
     dictionary of the model, which is in training mode.
     """
-    kernel = model.prior_kernel
-    if stationary_parts(kernel) is None:
+    kernel, batch = model.prior_kernel, model.train_targets.shape[:-1]
+    parts = stationary_parts(kernel)
+    if parts is None or not parts.module.raw_lengthscale.requires_grad or parts.module.lengthscale.shape[:-2] != batch:
         return
-    inner = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
-    batch = model.train_targets.shape[:-1]
-    if not inner.raw_lengthscale.requires_grad or inner.lengthscale.shape[:-2] != batch:
-        return
+    inner = parts.module
     start = inner.lengthscale.detach().clone()
     with torch.no_grad():
         data = _some_rows(model, min(size, settings.points), 16 * settings.points, generator)
