@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
-from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, explained, shared_product
+from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, shared_product, total
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance, View, remainder_floor, solved_rows
 from sparse_bo.models.sparse_gp.pivots import Columns, joint_root, partition
 
@@ -258,7 +258,7 @@ class JointCovariance(RootedCovariance):
         """Return the floor of variances that pivots, with this root and these columns, leave of others."""
         with torch.no_grad():
             variances = root.square().sum(dim=-1)
-            return remainder_floor(variances, variances + explained(self.process, columns))
+            return remainder_floor(variances, variances + total(column.square().sum(dim=-1) for column in columns))
 
     def _appended(self, base: Base, root: JointRoot) -> JointRoot:
         """Return the base's root with the rows after it."""

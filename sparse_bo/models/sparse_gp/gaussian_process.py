@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,8 +30,6 @@ class Process:
     prior_mean: Callable[[Tensor], Tensor]
     posterior: Representation
     settings: JointSettings
-    squares: ClassVar[None] = None
-    """Of factors of columns: see :class:`SumOfProcesses`."""
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -98,16 +96,9 @@ class Term:
         return values.sum(dim=-1 - trailing) if self.outputs else values
 
     def separated(self, columns: Columns) -> Columns:
-        """Return the columns of each output, without copies."""
-        if not self.outputs:
-            return columns
-        return tuple(one for column in columns for one in column.unbind(-3))
-
-    @property
-    def squares(self) -> Columns:
-        """``factor²`` (``… x 1``) of each of its :meth:`separated` columns."""
-        squares = self.factor.square()
-        return (squares.unbind(-2) if self.outputs else (squares,)) * (1 if self.process.posterior.extension is None else 2)
+        """Return the columns of each output, times its factor."""
+        weighted = tuple(self.factor.unsqueeze(-1) * column for column in columns)
+        return tuple(one for column in weighted for one in column.unbind(-3)) if self.outputs else weighted
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +133,7 @@ class SumOfProcesses:
         return total(term.weighted(term.process.prior(term.at(X), term.at(Y)), 2) for term in self.terms)
 
     def columns(self, X: Tensor) -> Columns:
-        """Return the columns of all terms, without factors."""
+        """Return the columns of all terms, times their factors."""
         return tuple(column for term in self.terms for column in term.separated(term.process.columns(term.at(X))))
 
     def variance(self, X: Tensor) -> Tensor:
@@ -154,32 +145,20 @@ class SumOfProcesses:
         columns = self.columns(X)
         return between(self, X, X, columns, columns), between(self, X, base.X[base.pivots], columns, base.columns)
 
-    @property
-    def squares(self) -> Columns:
-        """``factor²`` of each column."""
-        return tuple(square for term in self.terms for square in term.squares)
-
 
 AnyProcess: TypeAlias = Process | SumOfProcesses
 
 
 def between(process: AnyProcess, X: Tensor, Y: Tensor, columns: Columns, others: Columns) -> Tensor:
     """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
-    return _less_explained(process.prior(X, Y), columns, others, process.squares)
+    return _less_explained(process.prior(X, Y), columns, others)
 
 
-def _less_explained(block: Tensor, columns: Columns, others: Columns, squares: Columns | None = None) -> Tensor:
-    """Subtract the products of columns, times the ``squares`` (``… x 1``) of factors if there are some."""
-    for index, (a, b) in enumerate(zip(columns, others, strict=True)):
-        product = shared_product(a, b.mT)
-        block = block - (product if squares is None else squares[index].unsqueeze(-1) * product)
+def _less_explained(block: Tensor, columns: Columns, others: Columns) -> Tensor:
+    """Subtract the products of columns."""
+    for a, b in zip(columns, others, strict=True):
+        block = block - shared_product(a, b.mT)
     return block
-
-
-def explained(process: AnyProcess, columns: Columns) -> Tensor:
-    """Return the prior variance that columns explain, ``batch_shape x q``."""
-    sums = [column.square().sum(dim=-1) for column in columns]
-    return total(sums if process.squares is None else map(torch.mul, process.squares, sums))
 
 
 def shared_product(A: Tensor, B: Tensor) -> Tensor:
