@@ -87,25 +87,19 @@ def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -
     return total
 
 
-def dtc_log_likelihood_from_sums(sums: LowRankSums) -> Tensor:
+def log_likelihood_from_sums(sums: LowRankSums, *, bound: bool) -> Tensor:
     """Return ``log N(y | μ₀, ZZᵀ + N)``, ``batch_shape``, by Woodbury; ``ValueError`` if ``B`` is not finite. O(r³).
 
-    ``−½ [rᵀN⁻¹r − bᵀB⁻¹b + log|B| + log|N| + n log 2π]`` with ``b = ZᵀN⁻¹r``. Differentiable.
+    ``−½ [rᵀN⁻¹r − bᵀB⁻¹b + log|B| + log|N| + n log 2π]`` with ``b = ZᵀN⁻¹r``. Differentiable. As a ``bound`` less half the
+    trace term (Titsias 2009, Eq. 9): never above the exact log-likelihood, for any dictionary.
     """
     eye = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device)
     L = safe_cholesky(eye + sums.gram).factor
     u = torch.linalg.solve_triangular(L, sums.projected.unsqueeze(-1), upper=False).squeeze(-1)
     log_determinant = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1) + sums.log_noise
     quadratic = sums.squares - u.square().sum(dim=-1)
-    return -0.5 * (quadratic + log_determinant + sums.rows * math.log(2.0 * math.pi))
-
-
-def vfe_log_likelihood_from_sums(sums: LowRankSums) -> Tensor:
-    """Return the variational bound (Titsias 2009, Eq. 9), ``batch_shape``: DTC minus half the trace term. O(r³).
-
-    Never above the exact log-likelihood, for any dictionary. Errors as :func:`dtc_log_likelihood_from_sums`.
-    """
-    return dtc_log_likelihood_from_sums(sums) - 0.5 * sums.unexplained
+    value = -0.5 * (quadratic + log_determinant + sums.rows * math.log(2.0 * math.pi))
+    return value - 0.5 * sums.unexplained if bound else value
 
 
 class _GaussianLogLikelihood(torch.autograd.Function):

@@ -375,14 +375,11 @@ class _ParameterVector:
         with learner.learning_from(before):
             x = self.point
             hessian = positive(curvature(self, x, self(x)[1]), least=least)
-        with learner.learning_from(now):
-            return self._descend(hessian, tolerance=gain / now.numel(), max_steps=steps)
-
-    def _descend(self, hessian: Tensor, *, tolerance: float, max_steps: int) -> OptimizationResult:
         low, high = self.bounds
-        start = torch.minimum(torch.maximum(self.point, low), high)
+        start, tolerance = torch.minimum(torch.maximum(self.point, low), high), gain / now.numel()
         try:
-            found = descend(self, start, bounds=self.bounds, hessian=hessian, tolerance=tolerance, max_steps=max_steps)
+            with learner.learning_from(now):
+                found = descend(self, start, bounds=self.bounds, hessian=hessian, tolerance=tolerance, max_steps=steps)
         except ValueError as error:  # no value at the start
             raise NotPSDError(str(error)) from error
         self.closure.state = torch.where(self.positive, found.x.exp(), found.x).numpy()

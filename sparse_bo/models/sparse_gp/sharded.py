@@ -26,12 +26,7 @@ from torch.nn import Module
 
 from sparse_bo._version import __version__
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.gp.woodbury import (
-    LowRankSums,
-    dtc_log_likelihood_from_sums,
-    gaussian_log_likelihood,
-    vfe_log_likelihood_from_sums,
-)
+from sparse_bo.gp.woodbury import LowRankSums, gaussian_log_likelihood, log_likelihood_from_sums
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import default_rows, uniform_rows
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
@@ -247,8 +242,8 @@ class ShardedLearner(Learner):
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _Total.apply(self.sharded_rows.group, local, *parameters)  # type: ignore[no-untyped-call]  # as torch types it
-        from_sums = vfe_log_likelihood_from_sums if likelihood == "vfe" else dtc_log_likelihood_from_sums
-        return from_sums(LowRankSums(*total, self.sharded_rows.total)).to(points)
+        sums = LowRankSums(*total, self.sharded_rows.total)
+        return log_likelihood_from_sums(sums, bound=likelihood == "vfe").to(points)
 
 
 class _Total(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from sparse_bo.gp.likelihood import stationary_log_likelihood
-from sparse_bo.gp.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
+from sparse_bo.gp.woodbury import gaussian_log_likelihood, log_likelihood_from_sums
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
@@ -81,8 +81,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
                 return self._of_rows(residuals.double(), noise.double()) * (self.shape[-1] / self.points.shape[-2])
             factor = dictionary_factor(self.kernel, self.points)
             sums = row_sums(self.kernel, factor, self.points, self.X, residuals=residuals, noise=noise)
-            from_sums = vfe_log_likelihood_from_sums if self.likelihood == "vfe" else dtc_log_likelihood_from_sums
-            return from_sums(sums)
+            return log_likelihood_from_sums(sums, bound=self.likelihood == "vfe")
         except ValueError as error:  # what BoTorch's fitting loop knows how to retry
             raise NotPSDError(str(error)) from error
 
