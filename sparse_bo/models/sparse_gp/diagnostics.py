@@ -335,7 +335,8 @@ def scaled_copy(model: Any, cache: PosteriorCache, factor: Tensor) -> Any:
         scaled.rule = replace(scaled.rule, rows=cache.rows, points=cache.points)
     old = cache.representation
     alpha, root = old.alpha / factor.unsqueeze(-1), old.root / factor.sqrt()[..., None, None]
-    at_dictionary = None if old.at_dictionary is None else old.at_dictionary.scaled(factor.sqrt())
-    representation = replace(old, alpha=alpha, root=root, at_dictionary=at_dictionary)
+    at = old.at_dictionary
+    at = None if at is None else replace(at, scale=at.scale * factor.sqrt())  # noise included; the triangles are shared
+    representation = replace(old, alpha=alpha, root=root, at_dictionary=at)
     scaled.prediction_strategy = PosteriorCache(representation, Stamp(*scaled.made_from()), cache.rows, cache.points)
     return scaled

@@ -189,7 +189,7 @@ class Representation:
     @property
     def is_large(self) -> bool:
         """Whether ``R`` is triangular and multiplied by blocks."""
-        return self.triangular and self.recent.is_large(self.root)
+        return self.triangular and self.root.shape[-1] >= self.recent.sizes.large
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -8,11 +8,13 @@ columns of ``R`` makes its columns of ``K R`` and its part of ``P`` in one pass,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from sparse_bo.linalg.chunking import row_slices
 
 Made = TypeVar("Made")
 
@@ -43,10 +45,6 @@ class Recent:
         self._products: dict[str, tuple[Tensor, Any]] = {}
         self._constants: dict[str, Any] = {}
 
-    def is_large(self, root: Tensor) -> bool:
-        """Return whether a triangular root is multiplied by blocks."""
-        return root.shape[-1] >= self.sizes.large
-
     def recall(self, name: str, K: Tensor, make: Callable[[], Made]) -> Made:
         """Return the cached value of the function ``name`` at ``K`` (``… x q x m``), or ``make()``. O(q m)."""
         if K.shape[-2] > self.sizes.recent or K.device.type != "cpu":  # others would wait for the comparison
@@ -73,11 +71,6 @@ class Recent:
         return {"sizes": self.sizes, "_products": {}, "_constants": {}}
 
 
-def blocks(r: int, size: int) -> list[slice]:
-    """Return the slices of ``r`` columns in blocks of ``size``."""
-    return [slice(start, min(start + size, r)) for start in range(0, r, size)]
-
-
 def by_columns(root: Tensor) -> Tensor:
     """Return the same root, stored column by column."""
     return root if root.mT.is_contiguous() else root.mT.contiguous().mT
@@ -86,20 +79,20 @@ def by_columns(root: Tensor) -> Tensor:
 def squares(K: Tensor, root: Tensor, block: int = 256) -> Tensor:
     """Return ``Σ (K R)²`` of each point, ``batch_shape x q``, without ``K R`` in memory. O(q m r / 2)."""
     total = K.new_zeros(K.shape[:-1])
-    for part in blocks(root.shape[-1], block):
+    for part in row_slices(root.shape[-1], chunk=block):
         total = total + (K[..., : part.stop] @ root[..., : part.stop, part]).square_().sum(dim=-1)
     return total
 
 
 def times_root(K: Tensor, root: Tensor, block: int = 256) -> Tensor:
     """Return ``K R``, ``batch_shape x q x r``. O(q m r / 2)."""
-    parts = [K[..., : part.stop] @ root[..., : part.stop, part] for part in blocks(root.shape[-1], block)]
+    parts = [K[..., : part.stop] @ root[..., : part.stop, part] for part in row_slices(root.shape[-1], chunk=block)]
     return torch.cat(parts, dim=-1)
 
 
 def times_root_transpose(h: Tensor, root: Tensor, block: int = 256) -> Tensor:
     """Return ``h Rᵀ``, ``batch_shape x q x m``. O(q m r / 2)."""
-    parts = [h[..., part.start :] @ root[..., part, part.start :].mT for part in blocks(root.shape[-1], block)]
+    parts = [h[..., part.start :] @ root[..., part, part.start :].mT for part in row_slices(root.shape[-1], chunk=block)]
     return torch.cat(parts, dim=-1)
 
 
@@ -188,7 +181,8 @@ def _one_pass(K: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``K R`` and ``K R Rᵀ``, ``batch_shape x q x r`` and ``batch_shape x q x m``."""
     h, P = K.new_empty(*K.shape[:-1], root.shape[-1]), torch.zeros_like(K)
     for k, rows, some_h, some_P in zip(*(part.reshape(-1, *part.shape[-2:]) for part in (K, root.mT, h, P)), strict=True):
-        for part in blocks(len(rows), 48):  # 48 columns of 4,096 numbers, 1.6 MB, stay in a core's cache for both products
+        # 48 columns of 4,096 numbers, 1.6 MB, stay in a core's cache for both products.
+        for part in row_slices(len(rows), chunk=48):
             block = rows[part, : part.stop]
             # Points are rows in both products: as columns of the first, ten points take 1.5 times as long with MKL on AMD.
             here = k[:, : part.stop] @ block.T
@@ -217,10 +211,6 @@ class PosteriorAtDictionary:
         triangles[..., 1:] += gram_root.detach().mT  # where one triangle has entries the other has zeros
         triangles = triangles.to(like)
         return cls(triangles, triangles.new_ones(triangles.shape[:-2]))
-
-    def scaled(self, factors: Tensor) -> PosteriorAtDictionary:
-        """Return the posterior of values times ``factors`` (``batch_shape``), noise included; the triangles are shared."""
-        return replace(self, scale=self.scale * factors)
 
     def prior(self, V: Tensor) -> Tensor:
         """Return ``K_DD V``, ``batch_shape x m x c``. O(m² c)."""
