@@ -82,17 +82,6 @@ def root_of(covariance: Tensor, *, largest: Tensor | None = None, round_off: flo
         return safe_cholesky(covariance + missing[..., None, None] * eye).factor
 
 
-def remainder_floor(variances: Tensor, prior: Tensor) -> float:
-    """Return the number to add to variances that pivots leave of others, from the pivots' own and their prior variances.
-
-    256 times the precision of the largest *prior* variance: where data and pivots leave less than round-off of a smooth
-    function, eigenvalues of blocks of 256 rows are mostly -20 to -110 times the precision; where a pivot's own remainder is
-    round-off, as low as -913 times.
-    """
-    eps = torch.finfo(variances.dtype).eps
-    return float(torch.maximum(max(1e-10, 16.0 * eps) * variances.amax(), 256.0 * eps * prior.amax()))
-
-
 class LowerRoot(LinearOperator):  # type: ignore[misc]  # the base class ships no types
     """A lower root that multiplies and solves, and is never made dense."""
 
