@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
@@ -283,8 +282,13 @@ def register_with_ax() -> None:
         >>> sparse_bo.register_with_ax()
         >>> config = ModelConfig(botorch_model_class=SparseGP, model_options={"dictionary": LeverageSampler()})
     """
-    models, decoders = _ax("ax.storage.botorch_modular_registry"), _ax("ax.storage.json_store.registry")
-    known = decoders.CORE_DECODER_REGISTRY
+    try:
+        from ax.storage.botorch_modular_registry import register_model
+        from ax.storage.json_store.registry import CORE_DECODER_REGISTRY as known
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "ax":
+            raise
+        raise ImportError(f"register_with_ax needs Ax; install it with: {install_hint('ax')}") from error
     # Ax encodes dictionaries and samplers by their fields.
     names = [name for name in samplers.__all__ if name == "Dictionary" or (name.endswith("Sampler") and name != "Sampler")]
     values = [getattr(samplers, name) for name in names]
@@ -292,14 +296,5 @@ def register_with_ax() -> None:
     if taken:
         raise ValueError(f"Ax has other classes by the names of {', '.join(taken)}; what it saved could not be told apart")
     for model in (SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP):
-        models.register_model(model)
+        register_model(model)
     known.update({kind.__name__: kind for kind in values})
-
-
-def _ax(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "ax":
-            raise
-        raise ImportError(f"register_with_ax needs Ax; install it with: {install_hint('ax')}") from error
