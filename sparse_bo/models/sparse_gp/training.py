@@ -38,7 +38,6 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         likelihood: The name of the likelihood.
         rows: ``m`` rows of ``X`` that ``points`` are (``"subset"`` only); ``g x s``: of g independent groups.
         noise: ``batch_shape x n`` noise variances added so far.
-        largest_dense: With more points a dense matrix is refused.
     """
 
     def __init__(
@@ -50,11 +49,9 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         likelihood: Approximation,
         rows: Tensor | None = None,
         noise: Tensor | None = None,
-        largest_dense: int = 4096,
     ) -> None:
-        options = {"kernel": kernel, "likelihood": likelihood, "rows": rows, "largest_dense": largest_dense}
-        super().__init__(X, points, **options, noise=noise)
-        self.X, self.points, self.kernel, self.largest_dense = X, points, kernel, largest_dense
+        super().__init__(X, points, kernel=kernel, likelihood=likelihood, rows=rows, noise=noise)
+        self.X, self.points, self.kernel = X, points, kernel
         self.likelihood, self.rows, self.noise = likelihood, rows, noise
 
     def log_likelihood(self, targets: Tensor, mean: Tensor) -> Tensor:
@@ -136,9 +133,10 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
 
     def _noiseless(self) -> Tensor:
         """Return the covariance without the noise, ``batch_shape x n x n``, with gradients. O(n² m)."""
-        if self.shape[-1] > self.largest_dense:
+        most = 4096
+        if self.shape[-1] > most:
             raise UnsupportedError(
-                f"expected at most {self.largest_dense} training points for a dense prior covariance, got {self.shape[-1]}; "
+                f"expected at most {most} training points for a dense prior covariance, got {self.shape[-1]}; "
                 "call model.eval() and use the posterior, or learn through ExactMarginalLogLikelihood"
             )
         if self.likelihood == "subset":
