@@ -78,7 +78,7 @@ def test_more_data_need_more_points():
     X = torch.rand(60, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     noise = torch.full((60,), 0.1, dtype=torch.float64)
     small = DictionarySettings(smallest=5, first_size=8)
-    sizes = [needed_size(kernel, X, X, noise, n=n, settings=small).size for n in (60, 6000, 600_000)]
+    sizes = [needed_size(kernel, X, X, noise, n=n, settings=small)[0] for n in (60, 6000, 600_000)]
     assert sizes[0] < sizes[1] < sizes[2]
 
 

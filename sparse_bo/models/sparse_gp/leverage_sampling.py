@@ -189,8 +189,8 @@ def default_rows(
         winners = winners[distinct_inputs(points[winners]).rows]
         order, points = order[winners].to(X.device), points[winners].to(X)
     judged = rows.gathered(some, X, noise) if distinct is None else [X[..., some, :], noise[..., some]]
-    needed = needed_size(kernel, points, judged[0], judged[1], n=rows.total, settings=settings)
-    return ChosenPoints(order[: needed.size].sort().values, None, needed.unexplained)
+    needed, unexplained = needed_size(kernel, points, judged[0], judged[1], n=rows.total, settings=settings)
+    return ChosenPoints(order[:needed].sort().values, None, unexplained)
 
 
 def race_winners(races: Tensor, count: int) -> Tensor:
@@ -201,20 +201,13 @@ def race_winners(races: Tensor, count: int) -> Tensor:
     return races.argsort(descending=True, stable=True)[:count]
 
 
-class Needed(NamedTuple):
-    """The needed size of a dictionary."""
-
-    size: int
-    unexplained: float
-    """Mean variance over rows that these points leave, in noise variances."""
-
-
 def needed_size(
     kernel: PriorKernel, points: Tensor, rows: Tensor, noise: Tensor, *, n: int, settings: DictionarySettings
-) -> Needed:
-    """Return how many of the first points of a dictionary ``settings.need`` asks for. O(m³ + m² rows).
+) -> tuple[int, float]:
+    """Return how many of the first points are needed, and the mean variance that they leave, in noise variances.
 
-    A Cholesky factor explains point by point: the first m points leave ``k(x,x) − Σ_{j ≤ m} z_j(x)²``.
+    As ``settings.need`` asks for. A Cholesky factor explains point by point: the first m points leave
+    ``k(x,x) − Σ_{j ≤ m} z_j(x)²``. O(m³ + m² rows).
 
     Args:
         kernel: The prior covariance.
@@ -241,5 +234,5 @@ def needed_size(
                 enough = (k for k in range(first, len(shares)) if shares[k] <= settings.need * (k + 1) / n)
                 needed = next(enough, None)
                 if needed is not None:
-                    return Needed(needed + 1, max(shares[needed], 0.0))
-    return Needed(m, max(shares[-1], 0.0))
+                    return needed + 1, max(shares[needed], 0.0)
+    return m, max(shares[-1], 0.0)
