@@ -110,7 +110,7 @@ class Learner:
         self.fit_name, self.seed, self.settings, self.robust = fit, seed, settings, robust
         self.active = False
         """Whether ``fit_gpytorch_mll`` runs for :meth:`fit`."""
-        self._points: tuple[Tensor | None, Tensor | None] | None = None  # rows and external points, chosen once per fit
+        self._points: tuple[Any, ...] | None = None  # rows and external points, chosen once per fit
         self._stage: Tensor | None = None  # rows of the likelihood during a stage of the fit
 
     def likelihood(self, n: int) -> Fit:

@@ -178,16 +178,10 @@ class ShardedLearner(Learner):
     def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, rows: Rows) -> None:
         super().__init__(fit, seed, settings)
         self.sharded_rows = rows
-        self._gathered: tuple[Tensor, ...] | None = None
 
     def likelihood(self, n: int) -> Fit:
         """Return the name of the likelihood of all rows; ``n`` is ignored."""
         return super().likelihood(self.sharded_rows.total)
-
-    def reset(self) -> None:
-        """Forget the rows or points of the last fit."""
-        super().reset()
-        self._gathered = None
 
     def groups(self, model: Any, rows: Tensor) -> Tensor | None:
         """Return ``None``: every rank would learn from neighbourhoods of its own."""
@@ -209,13 +203,13 @@ class ShardedLearner(Learner):
     def _of_subset(self, model: ShardedSparseGP, likelihood: Fit) -> Tensor:
         """Return the exact likelihood of some rows, gathered once, times n/m."""
         rows = self.sharded_rows
-        if self._gathered is None:
+        if self._points is None:
             X, targets, noise = model.local_data()
             size = rows.total if likelihood == "exact" else self.settings.subset
             numbers = uniform_rows(rows.total, size, generator=self.generator(), device=X.device)
             with torch.no_grad():
-                self._gathered = tuple(rows.gathered(numbers, X, targets, noise))
-        raw, targets, known = self._gathered
+                self._points = tuple(rows.gathered(numbers, X, targets, noise))
+        raw, targets, known = self._points
         X = model.transform_inputs(raw)
         noise = known if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else model.noise_at(X, targets.shape)
         covariance = kernel_matrix(model.prior_kernel, X, X) + torch.diag_embed(noise)
@@ -223,15 +217,15 @@ class ShardedLearner(Learner):
 
     def _of_sums(self, model: ShardedSparseGP, likelihood: Fit) -> Tensor:
         """Return the DTC likelihood or the variational bound over a dictionary that is chosen once per fit."""
-        if self._gathered is None:
+        if self._points is None:
             with torch.no_grad():
                 raw, _, noise = model.local_data()
                 size = min(self.settings.dictionary, model.rule.cap(self.sharded_rows.total, 1))
                 points = model.rule.points
                 if points is None:
                     points = model.dictionary_of_all(model.transform_inputs(raw), noise, size)
-                self._gathered = (points,)
-        (points,) = self._gathered
+                self._points = (points,)
+        (points,) = self._points
 
         def local() -> list[Tensor]:
             raw, targets, noise = model.local_data()
