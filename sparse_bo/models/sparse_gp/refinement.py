@@ -29,6 +29,7 @@ from botorch.exceptions.warnings import InputDataWarning
 from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
+from sparse_bo.gp.dtc import DTC
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import largest
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
@@ -256,12 +257,17 @@ def shorten(model: Any, *, size: int, generator: torch.Generator, settings: Refi
     inner = parts.module
     start = inner.lengthscale.detach().clone()
     with torch.no_grad():
-        data = _some_rows(model, min(size, settings.points), 16 * settings.points, generator)
+        X, targets = model.transform_inputs(model.train_inputs[0]), model.train_targets
+        rows = uniform_rows(X.shape[-2], 16 * settings.points, generator=generator, device=X.device)
+        points = rows[uniform_rows(len(rows), min(size, settings.points), generator=generator, device=X.device)]
+        residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
+        data = {"X": X[..., rows, :], "residuals": residuals[..., rows], "noise": noise[..., rows]}
         try:
             values = []
             for power in (2, 1, 0):
                 _set(inner, start * settings.step**power)
-                values.append(_log_density(kernel, inner, data))
+                state = fit_dtc(kernel, X[..., points, :], **data)
+                values.append(_log_density(state, inner, X.shape[-2] / len(rows)))
         finally:
             _set(inner, start)
         factor = settings.step ** (1.0 - parabola_maximum(torch.stack(values)))
@@ -281,26 +287,8 @@ def parabola_maximum(values: Tensor) -> Tensor:
     return torch.where((curvature < 0.0) & values.isfinite().all(dim=0), top, highest)
 
 
-def _some_rows(model: Any, size: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return at most ``most`` random rows with residuals and noise, and a dictionary of ``size`` of them."""
-    X, targets = model.transform_inputs(model.train_inputs[0]), model.train_targets
-    n = X.shape[-2]
-    rows = uniform_rows(n, most, generator=generator, device=X.device)
-    points = rows[uniform_rows(len(rows), size, generator=generator, device=X.device)]
-    residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
-    return {
-        "points": X[..., points, :],
-        "X": X[..., rows, :],
-        "residuals": residuals[..., rows],
-        "noise": noise[..., rows],
-        "weight": X.new_tensor(n / len(rows)),
-    }
-
-
-def _log_density(kernel: Any, inner: RBFKernel | MaternKernel, data: dict[str, Tensor]) -> Tensor:
-    """Return the DTC log-likelihood of all rows plus the log density of the lengthscales, ``batch_shape``, up to a constant."""
-    weight = data["weight"].double()
-    state = fit_dtc(kernel, data["points"], data["X"], residuals=data["residuals"], noise=data["noise"])
+def _log_density(state: DTC, inner: RBFKernel | MaternKernel, weight: float) -> Tensor:
+    """Return ``weight`` log-likelihoods plus the log density of the lengthscales, ``batch_shape``, up to a constant."""
     explained = 0.5 * (state.projected * state.weights).sum(dim=-1)
     value = weight * (explained - state.gram_cholesky.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1))
     for _, module, prior, parameter_of, _ in inner.named_priors():
