@@ -118,17 +118,11 @@ class PreviousPosterior:
         with torch.no_grad():
             return cls(previous.cache(), X, targets - previous.prior_mean(X), previous.data_noise(X, targets.shape))
 
-    def dictionary(self, model: Any, stamp: Stamp, X: Tensor, noise: Tensor, *, factor: float) -> ChosenPoints | None:
+    def dictionary(self, model: Any, stamp: Stamp, X: Tensor, noise: Tensor) -> ChosenPoints | None:
         """Return the dictionary of all rows: that of before, unless parameters, inputs or noise have changed.
 
-        One that the model has chosen is chosen anew, ``None``, when the data have grown by ``factor``.
-
-        Args:
-            model: The new model.
-            stamp: Of the new model's data and parameters.
-            X: ``batch_shape x n' x d``, transformed; the first rows are those of the previous model.
-            noise: ``batch_shape x n'``.
-            factor: See above.
+        One that the ``model`` has chosen is chosen anew, ``None``, when the data have grown by ``settings.growth``. ``X``
+        (``batch_shape x n' x d``, transformed) and ``noise`` (``batch_shape x n'``) begin with those of the previous model.
         """
         then, now, n, total = self.cache.stamp.parameters, stamp.parameters, self.X.shape[-2], noise.shape[-1]
         if len(then) != len(now) or not all(map(torch.equal, then, now)):
@@ -138,7 +132,7 @@ class PreviousPosterior:
         if self.cache.holds_all(n):
             fits = total <= model.rule.cap(total, noise.shape[:-1].numel())
             return ChosenPoints(torch.arange(total, device=noise.device)) if fits else None
-        kept = model.rule.is_given or total <= factor * self.cache.chosen_at
+        kept = model.rule.is_given or total <= model.settings.growth * self.cache.chosen_at
         return ChosenPoints(self.cache.rows, self.cache.points) if kept else None
 
     def grown(
@@ -146,12 +140,8 @@ class PreviousPosterior:
     ) -> tuple[Representation, GrowthState | None] | None:
         """Return the posterior of all rows over :meth:`dictionary`; ``None`` where it costs no more to make it anew.
 
-        Args:
-            kernel: The prior covariance.
-            X: ``batch_shape x n' x d``, transformed; the first rows are those of the previous model.
-            residuals: ``batch_shape x n'``: targets less the prior mean.
-            noise: ``batch_shape x n'``.
-            factor: The root has at most so many columns for each dictionary point.
+        That is where the root would have more than ``factor`` columns for each dictionary point. ``X`` and ``noise`` as in
+        :meth:`dictionary`; ``residuals`` (``batch_shape x n'``) are targets less the prior mean.
         """
         n, old, growth = self.X.shape[-2], self.cache.representation, self.cache.growth
         exact, moved = self.cache.holds_all(n), affine(self.residuals, residuals[..., :n])
@@ -178,13 +168,13 @@ def computed(model: Any, stamp: Stamp) -> PosteriorCache:
     """Return the posterior of a sparse model's data; from the previous model's where it can be. O(n m² + m³)."""
     (X, targets), kernel, chosen, grown = model.training_data(), model.prior_kernel, None, None
     data: dict[str, Any] = {"residuals": targets - model.prior_mean(X), "noise": model.data_noise(X, targets.shape)}
-    previous, factor, chosen_at, growth = model._previous, model.settings.growth, X.shape[-2], None
+    previous, chosen_at, growth = model._previous, X.shape[-2], None
     try:
         if previous is not None and not torch.is_grad_enabled():
-            chosen = previous.dictionary(model, stamp, X, data["noise"], factor=factor)
+            chosen = previous.dictionary(model, stamp, X, data["noise"])
             if chosen is not None:
                 chosen_at = previous.cache.chosen_at
-                grown = previous.grown(kernel, X, **data, factor=factor)
+                grown = previous.grown(kernel, X, **data, factor=model.settings.growth)
         rows, points, unexplained = chosen or chosen_dictionary(model, X)
         if grown is not None:
             representation, growth = grown
@@ -300,7 +290,7 @@ def condition_on_observations(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor
     """Condition the posterior process on new observations. O(q m r), independent of n.
 
     Args:
-        model: The model.
+        model: A sparse model.
         X: ``batch_shape x q x d`` inputs of the new observations.
         Y: ``batch_shape' x q x m``, as in :class:`~botorch.models.SingleTaskGP`.
         noise: As ``Y``, in the outcome transform's units.
@@ -334,7 +324,7 @@ def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor
     model becomes the DTC posterior of all its data over the dictionary and the new points.
 
     Args:
-        model: The model.
+        model: A sparse model.
         inputs: ``batch_shape x q x d`` inputs of the new observations.
         targets: ``batch_shape' x q``; ``batch_shape'`` may have one more dimension than ``batch_shape``.
         **kwargs: ``noise``: ``… x q`` noise variances of the new observations.
@@ -380,9 +370,7 @@ def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor
 def _fantasy_batch_shape(inputs: Tensor, targets: Tensor, model_batch_shape: torch.Size) -> torch.Size:
     """Return the batch shape of a model conditioned on ``targets`` (``… x q``) at ``inputs`` (``… x q x d``).
 
-    Raises:
-        RuntimeError: If ``targets`` do not have as many batch dimensions as ``inputs`` or one more, or do not broadcast
-            against the model (the same conditions as in ``gpytorch.models.ExactGP``).
+    ``RuntimeError`` on the same conditions as in ``gpytorch.models.ExactGP``.
     """
     input_shape, target_shape = inputs.shape[:-2], targets.shape[:-1]
     if len(target_shape) not in (len(input_shape), len(input_shape) + 1):

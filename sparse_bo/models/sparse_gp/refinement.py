@@ -2,8 +2,7 @@
 
 *Residuals* of some rows given others show a function that a search has taken for noise: those of neighbours along an input are
 then correlated. They show outlying rows, too: a bad observation is far from the prediction of the others while its neighbours
-are not. It is compared with the predictive variance of the function, and with the residuals of all and of its neighbours, by
-medians. The learned noise does not count: bad observations raise it.
+are not. The learned noise does not count: bad observations raise it.
 
 *Neighbourhoods.* Random points of many data lie far apart: a search over them mistakes finer structure for noise, so
 lengthscales come out too long. The sum of the log-likelihoods of some neighbourhoods, taken as independent, is a composite
@@ -84,10 +83,7 @@ class Residuals(NamedTuple):
 def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
     """Predict ``rows`` from ``known`` rows, and each of these from the others. O(c³ + r c²) for c known and r rows.
 
-    Args:
-        model: A sparse model in training mode, with hyper-parameters that fit ``known``.
-        known: Row numbers, ascending.
-        rows: Row numbers, ascending, with all of ``known``.
+    Of a sparse model whose hyper-parameters fit ``known``. Both are row numbers, ascending; ``rows`` has all of ``known``.
     """
     with torch.no_grad():
         X = model.transform_inputs(model.train_inputs[0]) if model.training else model.train_inputs[0]
@@ -133,17 +129,14 @@ def autocorrelation(X: Tensor, residuals: Tensor) -> Autocorrelation:
     return Autocorrelation(first * math.sqrt(n), distance)
 
 
-def outlier_scores(model: Any, residuals: Residuals, reference: Tensor, *, neighbours: int = 10) -> Tensor:
+def outlier_scores(model: Any, residuals: Residuals, reference: Tensor) -> Tensor:
     """Return how many standard deviations each row is off, ``r``, the most of a batch. O(r · references · d).
 
     The deviation is ``√(v + s²)``, v the predictive variance of the function. s is the larger of two scales, 1.48 times the
-    median of absolute residuals: of all reference rows, and of the nearest ones; at least 1 % of the observations' deviation.
+    median of absolute residuals: of all reference rows, and of the ten nearest; at least 1 % of the observations' deviation.
 
-    Args:
-        model: Whose lengthscales measure nearness, where it has some.
-        residuals: Of the rows.
-        reference: Positions among the rows whose residuals are not those of outlying rows.
-        neighbours: Reference rows that are near.
+    Nearness is measured by the lengthscales of ``model``, where it has some. ``reference`` are positions among the rows whose
+    residuals are not those of outlying rows.
     """
     X, parts = data_points(residuals.X), stationary_parts(model.prior_kernel)
     X = X if X.dim() == 2 else X.reshape(-1, *X.shape[-2:])[0]
@@ -155,7 +148,7 @@ def outlier_scores(model: Any, residuals: Residuals, reference: Tensor, *, neigh
     for some in row_slices(len(Z), chunk=4096):
         apart = torch.cdist(Z[some], Z[reference])
         apart = apart.masked_fill(positions[some].unsqueeze(-1) == reference, torch.inf)
-        nearest = reference[apart.topk(min(neighbours, len(reference)), largest=False).indices]
+        nearest = reference[apart.topk(min(10, len(reference)), largest=False).indices]
         local.append(1.4826 * sizes[..., nearest].median(dim=-1).values)
     scale = torch.maximum(torch.cat(local, dim=-1), typical)
     scores = sizes / (residuals.variances + scale.square()).sqrt()
@@ -216,7 +209,7 @@ def last_groups(
         Z: ``n x d`` inputs, over their lengthscales for Euclidean distances.
         m: Size of the dictionary, at most.
         batch: The number of GPs.
-        generator: A CPU generator, the only source of randomness.
+        generator: Of the CPU.
         settings: Sizes.
         distances: The measure of nearness.
         autograd: Whether derivatives come from autograd.

@@ -261,14 +261,12 @@ def left_out_of_exact(representation: Representation, *, residuals: Tensor, nois
 
 
 def left_out_of_dtc(
-    kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor, how: Summation | None = None
+    kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor, how: Summation
 ) -> tuple[Tensor, Tensor]:
     """Return the leave-one-out posterior over a fixed dictionary, in float64; arguments as :func:`fit_dtc`. O(n m² + m³).
 
-    Returns:
-        Means less the prior mean and variances of f, each ``batch_shape x n``.
+    Means less the prior mean and variances of f, each ``batch_shape x n``.
     """
-    how = how or Summation()
     state = fit_dtc(kernel, points, X, residuals=residuals, noise=noise, how=how)
     residuals, noise, parts = residuals.double(), noise.double(), []
     for rows in sweep(points, X, how.memory_bytes):
