@@ -1,9 +1,8 @@
 """How a sparse model learns hyper-parameters from a likelihood: from few points first, then from all in a handful of steps.
 
-A likelihood of m points costs O(m³), and a search takes tens of them. The first search is on few points
-(``LearningSettings.coarse``), where one costs a seventeenth. Its optimum and curvature start damped Newton steps on all points
-that are learned from. Of many data, a few such steps follow on neighbourhoods as dense as the data, and a last one by a
-likelihood of all rows (:mod:`sparse_bo.models.sparse_gp.refinement`).
+A likelihood of m points costs O(m³), and a search takes tens of them. The optimum and curvature of a first search on few points
+start damped Newton steps on all points that are learned from. Of many data, a few such steps follow on neighbourhoods as dense
+as the data, and a last one by a likelihood of all rows (:mod:`sparse_bo.models.sparse_gp.refinement`).
 
 A ripple that is finer than the lengthscales of the start looks like noise to a search. Residuals show it; then a second search
 starts at the lengthscale that they show. With ``robust=True`` outlying rows are left out first.

@@ -104,15 +104,9 @@ class Pilot(NamedTuple):
 def pilot_posterior(
     kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor, *, rows: Rows | None = None
 ) -> Pilot:
-    """Return the DTC posterior over ``pilot`` at every point. O(n p²).
+    """Return the DTC posterior over ``pilot`` (``batch_shape x p x d``, transformed) at every point of ``X``. O(n p²).
 
-    Args:
-        kernel: The prior covariance.
-        pilot: ``batch_shape x p x d`` dictionary, transformed.
-        X: ``batch_shape x n x d``, transformed.
-        residuals: ``batch_shape x n`` targets less the prior mean.
-        noise: ``batch_shape x n`` noise variances (y²).
-        rows: The data set of which ``X`` are this process's rows; the posterior is that of all of them.
+    Other arguments as :func:`~sparse_bo.models.sparse_gp.row_sums.fit_dtc`; the posterior is that of the rows of all ranks.
     """
     with torch.no_grad():
         state = fit_dtc(kernel, pilot, X, residuals=residuals, noise=noise, rows=rows)
@@ -212,9 +206,9 @@ def needed_size(
     Args:
         kernel: The prior covariance.
         points: ``batch_shape x m x d``, transformed, in their order.
-        rows: ``batch_shape x r x d``, transformed: the inputs to explain.
+        rows: ``batch_shape x r x d``, transformed: some of the ``n`` training points, to be explained.
         noise: ``batch_shape x r`` noise variances there (y²).
-        n: The number of training points, of which the rows are some.
+        n: The number of training points.
         settings: Sizes.
     """
     wide, size, m = rows.double(), 0, points.shape[-2]

@@ -196,10 +196,7 @@ def _one_scale(operator: JointCovariance) -> bool:
 def subset_of_outputs(model: Any, idcs: list[int], plain: Callable[[list[int]], Any]) -> Any:
     """Return the model of some outputs of a sparse model with the same posterior of these, over the same dictionary.
 
-    Args:
-        model: A sparse model of several outputs.
-        idcs: The outputs.
-        plain: BoTorch's ``subset_output`` of the model.
+    ``plain`` is BoTorch's ``subset_output`` of the model.
     """
     training, shape = model.training, getattr(model, "_aug_batch_shape", torch.Size())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):  # as of the kernel of a calibrated model

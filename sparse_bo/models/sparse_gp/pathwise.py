@@ -118,15 +118,8 @@ def draw_matheron_path(
 ) -> MatheronPath:
     """Draw paths of a sparse model's posterior; registered with BoTorch's ``draw_matheron_paths``.
 
-    Args:
-        model: The model, a ``SparseGP``.
-        sample_shape: The shape of the set of paths.
-        prior_sampler: Draws prior paths.
-        update_strategy: BoTorch's default and no other: the update is the dictionary's.
-
-    Raises:
-        UnsupportedError: For another ``update_strategy``, or if the prior is that of a ``forward`` that is more than
-            ``mean_module`` and ``covar_module``.
+    ``UnsupportedError`` for an ``update_strategy`` that is not BoTorch's default (the update is the dictionary's), or if the
+    prior is that of a ``forward`` that is more than ``mean_module`` and ``covar_module``.
     """
     if update_strategy is not gaussian_update:
         raise UnsupportedError("SparseGP has its own pathwise update over the dictionary; leave update_strategy at its default")

@@ -34,13 +34,9 @@ class Partition(NamedTuple):
 
 
 def partition(X: Tensor, mean: Tensor, *, prior: Prior, settings: JointSettings) -> Partition:
-    """Choose pivots and blocks. O(q), and the same for the same arguments.
+    """Choose pivots and blocks of ``… x q x d`` transformed points. O(q), and the same for the same arguments.
 
-    Args:
-        X: ``… x q x d``, transformed; the batch shares the partition of its first element.
-        mean: ``… x m x q`` posterior means of ``m`` outputs (``m`` = 1 if the model has one).
-        prior: The prior covariance of two sets of points, ``batch_shape x q x q'``.
-        settings: Sizes.
+    The batch shares the partition of its first element. ``mean`` has the posterior means of m outputs, ``… x m x q``.
     """
     q, batch = mean.shape[-1], mean.shape[:-1].numel()
     most = max(settings.factor_bytes // (batch * q * mean.element_size()), 16)
@@ -122,9 +118,9 @@ def joint_root(
 
     Args:
         chosen: Pivots and blocks.
-        columns: From row numbers to their columns.
-        entries: From two sets of row numbers and their columns to the covariance between them.
-        floor: From the pivots' root and columns to the variance that is added to the others'.
+        columns: Columns of row numbers.
+        entries: The covariance between two sets of row numbers, from their columns.
+        floor: The variance that is added to the others', from the pivots' root and columns.
         chunk: Rows whose columns are in memory at a time.
     """
     order, p, size = chosen

@@ -116,10 +116,7 @@ class Baseline:
     def of(self, process: Process, X: Tensor, constant: int) -> Base | None:
         """Return the baseline that ``X`` (``… x q x d``, transformed) begins with, if there is one; cache a new one.
 
-        Args:
-            process: The posterior.
-            X: Points.
-            constant: How many leading rows provably have no gradient.
+        ``constant`` leading rows provably have no gradient.
         """
         if X.dim() < 2 or X.shape[-2] == 0 or gpytorch.settings.detach_test_caches.off():
             return None

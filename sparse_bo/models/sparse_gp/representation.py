@@ -212,11 +212,9 @@ class Representation:
         return Representation(*base, extension, self.triangular, at_dictionary, Recent(self.recent.sizes))
 
     def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
-        """Return the posterior at ``… x q x d`` transformed points. O(q m (d + e)), O(q m r) for variances; independent of n.
+        """Return the posterior at ``… x q x d`` transformed points, whose batch dimensions broadcast against ``batch_shape``.
 
-        Args:
-            kernel: The prior covariance ``k``.
-            X: Its batch dimensions broadcast against ``batch_shape``.
+        O(q m (d + e)), O(q m r) for variances; independent of n.
         """
         K, rows = folded_kernel(kernel, X, self.points)
         cross = None if self.extension is None else cross_covariance(kernel, X, self.extension.points)
@@ -226,7 +224,7 @@ class Representation:
         """Condition the process on observations at new points. O(q m r + q³ + q² e), independent of n.
 
         Args:
-            kernel: The prior covariance ``k``.
+            kernel: ``k``.
             X: ``… x q x d``, transformed.
             residuals: ``target_batch_shape x q``: ``y`` less the prior mean; may have one more batch dimension than ``X``.
             noise: ``… x q`` noise variances of the new observations (y²).
@@ -283,15 +281,8 @@ def exact_representation(
 ) -> Representation:
     """Return the exact GP posterior: ``D = X``, ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``. O(n³).
 
-    Args:
-        kernel: The prior covariance.
-        X: ``batch_shape x n x d``, transformed.
-        residuals: ``batch_shape x n``: targets less the prior mean.
-        noise: ``batch_shape x n`` noise variances.
-        sizes: Sizes of products with the root.
-
-    Raises:
-        ValueError: If the covariance is not finite or not positive semi-definite.
+    Of ``batch_shape x n x d`` transformed points, targets less the prior mean (``batch_shape x n``) and noise variances
+    (``batch_shape x n``); ``ValueError`` if the covariance is not finite or not positive semi-definite.
     """
     wide = X.double()
     covariance = kernel_matrix(kernel, wide, wide).double() + torch.diag_embed(noise.double())

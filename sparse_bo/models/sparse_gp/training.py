@@ -167,9 +167,8 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
     def to_dense(self) -> Tensor:
         """Return the covariance as a tensor, ``batch_shape x n x n``, with gradients. O(n² m).
 
-        Raises:
-            UnsupportedError: For too many training points. With noise, as another library's leave-one-out may ask of a model
-                in training mode: the result would be neither the exact GP's nor that of the posterior.
+        ``UnsupportedError`` for too many training points, or with noise, as another library's leave-one-out may ask of a model
+        in training mode: the result would be neither the exact GP's nor that of the posterior.
         """
         if self.noise is not None:
             raise UnsupportedError(
@@ -185,9 +184,7 @@ class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-likelihood (or its bound) of targets ``value`` (``batch_shape x n``), ``batch_shape``.
 
-        Raises:
-            UnsupportedError: If the covariance is no longer the model's own (the distribution was sliced or scaled).
-            NotPSDError: If a covariance is not finite or not positive semi-definite.
+        ``UnsupportedError`` if the distribution was sliced or scaled; others as the covariance's.
         """
         covariance = self.lazy_covariance_matrix
         if not hasattr(covariance, "log_likelihood"):
