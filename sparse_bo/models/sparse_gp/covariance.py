@@ -192,7 +192,8 @@ class JointCovariance(RootedCovariance):
         if base is not None and slices and col_index == ALL:
             start, stop, step = row_index.indices(self.X.shape[-2])
             if start >= base.rows and step == 1:
-                return to_linear_operator(chosen._after(base, slice(start, stop)))
+                rows = slice(start, stop)
+                return to_linear_operator(chosen._finished(chosen._dressed(chosen._tail(base, rows), rows, ALL), 2))
         return to_linear_operator(chosen._block(row_index, col_index))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
@@ -200,10 +201,6 @@ class JointCovariance(RootedCovariance):
         return entries
 
     # --- rows after the base -----------------------------------------------------------------------------------------------
-
-    def _after(self, base: Base, rows: slice) -> Tensor:
-        """Return all entries of rows after the base, finished."""
-        return self._finished(self._dressed(self._tail(base, rows), rows, ALL), 2)
 
     @property
     def _own_base(self) -> Base | None:

@@ -275,11 +275,9 @@ def coarse_to_fine(
     if len(rows) < at.coarse_from:
         with learner.learning_from(rows):
             found = fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
-            return (
-                _searched_again(mll, found, learner.looked_at(model, rows, rows), options)
-                if own and n >= at.residuals_from
-                else found
-            )
+            if not own or n < at.residuals_from:
+                return found
+            return _searched_again(mll, found, learner.looked_at(model, rows, rows), options)
     few = rows[uniform_rows(len(rows), at.coarse, generator=learner.generator(), device=rows.device)]
     coarse = {**learner.coarse_options(model), **options}
     with learner.learning_from(few), warnings.catch_warnings():
