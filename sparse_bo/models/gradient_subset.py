@@ -70,8 +70,7 @@ def gradient_subset(
         size: M, how many to choose; with n ≤ M all are.
         initial: n₀, the number of rows at the start that always stay.
         newest: How many of the last observations are kept; those the model has not seen yet.
-        gradient: ``"nystrom"``: the greedy Nyström choice, without gradients; ``"scalar"``: the number ``g_i`` of Eq. 3 (the
-            literal rule), the oldest of those that tie; ``"column"``: the column ``K_y⁻¹ e_i`` (our reading).
+        gradient: ``"nystrom"``: the greedy Nyström choice; ``"scalar"``: numbers, the oldest of those that tie; ``"column"``.
         pool: Choose only among these rows (distinct; it must contain the kept ones). Default: all.
         perturbation: Variance σ_d² of the Gaussian noise added to the gradients (§4.3); 0 for none. Not used by ``"nystrom"``.
         generator: CPU generator. Needed if gradients are perturbed, so not by ``"nystrom"``.
