@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(f"SparseBOSampler needs Optuna; install it with: {install_hint('optuna')}") from error
 
+from sparse_bo.adapters.conditions import Condition, TrialForms
 from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
 from sparse_bo.policies import Mechanism, Outcomes, Policy, State, Wait
 from sparse_bo.policies.box_states import PointState
@@ -55,9 +56,10 @@ logger = optuna.logging.get_logger("optuna.sparse_bo")
 class SparseBOSampler(BaseSampler):
     """Samples trials of an Optuna study, of one objective or up to four, by a policy of this package.
 
-    Parameters that all trials have are sampled together: floats and integers, linear, logarithmic or in steps, and
-    categories (one-hot, so many categories make many inputs: prefer an integer where they are ordered). Parameters that some
-    trials lack (conditional ones), and those of the first trial, are left to ``independent_sampler``.
+    Parameters are sampled together: floats and integers, linear, logarithmic or in steps, and categories (one-hot, so many
+    categories make many inputs: prefer an integer where they are ordered). Conditional ones, which some trials lack, are among
+    them as soon as the trials show on which category or integer they depend (:mod:`sparse_bo.adapters.conditions`); the model
+    sees no difference in those that a trial lacks. Others, and those of the first trial, are left to ``independent_sampler``.
 
     What becomes of a trial: its values are told to a model of each. Constraints (``trial.set_constraint`` or
     ``constraints_func``, feasible up to 0) have models, too: a trial's improvement counts with the probability that it is
@@ -109,6 +111,7 @@ class SparseBOSampler(BaseSampler):
     def _forget(self) -> None:
         self._lock, self._spaces = threading.RLock(), IntersectionSearchSpace(include_pruned=True)
         self._searches: dict[int | None, _Search] = {}
+        self._forms: dict[int | None, TrialForms] = {}
         self._warned: set[str] = set()
         self._begun = False
 
@@ -157,10 +160,17 @@ class SparseBOSampler(BaseSampler):
         self._independent.after_trial(study, trial, state, values)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters that all trials so far have, constants excluded."""
+        """Return the parameters that all trials so far have, and the conditional ones; constants excluded."""
         with self._lock:
             found = self._spaces.calculate(study)
+            found |= {name: distribution for name, (distribution, _) in self._conditional(study, found).items()}
         return {name: distribution for name, distribution in found.items() if not distribution.single()}
+
+    def _conditional(self, study: optuna.Study, common: Iterable[str]) -> Mapping[str, tuple[BaseDistribution, Condition]]:
+        """Return the conditional parameters of a study; see :meth:`.TrialForms.conditions`."""
+        forms = self._forms.setdefault(getattr(study, "_bracket_id", None), TrialForms())
+        forms.read(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
+        return forms.conditions(common)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -173,13 +183,19 @@ class SparseBOSampler(BaseSampler):
         """
         self._begin(study, trial)
         fixed = trial.system_attrs.get("fixed_params", {})
-        if not search_space or search_space.keys() <= fixed.keys():
-            return {}
         bracket = getattr(study, "_bracket_id", None)  # Hyperband's samplers see the trials of one bracket at a time
         with self._lock:
+            names, conditions = dict(search_space), dict[str, Condition]()
+            for name, (_, condition) in self._conditional(study, self._spaces.calculate(study)).items():
+                if name in names and condition.parent in names:
+                    conditions[name] = condition
+                else:
+                    names.pop(name, None)  # another sampler has fixed what it depends on
+            if names.keys() <= fixed.keys():
+                return {}
             search = self._searches.pop(bracket, None)
-            if search is None or not search.fits(study, search_space):
-                search = _Search(study, search_space, self._policy, self._generator)
+            if search is None or not search.fits(study, names, conditions):
+                search = _Search(study, names, conditions, self._policy, self._generator)
             values = search.next(trial.number)
             self._searches[bracket] = search  # not after an exception, Ctrl-C too: then all trials are read again
             return values
@@ -193,12 +209,14 @@ class SparseBOSampler(BaseSampler):
             ValueError: If the study has more than four objectives, or the parameter's range exceeds the largest number.
         """
         self._begin(study, trial)
-        if self._searches and param_name not in self._warned:
+        searched = any(search.distributions.get(param_name) == param_distribution for search in self._searches.values())
+        known = any(param_name in forms for forms in self._forms.values())
+        if known and self._searches and not searched and param_name not in self._warned:
             self._warned.add(param_name)
             logger.warning(
-                "%r of trial %d is sampled by %s, beside the model: not all trials have it with this range. If it is "
-                "conditional, this stays so. If its range was changed, start a new study with the old trials under the new "
-                "range, all whose values it contains: "
+                "%r of trial %d is sampled by %s, beside the model: its range has changed, or no category and no integer tells "
+                "which trials have it. If its range was changed, start a new study with the old trials under the new range, "
+                "all whose values it contains: "
                 "study.add_trial(optuna.trial.create_trial(params=old.params, distributions=new, value=old.value))",
                 param_name,
                 trial.number,
@@ -220,13 +238,16 @@ class _Search:
         self,
         study: optuna.Study,
         search_space: Mapping[str, BaseDistribution],
+        conditions: Mapping[str, Condition],
         policy: Policy | None,
         generator: torch.Generator,
     ) -> None:
-        self.study, self.distributions, self.generator = study, dict(search_space), generator
+        self.study, self.generator, self.conditions = study, generator, dict(conditions)
+        first = {name: kind for name, kind in search_space.items() if name not in conditions}
+        self.distributions = first | {name: search_space[name] for name in conditions}
         self.constraints = _constraints_of(study.get_trials(deepcopy=False))
         self.outcomes = _outcomes_of(study, self.constraints)
-        space = Space({repr(name): _parameter(name, kind) for name, kind in search_space.items()})
+        space = Space({repr(name): _parameter(name, kind, conditions.get(name)) for name, kind in self.distributions.items()})
         self.domain = space_domain(space)
         policy = policy or chosen_policy(self.domain, budget=TRIALS, several=self.outcomes is not None).policy
         try:
@@ -241,11 +262,14 @@ class _Search:
         self.ended: set[int] = set()
         self.completed: list[float] = []
 
-    def fits(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> bool:
+    def fits(
+        self, study: optuna.Study, search_space: Mapping[str, BaseDistribution], conditions: Mapping[str, Condition]
+    ) -> bool:
         """Return whether this is the search of a study with these parameters."""
         same = study is self.study or (study._storage is self.study._storage and study._study_id == self.study._study_id)
         new = (trial for trial in study.get_trials(deepcopy=False) if trial.number not in self.ended)
-        return same and self.distributions == search_space and self.constraints >= _constraints_of(new)
+        known = self.distributions == search_space and self.conditions == conditions
+        return same and known and self.constraints >= _constraints_of(new)
 
     def next(self, number: int) -> dict[str, Any]:
         """Return the values of a trial."""
@@ -257,6 +281,7 @@ class _Search:
         return {
             name: kind.choices[point[repr(name)]] if isinstance(kind, CategoricalDistribution) else point[repr(name)]
             for name, kind in self.distributions.items()
+            if repr(name) in point
         }
 
     @with_gradients
@@ -336,11 +361,14 @@ class _Search:
     def _point(self, trial: FrozenTrial) -> dict[str, Any] | None:
         """Return a trial's point of the space.
 
-        ``None`` if it lacks a parameter, has one of another range, or a value that its range does not have: Optuna lets
-        trials be enqueued with any value.
+        ``None`` if it lacks a parameter that is there under its conditions, has one of another range, or a value that its
+        range does not have: Optuna lets trials be enqueued with any value.
         """
         point: dict[str, Any] = {}
         for name, distribution in self.distributions.items():
+            condition = self.conditions.get(name)
+            if condition is not None and point.get(repr(condition.parent)) not in condition.values:
+                continue
             if trial.distributions.get(name) != distribution:
                 return None
             number = distribution.to_internal_repr(trial.params[name])
@@ -364,21 +392,22 @@ def _outcomes_of(study: optuna.Study, constraints: frozenset[str]) -> Outcomes |
     return Outcomes.of(objectives, {f"constraint {name}": (None, 0.0) for name in sorted(constraints)})
 
 
-def _parameter(name: str, distribution: BaseDistribution) -> Parameter:
-    """Return one of Optuna's distributions as a parameter; categories by their number.
+def _parameter(name: str, distribution: BaseDistribution, condition: Condition | None) -> Parameter:
+    """Return one of Optuna's distributions as a parameter, there under a condition; categories by their number.
 
     Raises:
         NotImplementedError: If it is of another kind.
         ValueError: If its range is too wide.
     """
+    when = None if condition is None else {repr(condition.parent): condition.values}
     try:
         if isinstance(distribution, FloatDistribution):
-            return Float(distribution.low, distribution.high, log=distribution.log, step=distribution.step)
+            return Float(distribution.low, distribution.high, log=distribution.log, step=distribution.step, when=when)
         if isinstance(distribution, IntDistribution):
             step = 1 if distribution.log else distribution.step
-            return Int(distribution.low, distribution.high, log=distribution.log, step=step)
+            return Int(distribution.low, distribution.high, log=distribution.log, step=step, when=when)
         if isinstance(distribution, CategoricalDistribution):
-            return Choice(*range(len(distribution.choices)))
+            return Choice(*range(len(distribution.choices)), when=when)
     except ValueError as error:
         raise ValueError(f"SparseBOSampler cannot encode parameter {name!r}: {error}") from error
     kinds = "FloatDistribution, IntDistribution and CategoricalDistribution"

@@ -17,6 +17,7 @@ from optuna.trial import TrialState, create_trial
 
 from sparse_bo import BBKB, TrustRegion
 from sparse_bo.adapters import SparseBOSampler
+from sparse_bo.adapters.conditions import TrialForms
 from sparse_bo.gp.hypervolume import hypervolume
 from sparse_bo.policies import RandomSearch
 from sparse_bo.policies.comparators.baselines import WithoutModel
@@ -344,14 +345,95 @@ def test_the_better_category_is_found_where_the_design_favours_the_other(seed):
     assert made.best_value < 0.01
 
 
-def test_conditional_parameters_are_left_to_the_other_sampler():
-    def objective(trial):
-        kind = trial.suggest_categorical("kind", ["a", "b"])
-        return trial.suggest_float("x", 0, 1) + (trial.suggest_float("only a", 0, 1) if kind == "a" else 0.5)
+def branches(trial):
+    """A smooth branch with a better optimum, 0.1, than the one that most trials of chance find."""
+    if trial.suggest_categorical("kind", ["tree", "svm", None]) != "svm":
+        return 0.3 + abs(trial.suggest_int("depth", 1, 20) - 7) / 20
+    power, gamma = trial.suggest_float("power", 1e-3, 1e3, log=True), trial.suggest_float("gamma", 1e-5, 1.0, log=True)
+    return 0.1 + ((math.log10(power) - 1.0) ** 2 + (math.log10(gamma) + 3.0) ** 2) / 10.0
 
-    made = study(SparseBOSampler(seed=1), objective, 15)
-    assert len(made.trials) == 15
-    assert set(search_of(made.sampler).distributions) <= {"kind", "x"}
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_conditional_parameters_are_searched_where_they_are_there(seed, caplog):
+    made = study(SparseBOSampler(seed=seed), branches, 40)
+    assert made.best_params["kind"] == "svm"
+    assert made.best_value < 0.1001  # by chance 0.2
+    search = search_of(made.sampler)
+    assert list(search.distributions) == ["kind", "depth", "gamma", "power"]
+    assert search.conditions == {"depth": ("kind", (0, 2)), "gamma": ("kind", (1,)), "power": ("kind", (1,))}
+    assert len(search.state.X) == 39  # the model knows all trials
+    assert not caplog.records
+
+
+def test_conditions_are_on_conditional_parameters_and_thresholds_of_integers_too():
+    def objective(trial):
+        if trial.suggest_categorical("kind", ["net", "line"]) == "line":
+            return 3.0
+        layers = trial.suggest_int("layers", 1, 3)
+        return sum(abs(trial.suggest_int(f"units {i}", 4, 64, log=True) - 16) for i in range(layers)) / 64
+
+    made = study(SparseBOSampler(seed=0), objective, 30)
+    search = search_of(made.sampler)
+    assert search.conditions["layers"] == ("kind", (0,))
+    assert search.conditions["units 1"] == ("layers", (2, 3))
+    assert search.conditions["units 2"] == ("layers", (3,))
+    assert made.best_value < 0.05
+
+
+def trial_with(number, **params):
+    """A complete trial with integers below 10, or categories."""
+    kinds = {
+        name: CategoricalDistribution(["a", "b", "c"]) if isinstance(v, str) else IntDistribution(0, 9)
+        for name, v in params.items()
+    }
+    made = create_trial(params=params, distributions=kinds, value=0.0)
+    made.number = number
+    return made
+
+
+def conditions_of(*trials, common=("k", "n")):
+    forms = TrialForms()
+    forms.read(trial_with(number, **params) for number, params in enumerate(trials))
+    return {name: tuple(condition) for name, (_, condition) in forms.conditions(common).items()}
+
+
+def test_the_parameter_with_the_fewest_values_tells():
+    assert conditions_of({"k": "a", "n": 1, "x": 1}, {"k": "b", "n": 5}) == {"x": ("k", (0,))}
+    assert conditions_of({"k": "a", "n": 1, "x": 1}, {"k": "a", "n": 5}) == {"x": ("n", (0, 1))}  # nearer to 5: unknown
+
+
+def test_where_no_parameter_tells_there_is_no_condition():
+    both = {"k": "a", "n": 1, "x": 1}, {"k": "a", "n": 1}
+    between = {"k": "a", "n": 1}, {"k": "a", "n": 2, "x": 1}, {"k": "a", "n": 3}
+    assert conditions_of(*both) == conditions_of(*between) == {}
+    assert conditions_of({"k": "a", "n": 1, "x": 1}, {"k": "b", "n": 1, "x": "c"}, {"k": "c", "n": 1}) == {}  # another range
+
+
+def test_parameters_on_which_nothing_tells_are_left_to_the_other_sampler(caplog):
+    """With each warning once."""
+
+    def objective(trial):
+        x, kind = trial.suggest_float("x", 0, 1), trial.suggest_categorical("kind", ["a", "b"])
+        return x + (trial.suggest_float("y", 0, 1) if x < 0.5 else 0.5) + (kind == "a")
+
+    logging.getLogger("optuna").addHandler(caplog.handler)
+    try:
+        made = study(SparseBOSampler(seed=1), objective, 15)
+    finally:
+        logging.getLogger("optuna").removeHandler(caplog.handler)
+    assert set(search_of(made.sampler).distributions) == {"kind", "x"}
+    assert [record.getMessage().split(" of trial")[0] for record in caplog.records] == ["'y'"]
+    assert "no category and no integer tells which trials have it" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:PartialFixedSampler is experimental")
+def test_a_parameter_whose_parent_another_sampler_has_fixed_is_left_to_that_sampler():
+    own = SparseBOSampler(seed=0)
+    fixed = optuna.samplers.PartialFixedSampler({"kind": "svm"}, own)
+    made = study(own, branches, 8)
+    made.sampler = fixed
+    made.optimize(branches, n_trials=4)
+    assert all(trial.params.keys() == {"kind", "power", "gamma"} for trial in made.trials[8:])
 
 
 def two(trial):
