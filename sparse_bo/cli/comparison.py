@@ -65,7 +65,13 @@ def compare(options: Namespace) -> None:
         start = time.process_time()
         outcome = launch(loop, problem, budget, None, storage=None, quiet=quiet)
         if outcome.code:
-            _complain_stopped(policy.name, [one.name for one in finished], str(out))
+            whole = f"finished before it: {', '.join(one.name for one in finished)}, whose histories are in {out}"
+            complain(
+                policy.name,
+                f"{whole if finished else 'nothing had finished before it'}\nThe same command compares all of them anew; one "
+                f"policy whose run can go on: python -m sparse_bo run --policy {policy.name} --storage run.journal",
+                style="yellow",
+            )
             code = outcome.code
             break
         try:
@@ -97,17 +103,6 @@ def compare(options: Namespace) -> None:
             say(f"  python -m sparse_bo {command:54} {result}")
 
 
-def _complain_stopped(name: str, finished: Sequence[str], out: str) -> None:
-    """Print the policies of a comparison that had finished, and how to go on."""
-    whole = f"finished before it: {', '.join(finished)}, whose histories are in {out}"
-    complain(
-        name,
-        f"{whole if finished else 'nothing had finished before it'}\nThe same command compares all of them anew; one policy "
-        f"whose run can go on: python -m sparse_bo run --policy {name} --storage run.journal",
-        style="yellow",
-    )
-
-
 def comparison_table(title: str, contestants: Sequence[Contestant]) -> Table:
     """Return regret per evaluation, the gap of the best point evaluated, and seconds; a row for each policy."""
     table = Table(title=plain(title), title_justify="left", title_style="bold")
@@ -137,11 +132,7 @@ def plot_comparison(title: str, contestants: Sequence[Contestant]) -> Figure:
 def terminal_comparison(contestants: Sequence[Contestant], *, width: int, dots: bool, height: int = 12) -> Text:
     """Return regret per evaluation so far on logarithmic axes as a picture; empty where there is no room or nothing positive.
 
-    Args:
-        contestants: At least one, with at least one evaluation.
-        width: Columns of the terminal.
-        dots: Whether it has braille characters, of 2 x 4 dots each; else stars.
-        height: Lines of the picture.
+    With ``dots`` it is made of braille characters, of 2 x 4 dots each; else of stars.
     """
     label = 9  # columns of the labels of the vertical axis
     columns = min(width, 100) - label - 1

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class Stream(io.TextIOBase):
-    """The present ``sys.stdout`` or ``sys.stderr``. Text is dropped without one (``>&-``), and once it cannot be written.
-
-    Args:
-        name: ``"stdout"`` or ``"stderr"``.
-    """
+    """The present ``sys.stdout`` or ``sys.stderr``. Text is dropped without one (``>&-``), and once it cannot be written."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,13 +65,8 @@ def plain(text: object, *, style: str = "") -> Text:
 
     Control characters (but for ends of lines and tabs) and halves of characters, as in file names that are not UTF-8, are
     written out as ``\x1b`` or ``\udcff``.
-
-    Args:
-        text: Anything with a text form.
-        style: Of rich, for the whole text.
     """
-    shown = "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
-    return Text(shown, style=style)
+    return Text("".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text)), style=style)
 
 
 def shows(character: str) -> bool:

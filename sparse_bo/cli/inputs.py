@@ -40,12 +40,7 @@ SAID: Mapping[str, str] = {
 
 
 def said(error: BaseException, given: Mapping[str, Any]) -> str:
-    """Return the message of an error with the names of options and policies in place of arguments and classes.
-
-    Args:
-        error: Of the library.
-        given: The options of the command.
-    """
+    """Return the message of an error with the names of options and policies in place of arguments and classes."""
     text = str(error)
     for argument, option in SAID.items():
         text = text.replace(argument, option)
@@ -111,20 +106,7 @@ def problem_of(made: Mapping[str, Any]) -> AnyProblem:
 
 
 def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
-    """Return a built-in problem by name.
-
-    Args:
-        name: One of :data:`sparse_bo.cli.options.PROBLEMS`.
-        scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
-        noise_sd: Of an evaluation.
-        arms: Number of arms of a draw.
-        dims: Inputs of a draw.
-        seed: Of a draw.
-
-    Raises:
-        ValueError: If a name or number is out of range, or a scaling is asked of a draw or a box.
-        MemoryError: If the arms of a draw do not fit into memory.
-    """
+    """Return a built-in problem by name; ``arms``, ``dims`` and ``seed`` are those of a draw."""
     check_choice("problem", name, PROBLEMS)
     if name in SYNTHETIC:
         if scaling is not None:

@@ -197,15 +197,9 @@ class Saved(NamedTuple):
 
 
 def save(history: History, problem: AnyProblem | None, *, out: Path, name: str, storage: Path | None) -> Saved:
-    """Write ``name.jsonl`` into a folder, then ``name.png``, whose errors cannot undo the first.
+    """Write ``name.jsonl`` into the folder ``out``, then ``name.png``, whose errors cannot undo the first.
 
-    Args:
-        history: At least one row.
-        problem: The problem, if it is known, for the regret.
-        out: The folder.
-        name: Of the files, without their ends.
-        storage: The journal of the run, if there is one. Without, a history that cannot be written there goes into a temporary
-            folder.
+    Without a journal a history that cannot be written there goes into a temporary folder.
     """
 
     def draw(path: Path) -> None:

@@ -16,16 +16,7 @@ MEANT: Mapping[str, str] = {"≤": "<=", "≥": ">=", "=<": "<=", "=>": ">=", "<
 
 
 def outcomes_of(objectives: str | None, constraint: Sequence[str] | None, reference: str | None) -> Outcomes | None:
-    """Return the outcomes of a run; ``None`` with one objective without a name.
-
-    Args:
-        objectives: ``name:max`` or ``name:min``, separated by commas.
-        constraint: Texts such as ``a<=1``, ``a>=1`` and ``0<=a<=1``.
-        reference: ``name=value`` for each objective, separated by commas.
-
-    Raises:
-        ValueError: If a text has another form (the message names the right one), or the outcomes do not fit each other.
-    """
+    """Return the outcomes of a run; ``None`` with one objective without a name."""
     if objectives is None:
         others = {"--constraint": constraint, "--reference": reference}
         if given := [option for option, value in others.items() if value]:
@@ -72,8 +63,8 @@ def limits_of(texts: Sequence[str]) -> dict[str, Limits]:
 
 
 def _limits(text: str) -> tuple[str, Limits]:
-    terms = [part.strip() for part in re.split(r"<=|>=|=<|=>|==|≤|≥|<|>|=", text)]
-    operators = re.findall(r"<=|>=|=<|=>|==|≤|≥|<|>|=", text)
+    parts = re.split(r"(<=|>=|=<|=>|==|≤|≥|<|>|=)", text)
+    terms, operators = [part.strip() for part in parts[::2]], parts[1::2]
     numbers = [_number(term) for term in terms]
     names = [k for k, value in enumerate(numbers) if value is None]
     expected = f'expected --constraint like "impurity<=0.05", "yield>=10" or "0<=a<=1", got {text!r}'

@@ -106,19 +106,8 @@ def make_policy(name: str, given: Mapping[str, Any], *, problem: str, budget: in
 
     On Cadata and Abalone the published preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it
     off. Policies that eliminate have :data:`ELIMINATION`, on gp-draw :data:`DRAWN`, elsewhere bounds of three standard
-    deviations. Their horizon is the budget. Their guarantees need a kernel that is not learned.
-
-    Args:
-        name: A key of :data:`POLICIES`.
-        given: Settings by field name, also as text; ``kernel``, ``lengthscale``, ``outputscale``, ``precision``,
-            ``dictionary`` and ``dictionary_size`` as on the command line.
-        problem: Name of the problem, for its preset.
-        budget: Evaluations; δ = 1/budget in the published preset.
-        preset: One of :data:`sparse_bo.cli.options.PRESETS`, for the two data sets.
-
-    Raises:
-        ValueError: If the policy has no such setting, or a value does not fit.
-        TypeError: If a value has the wrong kind.
+    deviations. Their horizon is the budget. Their guarantees need a kernel that is not learned. ``given`` has settings by field
+    name, also as text; those of :data:`OPTIONS_OF` as on the command line.
     """
     kind = POLICIES[check_choice("policy", name, tuple(POLICIES))]
     check_choice("preset", preset, PRESETS)

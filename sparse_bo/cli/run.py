@@ -44,9 +44,8 @@ def run(options: Namespace) -> None:
         quiet, storage = options.quiet or not group.leads, options.storage
         made = described_problem(vars(options))
         if storage is not None and restarts() and group.from_first("looking for the journal", storage.exists()):
-            again = {"storage": storage, "out": out, "quiet": quiet, "traceback": options.traceback, "yes": False}
-            again |= _ends(options)
-            _resume(Namespace(**again, budget=None, executor=None, workers=None), group, same_problem=made)
+            again = {"yes": False, "budget": None, "executor": None, "workers": None}
+            _resume(Namespace(**{**vars(options), **again}), group, same_problem=made)
             return
         if not group.leads:  # files are rank 0's
             storage = None
