@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,11 @@ from torch import Tensor
 from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain, with_names
 from sparse_bo.domains.sharded import group_of
-from sparse_bo.errors import StorageError
+from sparse_bo.errors import ScheduleComplete, StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
-from sparse_bo.evaluations.pools import Submits, Workers
+from sparse_bo.evaluations.dispatch import Dispatch
+from sparse_bo.evaluations.job import Job, run_serially
+from sparse_bo.evaluations.pools import Submits, Workers, workers_of
 from sparse_bo.evaluations.results import answers_of, failed_of, outcomes_of
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage
@@ -29,6 +32,7 @@ from sparse_bo.runs.arguments import (
     BoundsLike,
     arrays_of,
     bounds_of,
+    check_budget,
     check_notes,
     check_policy,
     check_seed,
@@ -36,16 +40,18 @@ from sparse_bo.runs.arguments import (
     checked_observations,
     checked_outcomes,
     count_initial,
+    evaluation_of,
     tensor_of,
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded_outcomes, run_info, shared_settings
-from sparse_bo.runs.ends import Evaluation
+from sparse_bo.runs.ends import Ends, Evaluation, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
-from sparse_bo.runs.evaluating import evaluate
 from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.previous import RunObservations, resolved
+from sparse_bo.runs.progress import RunProgress
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
@@ -394,9 +400,43 @@ class AskTell:
 
         Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
-        reason = evaluate(self, self._steps, self._so_far, **given)
-        return replace(self.result(), ended=reason)
+        engine, steps, ranks = self._engine, self._steps, self._ranks
+        if not ranks.group.leads:  # applies the events of the rank that does
+            with carrying(self, engine, self._so_far):
+                steps.follow()
+            return self.result()
+        with ranks.leading():
+            spread, end = workers_of(executor, workers), self.asked + check_budget(budget)
+            ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
+            bar = RunProgress(self.history, end) if check_flag("progress", progress) else None
+            watch = Watch(self, engine, end, ends, callback, on_result, bar, whole_batches=not ranks.alone)
+            how: dict[str, Any] = {"default": self._about["arrays"], "domain": engine.domain, "outcomes": self._names}
+            job = Job(
+                self,
+                evaluation_of(objective, call_with, vectorized, arrays, **how),
+                end,
+                evaluated=partial(engine.spend, "objective"),
+                observed=watch.call_back,
+                ended=watch.ended,
+                most=lambda asked: engine.mechanism.serial_batch(engine.state, asked),
+                together=watch.together,
+                reported=watch.reported,
+            )
+            evaluate = partial(run_serially, job) if spread is None else Dispatch(job, spread).run
+            with carrying(self, engine, self._so_far, end=end), bar or nullcontext():
+                ranks.agree("run")
+                try:
+                    evaluate()
+                except ScheduleComplete as complete:
+                    watch.reason = str(complete)
+                if watch.reason is not None:
+                    evaluated = self.asked - len(self.pending)
+                    logger.info("ended after %s of %s evaluations: %s", evaluated, end, watch.reason)
+                    if ranks.alone:
+                        steps.settle()
+                        watch.call_back()
+                ranks.agree("end")
+        return replace(self.result(), ended=watch.reason)
 
     def result(self) -> Result:
         """Return the best arms and the history so far, with the results of an incomplete batch.

@@ -28,8 +28,7 @@ class Occurrence(NamedTuple):
 
     kind: Kind
     value: Any
-    """The limit of an ask and whether it goes beyond the batch, the picks and results of an add, the picks of an enqueue,
-    the results by ticket of a tell, the reason of a stop."""
+    """Arguments of the method of :class:`sparse_bo.runs.steps.Steps` that applies it; the reason of a stop."""
 
 
 class Lockstep:

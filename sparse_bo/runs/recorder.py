@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import Arms, ArmSet, Domain
@@ -17,8 +15,7 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.results import Value
 from sparse_bo.journal import End, Event, Journal, Row, Storage, Writer, pack
-from sparse_bo.runs.engine import UNLIMITED, Engine
-from sparse_bo.runs.ledger import Handing
+from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.records import Replayed, row_of
 from sparse_bo.sharding import Group
 
@@ -28,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Recorder:
     """The journal of a run; without a writer every method does nothing. Owned by ``AskTell``.
 
-    An event is in the file when its method returns, and not if it raises :class:`StorageError`. Rows of the history and
-    snapshots follow from the events: if they cannot be written, that is logged, and rows are written with the next event.
+    Rows of the history and snapshots follow from the events: if they cannot be written, that is logged, and rows are written
+    with the next event.
     """
 
     def __init__(self, writer: Writer | None = None) -> None:
@@ -62,31 +59,18 @@ class Recorder:
         group.from_first(step)
         return recorder
 
-    def added(self, picks: NDArray[Any], values: list[Value]) -> None:
-        """Record observations that the run has not asked for."""
-        if self._writer is not None:
-            self._record(Event.of_values("add", values, picks=picks))
-
-    def enqueued(self, picks: NDArray[Any]) -> None:
-        """Record evaluations that the next asks return first."""
-        if self._writer is not None:
-            self._record(Event("enqueue", picks=picks))
-
-    def asked(self, handing: Handing, limit: int) -> None:
-        """Record that evaluations are handed out."""
-        if self._writer is not None:
-            wanted = None if limit == UNLIMITED else limit
-            self._record(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
-
-    def told(self, answers: Mapping[int, Value]) -> None:
-        """Record results."""
-        if self._writer is not None:
-            self._record(Event.of_values("tell", [*answers.values()], tickets=np.fromiter(answers, np.int64, len(answers))))
-
-    def updated_by_ask(self) -> None:
-        """Record an update of the state by an ask. One by the last pending result follows from the event before it."""
-        if self._writer is not None:
-            self._record(Event("update"))
+    def record(self, made: Callable[[], Event]) -> None:
+        """Record the event that ``made`` returns: it is in the file when this returns, and not if it raises."""
+        if self._writer is None:
+            return
+        event, writer = made(), self._opened()
+        before = writer.end
+        try:
+            self._write(event)
+        except Exception as error:
+            if writer.end == before:
+                raise
+            logger.warning("%s was recorded, although that ended in %s", event.kind, type(error).__name__)
 
     def updated(self, engine: Engine) -> None:
         """Record new rows of the history right after an update, and a snapshot if it is time. A released journal stays so."""
@@ -135,17 +119,6 @@ class Recorder:
         if self._writer is not None and not self._writer.closed:
             self._write()
             self._writer.close()
-
-    def _record(self, event: Event) -> None:
-        """Write an event: it is in the file when this returns, and not if it raises."""
-        writer = self._opened()
-        before = writer.end
-        try:
-            self._write(event)
-        except Exception as error:
-            if writer.end == before:
-                raise
-            logger.warning("%s was recorded, although that ended in %s", event.kind, type(error).__name__)
 
     def _opened(self) -> Writer:
         """Return the writer, opened again if it was released."""

@@ -10,14 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.errors import ContradictionError, FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.evaluations.batch import Batch, some
 from sparse_bo.evaluations.results import Value
+from sparse_bo.journal import Event
 from sparse_bo.policies import State
-from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.interrupts import Boundary
 from sparse_bo.runs.lockstep import Lockstep
@@ -54,18 +56,18 @@ class Steps:
     def enqueue(self, inputs: Callable[[], Tensor]) -> None:
         """Record the picks that ``inputs`` returns on rank 0, for the next asks."""
         with self.lock:
-            self._enqueued(self.ranks.from_first("enqueue", lambda: self.engine.domain.recorded(inputs())))
+            self._enqueued(*self.ranks.from_first("enqueue", lambda: (self.engine.domain.recorded(inputs()),)))
 
     def answer(self, answers: Callable[[], dict[int, Value]]) -> None:
         """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending."""
 
-        def taken() -> dict[int, Value]:
+        def taken() -> tuple[dict[int, Value]]:
             given = answers()
             self.engine.check_noise(given.values())
-            return given
+            return (given,)
 
         with self.lock:
-            self._answered(self.ranks.from_first("tell", taken))
+            self._answered(*self.ranks.from_first("tell", taken))
 
     def observe(self, picks: Tensor, values: list[Value]) -> None:
         """Update the state by observations from before the run, or release its journal if that raises."""
@@ -78,18 +80,11 @@ class Steps:
 
     def follow(self) -> None:
         """Apply the events of rank 0's run, to its end."""
+        applied = {"ask": self._asked, "add": self._added, "enqueue": self._enqueued, "tell": self._answered}
         self.ranks.agree("run")
         while (event := self.ranks.next()).kind != "end":
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
-                match event.kind:
-                    case "ask":
-                        self._asked(*event.value)
-                    case "add":
-                        self._added(*event.value)
-                    case "enqueue":
-                        self._enqueued(event.value)
-                    case _:
-                        self._answered(event.value)
+                applied[event.kind](*event.value)
 
     def catch_up(self) -> None:
         """Complete an interrupted update: all results are in, none is pending."""
@@ -115,9 +110,9 @@ class Steps:
     def update(self, *, by_ask: bool) -> None:
         """Update the state by all results so far, or leave it unchanged if that raises."""
         update = self.engine.next_update()
-        record = [self.recorder.updated_by_ask] if by_ask else []
+        event = (lambda: Event("update")) if by_ask else None  # one by the last pending result follows from the event before
         with self.ranks.recording(), Boundary():
-            self._apply(self.engine.apply, update, *record)
+            self._apply(self.engine.apply, update, event)
             self.recorder.updated(self.engine)
         self._watch_failures()  # last, since a warning may be an error
 
@@ -141,37 +136,38 @@ class Steps:
                 pending=len(pending),
             )
         with self.ranks.recording(), Boundary():
-            self._apply(engine.hand_out, handing, lambda: self.recorder.asked(handing, limit))
+            wanted = None if limit == UNLIMITED else limit
+            self._apply(engine.hand_out, handing, lambda: Event("ask", handing.batch.tickets[0], wanted, handing.picks))
         self.ranks.note(handing.picks)
         return handing.batch
 
     def _added(self, picks: NDArray[Any], values: list[Value]) -> None:
         update = self.engine.observed(self.engine.tensor(picks), values)
         with self.ranks.recording(), Boundary():
-            self._apply(self.engine.apply, update, lambda: self.recorder.added(picks, values))
+            self._apply(self.engine.apply, update, lambda: Event.of_values("add", values, picks=picks))
             self.recorder.updated(self.engine)
 
     def _enqueued(self, picks: NDArray[Any]) -> None:
         with self.ranks.recording(), Boundary():
-            self._apply(self.engine.enqueue, self.engine.tensor(picks), lambda: self.recorder.enqueued(picks))
+            self._apply(self.engine.enqueue, self.engine.tensor(picks), lambda: Event("enqueue", picks=picks))
 
     def _answered(self, answers: dict[int, Value]) -> None:
         """Record results, and update once none is pending. If the update raises, the next ask repeats it."""
         if not answers:
             return
-        ledger = self.engine.ledger
+        ledger, tickets = self.engine.ledger, np.fromiter(answers, np.int64, len(answers))
         with self.ranks.recording(), Boundary():
-            self._apply(ledger.answer, answers, lambda: self.recorder.told(answers))
+            self._apply(ledger.answer, answers, lambda: Event.of_values("tell", [*answers.values()], tickets=tickets))
         if ledger.complete:
             self.update(by_ask=False)
 
-    def _apply(self, change: Callable[[W], None], value: W, *records: Callable[[], None]) -> None:
+    def _apply(self, change: Callable[[W], None], value: W, event: Callable[[], Event] | None) -> None:
         """Change the engine and record it; an exception reverts both."""
         before = self.engine.mark()
         try:
             change(value)
-            for record in records:
-                record()
+            if event is not None:
+                self.recorder.record(event)
         except BaseException:
             self.engine.back_to(before)
             raise
