@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from sparse_bo.report.facts import mean_regret
-from sparse_bo.report.view import Batches, Numbers, OutcomeColumns, visible
+from sparse_bo.report.view import Batches, Numbers, OutcomeColumns, spread, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -269,11 +269,6 @@ def thinned(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
     ends = [one.start + find(y[one]) for one in bins for find in (np.argmin, np.argmax)]
     rows = np.unique([0, *ends, len(x) - 1])
     return x[rows], y[rows]
-
-
-def spread(n: int, most: int) -> Any:
-    """Return at most ``most`` of n rows, spread, the last among them."""
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)) if n else np.zeros(0, int)
 
 
 class NotebookFigure(Figure):

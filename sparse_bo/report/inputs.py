@@ -10,9 +10,9 @@ import numpy as np
 from markupsafe import Markup
 from scipy.stats import spearmanr
 
-from sparse_bo.report.figures import Band, Curve, Panel, spread
+from sparse_bo.report.figures import Band, Curve, Panel
 from sparse_bo.report.plots import TABLE_ROWS, ParallelAxis, Plot, Table, lines, parallel
-from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, Slice, cell, number
+from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, Slice, cell, number, spread
 
 LINES, BEST_LINES = 300, 60
 """Evaluations on the parallel axes, and the number of best ones among them."""

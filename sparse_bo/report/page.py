@@ -13,44 +13,10 @@ import numpy as np
 from markupsafe import Markup
 
 from sparse_bo._version import __version__
-from sparse_bo.report.facts import (
-    advice_of,
-    aims,
-    best_outcomes,
-    best_point,
-    calibrated,
-    counts,
-    dictionary,
-    facts,
-    front_facts,
-    interval,
-    missing_counts,
-    nothing_feasible,
-    observed,
-    origin,
-    searched,
-)
-from sparse_bo.report.figures import (
-    Curve,
-    Panel,
-    batch_sizes,
-    best_so_far,
-    dictionary_sizes,
-    feasible_so_far,
-    fronts_over_time,
-    hypervolume_so_far,
-    regret_so_far,
-    seconds_so_far,
-    trade_offs,
-)
+from sparse_bo.report import facts, figures
+from sparse_bo.report.figures import Curve, Panel
 from sparse_bo.report.inputs import best_evaluations, inputs_of, slice_of
-from sparse_bo.report.plots import (
-    Plot,
-    Table,
-    bars,
-    histogram,
-    lines,
-)
+from sparse_bo.report.plots import Plot, Table, bars, histogram, lines
 from sparse_bo.report.view import OutcomeColumns, RunView, cell, number, visible
 
 MOST_BARS = 20
@@ -86,13 +52,13 @@ def run_page(view: RunView) -> str:
     return TEMPLATES.get_template("page.html.jinja").render(
         view=view,
         title=f"{view.about.get('policy', 'run')}, seed {view.about.get('seed', '?')}{source}",
-        counts=f"{_aim(view)} over {searched(view)}: {counts(view)}.",
+        counts=f"{_aim(view)} over {facts.searched(view)}: {facts.counts(view)}.",
         headline=_headline(view),
         below=_below(view),
         best=_best(view),
-        observed="" if view.best_observed is None or view.outcomes is not None else observed(view),
+        observed="" if view.best_observed is None or view.outcomes is not None else facts.observed(view),
         guarantees=view.guarantees.items(),
-        advice=advice_of(view),
+        advice=facts.advice_of(view),
         sections=list(sections_of(view)),
         version=__version__,
     )
@@ -101,7 +67,7 @@ def run_page(view: RunView) -> str:
 def _aim(view: RunView) -> str:
     if view.outcomes is None:
         return "Minimising" if view.minimize else "Maximising"
-    return f"To {aims(view.outcomes)},"
+    return f"To {facts.aims(view.outcomes)},"
 
 
 def _headline(view: RunView) -> str:
@@ -114,7 +80,7 @@ def _headline(view: RunView) -> str:
             return f"hypervolume {number(several.hypervolume, 6)}"
     value = view.best_mean
     if value is None and several is not None and several.only is not None:
-        value = best_outcomes(several).get(several.only)
+        value = facts.best_outcomes(several).get(several.only)
     if value is None:
         return "No evaluation has succeeded." if view.failed else "No result yet."
     return number(value, 6) if several is None else f"{several.only} {number(value, 6)}"
@@ -124,29 +90,31 @@ def _below(view: RunView) -> list[str]:
     """Return the lines below the headline."""
     several = view.outcomes
     if several is None:
-        return [] if view.best_mean is None else [interval(view)]
+        return [] if view.best_mean is None else [facts.interval(view)]
     if not several.feasible.any():
-        return [nothing_feasible(several)] if view.succeeded else []
+        return [facts.nothing_feasible(several)] if view.succeeded else []
     share = f"{int(several.feasible.sum()):,} of {len(several.feasible):,} evaluations are feasible."
     if several.only is not None:
-        return [*([] if view.best_mean is None else [interval(view)]), share]
-    named = {name: text for name, text in front_facts(several).items() if name != "hypervolume"}
-    return [f"Beyond {origin(several)}.", share, *(f"{name}: {text}" for name, text in named.items())]
+        return [*([] if view.best_mean is None else [facts.interval(view)]), share]
+    named = {name: text for name, text in facts.front_facts(several).items() if name != "hypervolume"}
+    return [f"Beyond {facts.origin(several)}.", share, *(f"{name}: {text}" for name, text in named.items())]
 
 
 def _best(view: RunView) -> list[tuple[str, str]]:
     """Return the best point by name, with its outcomes; nothing of several objectives."""
     several = view.outcomes
     if several is None:
-        return [] if view.best_mean is None else list(best_point(view, 40).items())
+        return [] if view.best_mean is None else list(facts.best_point(view, 40).items())
     if several.only is None or not view.succeeded:
         return []
-    return [*((name, number(y, 5)) for name, y in best_outcomes(several).items()), *best_point(view, 40).items()]
+    return [*((name, number(y, 5)) for name, y in facts.best_outcomes(several).items()), *facts.best_point(view, 40).items()]
 
 
 def result_card(view: RunView) -> str:
     """Return a table of the facts and the warnings, for a notebook."""
-    return TEMPLATES.get_template("card.html.jinja").render(view=view, rows=facts(view).items(), advice=advice_of(view))
+    return TEMPLATES.get_template("card.html.jinja").render(
+        view=view, rows=facts.facts(view).items(), advice=facts.advice_of(view)
+    )
 
 
 def sections_of(view: RunView) -> Iterator[Section]:
@@ -177,7 +145,9 @@ def sections_of(view: RunView) -> Iterator[Section]:
     if len(view.residuals) >= 8:
         yield Section("calibration", "Calibration", plots=[_calibration(view)])
     elif view.calibration is not None:
-        yield Section("calibration", "Calibration", f"Of {view.calibration.results:,} results, {calibrated(view.calibration)}.")
+        yield Section(
+            "calibration", "Calibration", f"Of {view.calibration.results:,} results, {facts.calibrated(view.calibration)}."
+        )
     sparse = list(_sparse(view))
     if sparse:
         yield Section("sparse", "Dictionary and certificate", plots=sparse)
@@ -185,7 +155,7 @@ def sections_of(view: RunView) -> Iterator[Section]:
         yield Section("time", "Where the time went", plots=list(_time(view)))
     if view.failed:
         text = f"{view.failed:,} of {view.succeeded + view.failed:,} evaluations failed."
-        if view.outcomes is not None and (gone := missing_counts(view.outcomes)):
+        if view.outcomes is not None and (gone := facts.missing_counts(view.outcomes)):
             text += f" In others an outcome is missing: {', '.join(f'{name} in {count:,}' for name, count in gone.items())}."
         yield Section("failures", "Failed evaluations", text, table=_failures(view))
     yield Section("settings", "Settings and versions", pairs=list(_settings(view.about)))
@@ -196,7 +166,7 @@ def _point_of_slices(view: RunView) -> tuple[str, str]:
     what = "Median and 95 % interval of {} along one input at a time, the others as at {}."
     if view.outcomes is None:
         return "best point", what.format("the objective", "the best point")
-    at = ", ".join(f"{name} = {number(value)}" for name, value in best_outcomes(view.outcomes).items())
+    at = ", ".join(f"{name} = {number(value)}" for name, value in facts.best_outcomes(view.outcomes).items())
     if not view.outcomes.feasible.any():
         return "least violation", what.format("each outcome", f"the evaluation of the least violation ({at})")
     if view.outcomes.only is None:
@@ -205,10 +175,10 @@ def _point_of_slices(view: RunView) -> tuple[str, str]:
 
 
 def _progress_of_outcomes(view: RunView, outcomes: OutcomeColumns) -> Iterator[Plot]:
-    panels = [*trade_offs(outcomes), hypervolume_so_far(outcomes), fronts_over_time(outcomes)]
+    panels = [*figures.trade_offs(outcomes), figures.hypervolume_so_far(outcomes), figures.fronts_over_time(outcomes)]
     if outcomes.only is not None:
-        panels = [best_so_far(view.batches, view.values, outcomes, minimize=view.minimize)]
-    for panel in (*panels, feasible_so_far(outcomes), batch_sizes(view.batches)):
+        panels = [figures.best_so_far(view.batches, view.values, outcomes, minimize=view.minimize)]
+    for panel in (*panels, figures.feasible_so_far(outcomes), figures.batch_sizes(view.batches)):
         if panel is not None:
             yield lines(panel)
 
@@ -217,7 +187,7 @@ def _progress(view: RunView) -> Iterator[Plot]:
     if view.outcomes is not None:
         yield from _progress_of_outcomes(view, view.outcomes)
         return
-    if best := best_so_far(view.batches, view.values, minimize=view.minimize):
+    if best := figures.best_so_far(view.batches, view.values, minimize=view.minimize):
         yield lines(best)
         good = np.flatnonzero(np.isfinite(view.values))
         x, y = (good + 1).astype(np.float64), view.values[good]
@@ -230,8 +200,8 @@ def _progress(view: RunView) -> Iterator[Plot]:
             text = f"Some of the results; the {'lowest' if view.minimize else 'highest'} are all shown."
         yield lines(Panel("Results", text, [Curve("results", x, y, "s0", dots=True)]))
     if view.regret is not None and len(view.regret):
-        yield lines(regret_so_far(view.regret, minimize=view.minimize))
-    yield lines(batch_sizes(view.batches))
+        yield lines(figures.regret_so_far(view.regret, minimize=view.minimize))
+    yield lines(figures.batch_sizes(view.batches))
 
 
 def _importance(view: RunView) -> Iterator[Plot]:
@@ -251,9 +221,9 @@ def _importance(view: RunView) -> Iterator[Plot]:
 
 def _sparse(view: RunView) -> Iterator[Plot]:
     batches = view.batches
-    sizes = dictionary_sizes(batches)
+    sizes = figures.dictionary_sizes(batches)
     if sizes is not None:
-        yield lines(replace(sizes, text=f"At the end {dictionary(view)}."))
+        yield lines(replace(sizes, text=f"At the end {facts.dictionary(view)}."))
     now, factors = view.variance_factor, batches.variance_factor
     known = np.isfinite(factors)
     if known.any() or now is not None:
@@ -270,7 +240,7 @@ def _calibration(view: RunView) -> Plot:
     z = view.residuals
     text = f"{len(z):,} results less the prediction made before them, in predicted standard deviations."
     if view.calibration is not None:
-        text += f" Of {view.calibration.results:,}, {calibrated(view.calibration)}."
+        text += f" Of {view.calibration.results:,}, {facts.calibrated(view.calibration)}."
     if len(z) < view.succeeded:
         text += " The others have none: the model had too little data, or a snapshot of the state came after them."
     return histogram("Standardised residuals", text, z)
@@ -281,7 +251,7 @@ def _time(view: RunView) -> Iterator[Plot]:
     total = sum(spent.values())
     text = f"{number(total, 3)} s in all, {number(1e3 * total / max(len(view.values), 1), 3)} ms per evaluation."
     yield bars("Seconds by phase", text, dict(spent.most_common()), unit="s")
-    yield lines(seconds_so_far(view.batches))
+    yield lines(figures.seconds_so_far(view.batches))
 
 
 def _failures(view: RunView) -> Table | None:

@@ -18,8 +18,8 @@ from markupsafe import Markup, escape
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from sparse_bo.report.figures import Panel, spread
-from sparse_bo.report.view import Numbers, number, visible
+from sparse_bo.report.figures import Panel
+from sparse_bo.report.view import Numbers, number, spread, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

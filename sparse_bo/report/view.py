@@ -234,6 +234,11 @@ class RunView:
         return -self.values if self.minimize else self.values
 
 
+def spread(n: int, most: int) -> Any:
+    """Return at most ``most`` of n rows, spread, the last among them."""
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)) if n else np.zeros(0, int)
+
+
 def arm_name(index: int, names: Sequence[str] | None) -> int | str:
     """Return the name of an arm with its number, or the number alone."""
     return index if names is None else f"{names[index]} (arm {index:,})"
