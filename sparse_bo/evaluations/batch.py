@@ -17,16 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PlainBatch:
-    """Evaluations to make: a :class:`sparse_bo.Batch` as NumPy arrays or lists."""
+    """Evaluations to make: the fields of a :class:`sparse_bo.Batch`, as NumPy arrays or lists."""
 
     indices: Any
-    """``q`` rows of the arm set; ``None`` on a box."""
     X: Any
-    """``q x d`` the arms or points themselves: an array, or a list of ``q`` lists."""
     tickets: list[int]
-    """``q`` numbers, unique in a run."""
     parameters: list[dict[str, Any]] | None = None
-    """``q`` dictionaries, in a space of named parameters."""
 
     def __len__(self) -> int:
         return len(self.tickets)

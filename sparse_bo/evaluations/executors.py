@@ -97,7 +97,7 @@ class RayExecutor(Executor):
             self._ray.init()
         self._options = {"max_retries": 0, **options}
         self._remote = self._ray.remote(**self._options)(call)
-        self._open: set[_RayFuture] = set()
+        self._open: set[Future[Any]] = set()
         self._shutdown = False
         self._counted, self._count = -math.inf, 1
         start = time.monotonic()
@@ -125,9 +125,16 @@ class RayExecutor(Executor):
         if self._shutdown or not self._ray.is_initialized():
             raise RuntimeError(f"cannot schedule new futures after {'shutdown' if self._shutdown else 'ray.shutdown()'}")
         reference = self._remote.remote(fn, args, kwargs)
-        future = _RayFuture(lambda: self._kill(reference))
+        future: Future[Any] = Future()
+
+        def ended(_: Future[Any]) -> None:
+            self._open.discard(future)
+            if future.cancelled():
+                self._killed = time.monotonic()
+                self._ray.cancel(reference, force=True)
+
         self._open.add(future)
-        future.add_done_callback(self._open.discard)
+        future.add_done_callback(ended)
         reference.future().add_done_callback(lambda done: self._deliver(done, future))
         return future
 
@@ -140,10 +147,6 @@ class RayExecutor(Executor):
                 future.cancel()
         if wait:
             wait_for([future for future in out if not future.cancelled()])
-
-    def _kill(self, reference: Any) -> None:
-        self._killed = time.monotonic()
-        self._ray.cancel(reference, force=True)
 
     def _deliver(self, done: Future[Any], future: Future[Any]) -> None:
         """Set the outcome of a task on its future; an error is the one that the task raised."""
@@ -160,20 +163,6 @@ class RayExecutor(Executor):
             cause.__cause__ = error  # its message is the traceback on the worker
             error = cause
         future.set_exception(error)
-
-
-class _RayFuture(Future[Any]):
-    """A future whose cancellation reaches the task."""
-
-    def __init__(self, kill: Callable[[], None]) -> None:
-        super().__init__()
-        self._kill = kill
-
-    def cancel(self) -> bool:
-        cancelled = super().cancel()
-        if cancelled:
-            self._kill()
-        return cancelled
 
 
 def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

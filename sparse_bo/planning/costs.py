@@ -136,19 +136,10 @@ def memory(
 ) -> dict[str, int]:
     """Return the peak memory of a run by purpose, in bytes; the history is in host memory, and counted on the CPU only.
 
-    Args:
-        a: Number of arms.
-        d: Number of inputs.
-        m: Size of the largest dictionary.
-        n: Number of distinct arms pulled.
-        budget: Number of evaluations.
-        batches: Number of batches.
-        columns: Distinct arms that were ever in a dictionary; 0 if their kernel columns are not cached.
-        memory_bytes: Budget of a sweep, and of cached kernel columns.
-        streamed: Whether the arms are processed tile by tile.
-        device: Device of the sweeps.
-        loaded: Whether the arms are in memory already; then they do not count.
-        blocks: Kernel-sized blocks of a sweep (:func:`sparse_bo.arms.sweep.block_count`).
+    The run has ``a`` arms of ``d`` inputs (which do not count if they are ``loaded``), dictionaries of at most ``m`` points,
+    ``n`` distinct arms pulled, ``columns`` distinct arms ever in a dictionary (0: their kernel columns are not cached), and
+    ``blocks`` kernel-sized blocks in a sweep (:func:`sparse_bo.arms.sweep.block_count`). ``memory_bytes`` is the budget of a
+    sweep, and of cached kernel columns.
     """
     on_cpu = device.type == "cpu"
     least = 2**22 if on_cpu else DEVICE_TILE_BYTES
