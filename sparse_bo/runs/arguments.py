@@ -170,7 +170,12 @@ def checked_observations(
     _check_ordered(f"{kind} values", y)
     picks = checked_inputs(kind, where, domain)
     if outcomes is not None:
-        return picks, _outcomes_of(kind, picks, y, outcomes.names)
+        rows = list(outcomes_of(range(len(picks)), y, outcomes.names).values())
+        if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
+            raise ValueError(
+                f"expected at least one outcome of every {kind} observation, got none of number {failed}; leave it out"
+            )
+        return picks, rows
     if isinstance(y, Tensor) and y.is_complex():
         raise TypeError(f"expected real {kind} values, got {y.dtype}")
     try:
@@ -192,16 +197,6 @@ def _flat(values: Any) -> Iterator[Any]:
             yield from _flat(value)
         else:
             yield value
-
-
-def _outcomes_of(kind: str, picks: Tensor, y: Any, names: Sequence[str]) -> list[Value]:
-    """Return ``n`` rows of ``m`` outcomes of a user's observations, at least one of each."""
-    rows = list(outcomes_of(range(len(picks)), y, names).values())
-    if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
-        raise ValueError(
-            f"expected at least one outcome of every {kind} observation, got none of number {failed}; leave it out"
-        )
-    return rows
 
 
 def _numbers(kind: str, y: Any) -> list[float]:

@@ -41,18 +41,10 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """Conditions that end a run; the first that holds when results have been reported.
+    """Conditions that end a run, as arguments of :meth:`sparse_bo.AskTell.run`; the first one when results have been reported.
 
-    Args:
-        seconds: Wall-clock seconds of the call; evaluations that have started are waited for.
-        target: Value (y) of a result that is good enough; with constraints of a feasible one.
-        patience: Number of evaluations, failed ones included, since the best result of the whole run; with several objectives
-            since the last feasible result that no earlier one dominated.
-        stop: Called with the loop; the run ends once it returns a true value.
-
-    Raises:
-        TypeError: If a value has the wrong type.
-        ValueError: If a number is out of range.
+    With constraints ``target`` is of a feasible result; with several objectives ``patience`` counts evaluations since the last
+    feasible result that no earlier one dominated.
     """
 
     seconds: float | None = None
@@ -83,18 +75,7 @@ class Seen(NamedTuple):
 
 
 class Watch:
-    """Calls back during a run, and watches for its ends.
-
-    Args:
-        loop: The run.
-        engine: Its engine.
-        end: Number of evaluations at its end.
-        ends: Conditions of an earlier end.
-        callback: Called with the loop and each new row of the history; ``True`` ends the run.
-        on_result: Called with each evaluation.
-        bar: Shows new rows of the history; ``None``: nothing.
-        whole_batches: Whether it ends only when no evaluation is pending.
-    """
+    """Calls back during a run up to ``end`` evaluations, and watches for earlier ends; ``whole_batches``: between batches."""
 
     def __init__(
         self,

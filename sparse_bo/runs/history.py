@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -103,11 +102,7 @@ class HistoryRow(Summary):
 
     def plain(self) -> dict[str, Any]:
         """Return the row as JSON, with ``None`` for failed evaluations."""
-        rows = {
-            name: None if table is None else [_plain(row) for row in table]
-            for name, table in (("outcomes", self.outcomes), ("sds", self.sds))
-        }
-        return {**asdict(self), "values": _plain(self.values), **rows}
+        return asdict(self) | {name: _plain(getattr(self, name)) for name in ("values", "outcomes", "sds")}
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> HistoryRow:
@@ -185,11 +180,7 @@ class History:
             report: Of the state after them, with the reference point that it has chosen; ``None``: it is inferred.
         """
         outcomes, results = self.outcomes, [one for row in self.rows for one in row.results]
-        if outcomes is None:
-            return None
-        if report is None:
-            return outcome_columns(outcomes, results)
-        return outcome_columns(outcomes, results, reference=report.reference, hypervolume=report.hypervolume)
+        return None if outcomes is None else outcome_columns(outcomes, results, report)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -328,8 +319,9 @@ def report_of(state: State, *, minimize: bool) -> Report:
     return replace(report, **{name: None if mean is None else 0.0 - mean for name, mean in means.items()})
 
 
-def _plain(values: Sequence[float]) -> list[float | None]:
-    return [None if math.isnan(v) else v for v in values]
+def _plain(value: Any) -> Any:
+    """Return results as JSON, with ``None`` for NaN."""
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value if value == value else None
 
 
 def make_row(

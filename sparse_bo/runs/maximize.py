@@ -11,7 +11,6 @@ from torch import Tensor
 from sparse_bo.domains import ArmSet, Box, Feasible, Space, space_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
-from sparse_bo.evaluations.results import Value
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Outcomes, Policy
@@ -237,13 +236,13 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     run = {name: given[name] for name in shared} | {"minimize": minimize}
     run |= {name: given.get(name) for name in ("objectives", "constraints", "reference")}
     ends = {name: given[name] for name in ("seconds", "target", "patience", "stop")}
-    how = ends | {name: given[name] for name in ("call_with", "vectorized", "arrays", "executor", "workers", "progress")}
+    names = ("call_with", "vectorized", "arrays", "executor", "workers", "callback", "on_result", "progress")
+    how = ends | {name: given[name] for name in names}
     budget, storage, resume = check_budget(given["budget"]), given["storage"], given["resume"]
     spread = workers_of(given["executor"], given["workers"])  # checked before a journal is created
     check_choice("goal", given["goal"], get_args(Goal))
     check_callable("objective", given["objective"])
     for name in ("callback", "on_result"):
-        how[name] = given[name]
         if given[name] is not None:
             check_callable(name, given[name])
     for name in ("progress", "resume"):
@@ -282,7 +281,7 @@ def _resumed(
     seed: int,
     minimize: bool,
     initial: tuple[Any, Any] | RunObservations | None,
-    **outcomes: Mapping[str, Any] | None,
+    **named: Mapping[str, Any] | None,
 ) -> AskTell:
     """Return the recorded run, if it is that of the arguments."""
     corners = bounds_of(bounds)
@@ -290,15 +289,17 @@ def _resumed(
         Box(corners)  # checked before the journal is opened
     asked = None if space is None else space_domain(space, feasible).describe()["space"]
     on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
-    several = checked_outcomes(**outcomes, minimize=minimize)
+    several = checked_outcomes(**named, minimize=minimize)
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
         other = _difference(loop.about, corners, asked, seed, minimize, several)
         if names is not None and list(names) != loop.about.get("names"):
             other = other or "has other names of its arms, or none"
-        before = None if other or initial is None else _checked(initial, loop)
-        if before is not None and not loop._engine.began_with(*before):
-            other = "has other initial observations, or none; initial= can only be passed to a new run"
+        if other is None and initial is not None:
+            domain, outcomes = loop._domain, loop._engine.outcomes
+            given, _ = resolved(initial, domain, outcomes)
+            if not loop._engine.began_with(*checked_observations("initial", given, domain, outcomes)):
+                other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
             raise ValueError(
                 f"the run in {storage_of(storage).path} {other}; pass another storage= for a new run, which can learn from the "
@@ -308,11 +309,6 @@ def _resumed(
         loop.close()
         raise
     return loop
-
-
-def _checked(initial: Any, loop: AskTell) -> tuple[Tensor, list[Value]]:
-    domain, outcomes = loop._domain, loop._engine.outcomes
-    return checked_observations("initial", resolved(initial, domain, outcomes)[0], domain, outcomes)
 
 
 def _difference(

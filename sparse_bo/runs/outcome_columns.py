@@ -11,25 +11,18 @@ from torch import Tensor
 
 from sparse_bo.gp.hypervolume import front_rows, reference_point
 from sparse_bo.gp.hypervolume import hypervolume as volume_of
-from sparse_bo.policies import Outcomes
-from sparse_bo.report.view import Numbers, OutcomeColumns
+from sparse_bo.policies import Outcomes, Report
+from sparse_bo.report.view import Numbers, OutcomeColumns, spread
 
 MOST_VOLUMES = 100
 """Hypervolumes of a curve, at most: each takes milliseconds."""
 
 
-def outcome_columns(
-    outcomes: Outcomes, results: Sequence[object], *, reference: Tensor | None = None, hypervolume: float | None = None
-) -> OutcomeColumns:
-    """Return the outcomes of ``n`` results (rows of ``m``) as columns. O(n · front), and at most 100 hypervolumes.
+def outcome_columns(outcomes: Outcomes, results: Sequence[object], report: Report | None = None) -> OutcomeColumns:
+    """Return the outcomes of ``n`` results (rows of ``m``, NaN: missing) as columns. O(n · front), and ≤ 100 hypervolumes.
 
-    Front and hypervolumes are those of the results, as they were observed.
-
-    Args:
-        outcomes: Objectives and constraints.
-        results: ``n`` rows of ``m``; NaN: missing.
-        reference: Reference point of a state's report; by default that of the outcomes, or inferred from the front.
-        hypervolume: Of a state's report; by default that of the results.
+    Front and hypervolumes are those of the results, as they were observed. Without a reference point in the report, it is that
+    of the outcomes, or inferred from the front.
     """
     Y = torch.tensor(results, dtype=torch.float64, device="cpu").reshape(-1, len(outcomes.names))
     feasible, total = outcomes.feasible(Y), outcomes.total_violation(Y)
@@ -37,10 +30,11 @@ def outcome_columns(
     front = front_rows(gains)
     front = front[gains[front, 0].argsort(descending=True, stable=True)]
     entered = entering(gains.numpy())
-    several = outcomes.only is None
+    several, report = outcomes.only is None, report or Report()
+    hypervolume = report.hypervolume
     worst, volumes = None, (np.zeros(0), np.zeros(0))
-    if reference is not None:
-        worst = outcomes.gains(reference.to(Y))
+    if report.reference is not None:
+        worst = outcomes.gains(report.reference.to(Y))
     elif several and outcomes.reference is not None:
         worst = outcomes.gains(Y.new_tensor(list(outcomes.reference.values())))
     elif several and len(front):
@@ -86,7 +80,7 @@ def entering(gains: Numbers) -> NDArray[np.bool_]:
 
 def _volumes(gains: Tensor, entered: NDArray[np.int64], reference: Tensor) -> tuple[Numbers, Numbers]:
     """Return numbers of evaluations, the first and the last among them, and the hypervolumes up to there."""
-    chosen = entered[np.unique(np.linspace(0, len(entered) - 1, min(len(entered), MOST_VOLUMES)).round().astype(int))]
+    chosen = entered[spread(len(entered), MOST_VOLUMES)]
     known = gains[torch.from_numpy(entered)]
     at, volume = [1.0], [0.0]
     for row in chosen:

@@ -25,17 +25,6 @@ from sparse_bo.runs.records import evaluations_of
 logger = logging.getLogger(__name__)
 
 
-class TakenOver(NamedTuple):
-    """Observations in the form of ``initial=``."""
-
-    inputs: Any
-    """``n`` arms, ``n x d`` points or ``n`` dictionaries."""
-    values: list[Any]
-    """``n`` results (y), or dictionaries of outcomes by name."""
-    summary: str
-    """The numbers of observations that were taken over and left out, in words."""
-
-
 @dataclass(frozen=True)
 class RunObservations:
     """The observations of recorded runs, for ``initial=`` of another one: see :func:`observations_of`."""
@@ -43,8 +32,10 @@ class RunObservations:
     journals: tuple[Path, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def on(self, domain: Domain, outcomes: Outcomes | None = None) -> TakenOver:
-        """Return the observations that lie in a domain. O(evaluations), and O(a d) for inputs among ``a`` other arms.
+    def on(self, domain: Domain, outcomes: Outcomes | None) -> tuple[tuple[Any, list[Any]], str]:
+        """Return the observations that lie in a domain, and a summary of those that were taken over and left out.
+
+        O(evaluations), and O(a d) for inputs among ``a`` other arms.
 
         Raises:
             FileNotFoundError: If there is no journal.
@@ -88,7 +79,7 @@ class RunObservations:
         rows: Any = [x for x, _ in taken]
         if not domain.indexed and space is None:
             rows = torch.tensor(rows, dtype=torch.float64, device="cpu").to(domain.like)
-        return TakenOver(rows, [y for _, y in taken], summary)
+        return (rows, [y for _, y in taken]), summary
 
     def _changes(self, space: Space | None, runs: list[_RecordedRun]) -> str:
         """Return the parameters that are new, or no longer there, in words."""
@@ -230,6 +221,6 @@ def resolved(initial: Any, domain: Domain, outcomes: Outcomes | None) -> tuple[A
     """Return ``initial=`` as inputs and results, and the summary of those that are taken over from other runs."""
     if not isinstance(initial, RunObservations):
         return initial, None
-    inputs, values, summary = initial.on(domain, outcomes)
+    given, summary = initial.on(domain, outcomes)
     logger.info("starts from %s", summary)
-    return (inputs, values), summary
+    return given, summary

@@ -25,12 +25,7 @@ class StatusColumn(ProgressColumn):
 class RunProgress(Progress):
     """Progress bar of a run, updated after each batch: best value or hypervolume, regret, dictionary size m, batch size q.
 
-    Args:
-        history: The run so far.
-        total: Evaluations in all.
-        console: The console of the bar; default: the error stream.
-        quiet: Show nothing.
-        regret_of: Regrets of the evaluations of a row, where the best value is known.
+    Regret is shown where ``regret_of`` returns that of the evaluations of a row; ``console`` is by default the error stream.
     """
 
     def __init__(

@@ -101,7 +101,11 @@ class Result(Report):
             raise ValueError(f"expected a successful evaluation{every}, got none: there is no best point yet; evaluate more")
         sd = math.nan if self.best_sd is None else self.best_sd
         x = self.best_x.to("cpu", torch.float64).numpy()
-        observed = {} if outcomes is None else self._observed_at(x, outcomes)
+        observed: dict[str, float] = {}
+        if outcomes is not None:
+            Y, X, _ = self._evaluations(outcomes)
+            at = Y[torch.from_numpy((x == X).all(axis=1))]
+            observed = dict(zip(outcomes.names, at.nanmean(dim=0).tolist(), strict=True))
         names = self.history.info.get("names")
         name = None if names is None or self.best_index is None else names[self.best_index]
         return Best(x=x, mean=self.best_mean, sd=sd, parameters=self.best_parameters or {}, outcomes=observed, name=name)
@@ -146,12 +150,6 @@ class Result(Report):
         else:
             X = np.array(self.history.points, np.float64).reshape(len(Y), self.domain.dims)
         return Y, X, self.history.parameters
-
-    def _observed_at(self, x: NDArray[np.float64], outcomes: Outcomes) -> dict[str, float]:
-        """Return the mean of each outcome over the evaluations of a point (``d``); NaN: none was observed."""
-        Y, X, _ = self._evaluations(outcomes)
-        at = Y[torch.from_numpy((x == X).all(axis=1))]
-        return dict(zip(outcomes.names, at.nanmean(dim=0).tolist(), strict=True))
 
     @property
     def best_parameters(self) -> dict[str, Any] | None:

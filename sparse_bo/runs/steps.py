@@ -80,7 +80,7 @@ class Steps:
 
     def follow(self) -> None:
         """Apply the events of rank 0's run, to its end."""
-        applied = {"ask": self._asked, "add": self._added, "enqueue": self._enqueued, "tell": self._answered}
+        applied: dict[str, Any] = {"ask": self._asked, "add": self._added, "enqueue": self._enqueued, "tell": self._answered}
         self.ranks.agree("run")
         while (event := self.ranks.next()).kind != "end":
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too

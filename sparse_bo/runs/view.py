@@ -27,7 +27,7 @@ from sparse_bo.policies.trust_region.observations import Replicates, replicates_
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
-from sparse_bo.report.view import Observation, RunView, Slice, arm_name
+from sparse_bo.report.view import Observation, RunView, Slice, arm_name, spread
 from sparse_bo.runs.history import History, report_of
 from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
@@ -96,7 +96,7 @@ def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
     models: list[Predict] = []
     for j, fitted in enumerate(state.fitted):
         rows, seen = state.rows_of(j), state.replicates[j]
-        widened = _widening(fitted, state.U[rows], seen, folds=4, most=150) if widen else 1.0
+        widened = _widening(fitted, state.U[rows], seen) if widen else 1.0
         models.append(partial(_outcome, state, fitted, seen.y, minimize=float(state.signs[j]) < 0.0, widened=widened))
     return models
 
@@ -108,26 +108,24 @@ def _outcome(
     return found.mirrored() if minimize else found
 
 
-def widening(state: State, *, folds: int = 4, most: int = 150) -> float:
+def widening(state: State) -> float:
     """Return the factor by which 95 % intervals of a local model are too narrow, 1 to 10; 1 for other models.
 
     Kernel, warping and hyper-parameters are chosen for the highest evidence, and predictions take them for certain. In
-    cross-validation all of them are learned without the points that they predict. At most ``most`` points take part.
+    cross-validation all of them are learned without the points that they predict.
     """
-    fitted = (
-        state.fitted if isinstance(state, RegionState) else state.surrogate if isinstance(state, ImprovementState) else None
-    )
-    if fitted is None:
+    if not isinstance(state, RegionState | ImprovementState):
         return 1.0
-    assert isinstance(state, RegionState | ImprovementState)
-    return _widening(fitted, state.U, state.replicates, folds=folds, most=most)
+    fitted = state.fitted if isinstance(state, RegionState) else state.surrogate
+    return 1.0 if fitted is None else _widening(fitted, state.U, state.replicates)
 
 
-def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates, *, folds: int, most: int) -> float:
-    """Return the factor of :func:`widening`, of observations at ``n x d`` points of the unit cube."""
+def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates) -> float:
+    """Return the factor of :func:`widening`, of observations at ``n x d`` points of the unit cube; at most 150 take part."""
+    folds, most = 4, 150
     if len(fitted.rows) < 2 * folds:
         return 1.0
-    rows = fitted.rows[np.linspace(0, len(fitted.rows) - 1, min(len(fitted.rows), most)).round().astype(int)]
+    rows = fitted.rows[spread(len(fitted.rows), most)]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu").to(rows.device)
     scores = []
     for fold in range(folds):
@@ -238,24 +236,18 @@ def view_of(
     best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
     if several is not None and not best:
         best = _evaluated(columns, several.best_row)
-    if several is not None and state is not None and domain is not None and best_x is not None:
-        models = outcome_models(state, widen=most_slices > 0)
-        several = replace(several, models=bool(models))
-        some = names[: 2 * most_slices // max(len(models), 2)]
-        slices = [
-            _slice(predict, domain, best_x, j, name, best, outcome)
-            for outcome, predict in zip(several.values, models, strict=False)
-            for j, name in enumerate(some)
-        ]
-        if models:
-            interval = _interval(models[0], domain, report)
-    elif report.best_x is not None and state is not None and domain is not None:
-        x = report.best_x.to(device="cpu", dtype=torch.float64)
-        widened = widening(state) if most_slices else 1.0
-        predict = partial(predictions_of, state, minimize=minimize)
-        wider = partial(predict, widened=widened)
-        slices = [_slice(wider, domain, x, j, name, best) for j, name in enumerate(names[:most_slices])]
-        interval = _interval(predict, domain, report)
+    if best_x is not None and state is not None and domain is not None:
+        if several is not None:
+            models = dict(zip(several.values, outcome_models(state, widen=most_slices > 0), strict=False))
+            several = replace(several, models=bool(models))
+            some = names[: 2 * most_slices // max(len(models), 2)]
+            interval = _interval(next(iter(models.values())), domain, report) if models else None
+        else:
+            widened, some = widening(state) if most_slices else 1.0, names[:most_slices]
+            models = {"": partial(predictions_of, state, minimize=minimize, widened=widened)}
+            interval = _interval(partial(predictions_of, state, minimize=minimize), domain, report)
+        x, shown = best_x.to("cpu", torch.float64), [*enumerate(some)]
+        slices = [_slice(predict, domain, x, j, name, best, of) for of, predict in models.items() for j, name in shown]
     arm_names = history.info.get("names")
     weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
     highest = None
@@ -410,4 +402,4 @@ def _arms_along(domain: Arms, x: Tensor, j: int) -> Tensor:
     others = [k for k in range(X.shape[1]) if k != j]
     rows = (X[:, others] == x[others]).all(dim=-1).nonzero().squeeze(-1)
     rows = rows[X[rows, j].argsort(stable=True)]
-    return rows[np.linspace(0, len(rows) - 1, min(len(rows), SLICE_POINTS)).round().astype(int)]
+    return rows[spread(len(rows), SLICE_POINTS)]
