@@ -17,7 +17,7 @@ from sparse_bo.report import facts, figures
 from sparse_bo.report.figures import Curve, Panel
 from sparse_bo.report.inputs import best_evaluations, inputs_of, slice_of
 from sparse_bo.report.plots import Plot, Table, bars, histogram, lines
-from sparse_bo.report.view import OutcomeColumns, RunView, cell, number, visible
+from sparse_bo.report.view import RunView, cell, number, visible
 
 MOST_BARS = 20
 
@@ -49,10 +49,11 @@ class Section:
 def run_page(view: RunView) -> str:
     """Return a run as a self-contained page of HTML; its size does not grow with the run beyond some 400 kB."""
     source = f" · {view.source}" if view.source else ""
+    aim = f"To {facts.aims(view.outcomes)}," if view.outcomes is not None else "Minimising" if view.minimize else "Maximising"
     return TEMPLATES.get_template("page.html.jinja").render(
         view=view,
         title=f"{view.about.get('policy', 'run')}, seed {view.about.get('seed', '?')}{source}",
-        counts=f"{_aim(view)} over {facts.searched(view)}: {facts.counts(view)}.",
+        counts=f"{aim} over {facts.searched(view)}: {facts.counts(view)}.",
         headline=_headline(view),
         below=_below(view),
         best=_best(view),
@@ -62,12 +63,6 @@ def run_page(view: RunView) -> str:
         sections=list(sections_of(view)),
         version=__version__,
     )
-
-
-def _aim(view: RunView) -> str:
-    if view.outcomes is None:
-        return "Minimising" if view.minimize else "Maximising"
-    return f"To {facts.aims(view.outcomes)},"
 
 
 def _headline(view: RunView) -> str:
@@ -174,18 +169,13 @@ def _point_of_slices(view: RunView) -> tuple[str, str]:
     return "best point", what.format("each outcome", f"the best point ({at})")
 
 
-def _progress_of_outcomes(view: RunView, outcomes: OutcomeColumns) -> Iterator[Plot]:
-    panels = [*figures.trade_offs(outcomes), figures.hypervolume_so_far(outcomes), figures.fronts_over_time(outcomes)]
-    if outcomes.only is not None:
-        panels = [figures.best_so_far(view.batches, view.values, outcomes, minimize=view.minimize)]
-    for panel in (*panels, figures.feasible_so_far(outcomes), figures.batch_sizes(view.batches)):
-        if panel is not None:
-            yield lines(panel)
-
-
 def _progress(view: RunView) -> Iterator[Plot]:
-    if view.outcomes is not None:
-        yield from _progress_of_outcomes(view, view.outcomes)
+    if (outcomes := view.outcomes) is not None:
+        panels = [*figures.trade_offs(outcomes), figures.hypervolume_so_far(outcomes), figures.fronts_over_time(outcomes)]
+        if outcomes.only is not None:
+            panels = [figures.best_so_far(view.batches, view.values, outcomes, minimize=view.minimize)]
+        panels += [figures.feasible_so_far(outcomes), figures.batch_sizes(view.batches)]
+        yield from (lines(panel) for panel in panels if panel is not None)
         return
     if best := figures.best_so_far(view.batches, view.values, minimize=view.minimize):
         yield lines(best)
