@@ -54,6 +54,13 @@ def shown(model_data, **options):
     return model, spy.seen
 
 
+def test_a_sampler_sees_the_users_units_in_training_too():
+    spy = Spy()
+    model = make_sparse(**data(), dictionary=spy, fit="vfe", input_transform=Normalize(D)).train()
+    model(*model.train_inputs)
+    assert torch.equal(spy.seen.X, data()["train_X"])
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)

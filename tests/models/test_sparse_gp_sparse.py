@@ -59,6 +59,20 @@ def test_external_points_and_rows_are_the_same_dictionary():
     torch.testing.assert_close(by_points.variance, by_rows.variance)
 
 
+@pytest.mark.parametrize("fit", ["dtc", "vfe"])
+def test_a_transform_learns_nothing_from_external_points(fit):
+    """Of a step of training its bounds were those of the dictionary, and points and data were normalised differently."""
+    model = sparse("normalized inputs", dictionary=data()["train_X"][ROWS], fit=fit)
+    before = model.input_transform.bounds.clone()
+    likelihoods = []
+    for each in (model, sparse("normalized inputs", fit=fit)):  # the same dictionary, as rows
+        each.train()
+        mll = ExactMarginalLogLikelihood(each.likelihood, each)
+        likelihoods.append(float(mll(each(*each.train_inputs), each.train_targets).detach()))
+    assert torch.equal(model.input_transform.bounds, before)
+    assert likelihoods[0] == pytest.approx(likelihoods[1], rel=1e-9)
+
+
 def test_two_copies_of_a_point_are_perfectly_correlated():
     T = points(1).repeat(2, 1)
     covariance = sparse().posterior(T).covariance_matrix

@@ -120,7 +120,8 @@ def dictionary_points(model: Any, X: Tensor, rows: Tensor | None, points: Tensor
     """Return the dictionary, transformed: rows of ``X`` (transformed), after external points in the user's units."""
     if points is None:
         return X[..., rows, :]
-    external = model.transform_inputs(points)
+    transform = getattr(model, "input_transform", None)  # as training inputs are: in training mode it would learn from points
+    external = points if transform is None else transform.preprocess_transform(points)
     return torch.cat([external.expand(*X.shape[:-2], *external.shape[-2:]), X[..., rows, :]], dim=-2)
 
 
@@ -203,7 +204,7 @@ def _sampled(model: Any, X: Tensor, noise: Tensor, *, size: int, generator: torc
     (each member in units of its noise level), and no means. Of equal probabilities the lowest rows stay.
     """
     kernel, rule, prior_mean = model.prior_kernel, model.rule, model.prior_mean(X)
-    raw = X if model._stored_originals is None else model.original_inputs()
+    raw = model.original_inputs()
     distinct = distinct_inputs(X)
     a = len(distinct.rows)
     pilot = distinct.rows[uniform_rows(a, rule.settings.pilot, generator=generator, device=X.device)]

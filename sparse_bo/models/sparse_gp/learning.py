@@ -373,7 +373,7 @@ class _ParameterVector:
             x = self.point
             hessian = positive(curvature(self, x, self(x)[1]), least=least)
         low, high = self.bounds
-        start, tolerance = torch.minimum(torch.maximum(self.point, low), high), gain / now.numel()
+        start, tolerance = torch.minimum(torch.maximum(x, low), high), gain / now.numel()
         try:
             with learner.learning_from(now):
                 found = descend(self, start, bounds=self.bounds, hessian=hessian, tolerance=tolerance, max_steps=steps)
