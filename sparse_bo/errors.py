@@ -39,6 +39,10 @@ class FailureWarning(UserWarning):
     """More than half of a run's evaluations have failed; issued once per run and process."""
 
 
+class InfeasibleWarning(UserWarning):
+    """A run has ended without a feasible evaluation: its best point violates a constraint."""
+
+
 class TicketError(ValueError):
     """``tell`` or ``fail`` got a ticket that is unknown, repeated or already answered."""
 

@@ -25,6 +25,7 @@ def test_tutorials_are_found():
         "fingerprints_in_plates",
         "finite_arms",
         "gssbo_large_budget",
+        "jobs_on_a_cluster",
         "large_arm_sets",
         "reading_the_report",
         "sbpe_elimination",

@@ -143,7 +143,11 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         lines["drift"] = f"{moves}, {abs(drift.score):.1f} standard errors (below {MOST_ERRORS:g}: no sign of any)"
     title = f"audit of {audit.recorded.about['policy']}, seed {audit.recorded.about['seed']}, in {path}"
     what = "objective" if audit.drifting is None else f"outcome {audit.drifting}"
-    warnings = [*advice_of(view), *miscalibrated(audit.calibration), *drifting(0.0 if drift is None else drift.score, what)]
+    warnings = [
+        *advice_of(view),
+        *miscalibrated(audit.calibration, policy=audit.recorded.about["policy"]),
+        *drifting(0.0 if drift is None else drift.score, what),
+    ]
     return table(title, lines), warnings
 
 

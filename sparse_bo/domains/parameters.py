@@ -117,6 +117,10 @@ class Parameter(ABC):
         k = self.numbers(U)
         return self.columns((k - 1).clamp_min(0)), self.columns((k + 1).clamp_max(self.count - 1))
 
+    def whole(self, value: Any) -> Any:
+        """Return a whole number that a table holds as a float as the integer that the parameter has; others as they are."""
+        return value
+
     def decode(self, U: Tensor) -> list[Any]:
         """Return the ``q`` values of the rows."""
         return [self._value_of(number) for number in self.numbers(U).tolist()]
@@ -249,6 +253,10 @@ class Int(Parameter):
     def _value_of(self, number: float) -> int:
         return self.low + int(number) * self.step
 
+    def whole(self, value: Any) -> Any:
+        """See :class:`Parameter`."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
     def columns(self, numbers: Tensor) -> Tensor:
         """See :class:`Parameter`; on a logarithmic scale the bin of v is from v − 1/2 to v + 1/2."""
         if not self.log or self.count == 1:
@@ -323,6 +331,11 @@ class Choice(Parameter):
 
     def _value_of(self, number: float) -> Value:
         return self.values[int(number)]
+
+    def whole(self, value: Any) -> Any:
+        """See :class:`Parameter`."""
+        known = isinstance(value, float) and _index_in(self.values, value) < 0
+        return int(value) if known and value.is_integer() and _index_in(self.values, int(value)) >= 0 else value
 
     def columns(self, numbers: Tensor) -> Tensor:
         """See :class:`Parameter`; one-hot where every value has a column."""

@@ -199,6 +199,27 @@ class Space:
                     raise ValueError(f"expected {what} with {name!r} {where}, got {wrong} in row {row}; {fix}")
         return U
 
+    def points_of(self, table: Any) -> list[Parameters]:
+        """Return the points of a pandas table with a column for each parameter; other columns are left out.
+
+        An empty cell says that a conditional parameter is not there, or that a choice is ``None``, by its condition. Whole
+        numbers may be floats: a column with empty cells holds nothing else. :meth:`encode` checks the points.
+        """
+        first = [name for name in self.parameters if name not in self._conditions]
+        names = [name for name in [*first, *self._conditions] if name in table.columns]  # parameters after their parents
+        table, points = table[names], list[Parameters]()
+        for row, gaps in zip(table.to_dict("records"), table.isna().to_dict("records"), strict=True):
+            point: Parameters = {}
+            for name in names:
+                parameter = self.parameters[name]
+                held = all(parent in point and point[parent] in values for parent, values in (parameter.when or {}).items())
+                if not gaps[name]:
+                    point[name] = parameter.whole(row[name])
+                elif held and isinstance(parameter, Choice) and None in parameter.values:
+                    point[name] = None
+            points.append(point)
+        return points
+
     def decode(self, U: Tensor) -> list[Parameters]:
         """Return the points of rows of ``U`` (``q x dims``), each with the parameters that are there."""
         U = U.detach().to(device="cpu", dtype=torch.float64)

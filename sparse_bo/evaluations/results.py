@@ -276,6 +276,8 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
         raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
     if isinstance(value, (str, bytes, bytearray)):
         raise _not_numbers(tickets, y, f"an entry is {value!r}")
+    if value is None:
+        raise _not_numbers(tickets, y, "an entry is None; write float('nan') for a failed evaluation")
     try:
         return value if isinstance(value, Measured) else float(value)
     except (TypeError, ValueError, OverflowError) as error:

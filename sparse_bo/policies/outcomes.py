@@ -57,7 +57,9 @@ class Outcomes:
             )
         for name, direction in objectives.items():
             if direction not in ("max", "min"):
-                raise ValueError(f"expected 'max' or 'min' for the objective {name!r}, got {direction!r}")
+                raise ValueError(
+                    f"expected 'max' or 'min' for the objective {name!r}, got {direction!r}; write {{{name!r}: 'max'}}"
+                )
         constraints = {} if constraints is None else constraints
         _check_names("constraints", constraints, 'such as {"impurity": (None, 0.05)}')
         limits = {name: _limits(name, given) for name, given in constraints.items()}

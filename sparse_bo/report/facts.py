@@ -222,7 +222,7 @@ def advice_of(view: RunView) -> list[Advice]:
         *_failures(view),
         *_missing_model(view),
         *_of_outcomes(view.outcomes),
-        *miscalibrated(view.calibration),
+        *miscalibrated(view.calibration, policy=view.about.get("policy"), exact=len({*(view.best_interval or (0, 1))}) == 1),
         *_progress(view),
         *_edges(view),
         *_resume(view),
@@ -308,18 +308,18 @@ def _missing_model(view: RunView) -> Iterator[Advice]:
         )
 
 
-def miscalibrated(found: Calibration | None) -> Iterator[Advice]:
-    """Yield the warning about a model whose intervals are too narrow or too wide."""
+def miscalibrated(found: Calibration | None, *, policy: str | None, exact: bool = False) -> Iterator[Advice]:
+    """Yield the warning about a model whose intervals are too narrow or too wide; ``exact``: results have no noise."""
     if found is None or found.results < FEWEST:
         return
     seen = f"of {found.results:,} results, {calibrated(found)}"
     if found.within_68 < WITHIN_68[0] or found.within_95 < WITHIN_95:
-        yield Advice(
-            f"The model was too sure: {seen}.",
-            "Do not trust the intervals where no results are: picks are where the model expects most, and fall short of it. "
-            "Evaluate some points several times to see the noise; look for inputs that matter and are not among these; "
-            "with BBKB or BKB try another kernel (covar_module=, on the command line --kernel).",
-        )
+        remedy = "Do not trust the intervals where no results are: picks are where the model expects most, and fall short of it"
+        if not exact:
+            remedy += "; evaluate some points several times to see the noise, and look for inputs that matter and are not here"
+        if policy in ("bbkb", "bkb"):
+            remedy += "; try another kernel (covar_module=, on the command line --kernel)"
+        yield Advice(f"The model was too sure: {seen}.", f"{remedy}.")
     elif found.within_68 > WITHIN_68[1]:
         yield Advice(
             f"The model was too unsure: {seen}.",
@@ -365,16 +365,16 @@ def _edges(view: RunView) -> Iterator[Advice]:
         return
     point = view.best or (view.best_observed.at if view.best_observed is not None else {})
     if "space" in view.about:
-        what, known = "their ranges", view.about["space"]["parameters"]
+        known = view.about["space"]["parameters"]
         ranges = {name: (one["low"], one["high"], one.get("log", False)) for name, one in known.items() if "low" in one}
     else:
-        what, corners = "the box", view.about.get("bounds", [[], []])
+        corners = view.about.get("bounds", [[], []])
         ranges = {name: (low, high, False) for name, low, high in zip(point, *corners, strict=False)}
     edge = [name for name, limits in ranges.items() if name in point and _at_end(float(point[name]), *limits)]
     if edge:
         yield Advice(
-            f"The best point lies at the edge of {what} in {_listed(edge)}.",
-            "If values beyond make sense, widen the bounds there.",
+            f"The best point lies at the edge of the range of {_listed(edge)}.",
+            "If values beyond make sense, widen that range.",
         )
 
 

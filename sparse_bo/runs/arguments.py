@@ -102,6 +102,8 @@ def check_policy(policy: Any) -> Policy:
 
 def check_seed(seed: int) -> int:
     """Return a seed as an ``int`` after checks."""
+    if seed is None:
+        raise TypeError("expected seed to be an integer, got None; leave it out for 0, or draw one: secrets.randbits(32)")
     if check_count("seed", seed, minimum=0) >= 2**64:  # the limit of torch's generators
         raise ValueError(f"expected seed below 2^64, got {seed}")
     return int(seed)
@@ -154,6 +156,8 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
     _check_ordered(f"{kind} inputs", where)
     if hasattr(where, "__len__") and not len(where):
         raise ValueError(f"expected {kind} inputs, at least one, got none; leave them out")
+    if isinstance(domain, SpaceArms | SpaceBox) and hasattr(where, "columns") and hasattr(where, "isna"):
+        where = domain.space.points_of(where)
     if isinstance(domain, Box) and not isinstance(domain, SpaceBox) and is_plain(where):
         where = cast("Tensor", tensor_of(f"{kind} inputs", where)).to(domain.like)
     return domain.check(f"{kind} inputs", where)

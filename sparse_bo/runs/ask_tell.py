@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torch import Tensor
 from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain, with_names
 from sparse_bo.domains.sharded import group_of
-from sparse_bo.errors import ScheduleComplete, StorageError
+from sparse_bo.errors import InfeasibleWarning, ScheduleComplete, StorageError
 from sparse_bo.evaluations.batch import Batch, tickets_of
 from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.job import Job, run_serially
@@ -436,7 +437,16 @@ class AskTell:
                         steps.settle()
                         watch.call_back()
                 ranks.agree("end")
-        return replace(self.result(), ended=watch.reason)
+        result = replace(self.result(), ended=watch.reason)
+        if engine.outcomes is not None and engine.outcomes.constraints and not result.feasible and engine.rows:
+            limits = ", ".join(engine.outcomes.constraints)
+            warnings.warn(
+                f"none of {result.history.observations:,} evaluations is feasible: result.best violates limits ({limits}) the "
+                "least; check them and their units, search another range, or begin with a feasible point (initial=)",
+                InfeasibleWarning,
+                stacklevel=2,
+            )
+        return result
 
     def result(self) -> Result:
         """Return the best arms and the history so far, with the results of an incomplete batch.

@@ -324,8 +324,13 @@ def _difference(
     if (space is not None or bounds is not None) and space != recorded:
         if space is not None and recorded is not None and space["parameters"] == recorded["parameters"]:
             return "had another feasible= over these parameters"
-        kind = "is on no space" if recorded is None else f"is on the space {Space.of(recorded)}"
-        return f"{kind}; this call asks for another one"
+        if recorded is None or space is None:
+            kind = "is on no space" if recorded is None else f"is on the space {Space.of(recorded)}"
+            return f"{kind}; this call asks for another one"
+        before, now = Space.of(recorded).parameters, Space.of(space).parameters
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        changed = ", ".join(f"{name}: {before.get(name, 'none')}, now {now.get(name, 'none')}" for name in names)
+        return f"is on another space than this call ({changed or 'most_arms'})"
     if bounds is not None and "bounds" not in about:
         return "is among arms, this call searches a box; pass arms="
     described = None if outcomes is None else outcomes.describe()

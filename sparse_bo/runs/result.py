@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
+from sparse_bo.domains import Domain, Int, Space, SpaceArms, SpaceBox
 from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.results import has_sds, sds_of
 from sparse_bo.gp.hypervolume import front_rows
@@ -200,9 +200,11 @@ class Result(Report):
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
 
-        Arms with names have ``name``, too. A failed evaluation has the value NaN. With several outcomes there is a column for
-        each, and ``feasible``. Where the noise of some results is known, there are their standard deviations: ``value_sd``, or
-        one for each outcome. Of columns of one name, inputs first, later ones end in ``_``.
+        With a space, ``initial=``, :meth:`sparse_bo.AskTell.add` and ``enqueue`` take the table as inputs: a parameter that is
+        not there has an empty cell. Arms with names have ``name``, too; ``added`` says which evaluations the run has not asked
+        for, if there are any. A failed evaluation has the value NaN. With several outcomes there is a column for each, and
+        ``feasible``. Where the noise of some results is known, there are their standard deviations: ``value_sd``, or one for
+        each outcome. Of columns of one name, inputs first, later ones end in ``_``.
 
         Raises:
             ImportError: If pandas is not installed.
@@ -213,6 +215,7 @@ class Result(Report):
             "batch": [row.round for row in rows for _ in row.values],
             **({"arm": self.history.indices} if self.history.indices and self.space is None else {}),
             **({"name": self.history.names} if self.history.names else {}),
+            **({"added": [row.added for row in rows for _ in row.values]} if any(row.added for row in rows) else {}),
         }
         results: list[tuple[str, list[Any]]] = [("value", [value for row in rows for value in row.values])]
         if (outcomes := self.history.outcomes) is not None:
@@ -221,13 +224,19 @@ class Result(Report):
         if has_sds(every := [one for row in rows for one in row.results]):
             names = ("value",) if outcomes is None else outcomes.names
             results += [(f"{name}_sd", [*column]) for name, column in zip(names, zip(*sds_of(every), strict=True), strict=True)]
-        _, inputs, _ = columns_of(self.history, self.domain)
-        table = dict(inputs)
+        pandas, (_, inputs, _) = optional("pandas"), columns_of(self.history, self.domain)
+        kinds = {} if self.space is None else self.space.parameters
+        table = {  # integers stay integers beside empty cells
+            name: pandas.array([None if x != x else x for x in column], dtype="Int64")
+            if isinstance(kinds.get(name), Int) and kinds[name].when is not None
+            else column
+            for name, column in inputs.items()
+        }
         for name, column in (*own.items(), *results):
             while name in table:
                 name += "_"
             table[name] = column
-        frame: DataFrame = optional("pandas").DataFrame(table)
+        frame: DataFrame = pandas.DataFrame(table)
         return frame
 
     def plot(

@@ -254,7 +254,7 @@ def test_a_best_point_at_an_end_of_its_range_is_told(about, best, edge, computed
         ({"residuals": 0.2 * np.random.default_rng(1).standard_normal(100)}, "too unsure"),
         ({"values": np.ones(200)}, "All results are equal"),
         ({"values": np.r_[9.0, np.zeros(199)]}, "The highest result is number 1 of 200"),
-        ({"about": {"bounds": [[0.0], [1.0]]}, "best": {"x1": 0.999}}, "at the edge of the box in x1"),
+        ({"about": {"bounds": [[0.0], [1.0]]}, "best": {"x1": 0.999}}, "at the edge of the range of x1"),
         ({"differing": ["picks differ"]}, "differ from those recorded: picks differ"),
     ],
 )

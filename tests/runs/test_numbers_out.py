@@ -37,11 +37,54 @@ def test_a_table_has_every_evaluation_with_its_inputs(pandas):
     assert table["value_"].isna().sum() == (table["value"] == 3).sum() > 0
 
 
+CONDITIONAL = {
+    "kind": Choice("tree", "line", None),
+    "depth": Int(1, 9, when={"kind": "tree"}),
+    "features": Choice("sqrt", None, when={"kind": "tree"}),
+    "width": Choice(1, 2, 4, when={"kind": ["line", None]}, ordered=True),
+    "rate": Float(0.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("by", ["table", "csv"])
+def test_the_table_of_a_run_starts_another(by, pandas, tmp_path):
+    result = maximize(lambda point: point["rate"] + point.get("depth", 0), space=CONDITIONAL, budget=20, seed=1)
+    table = result.to_pandas()
+    assert str(table["depth"].dtype) == "Int64"
+    if by == "csv":  # integers beside empty cells come back as floats, None as an empty cell
+        table.to_csv(tmp_path / "run.csv", index=False)
+        table = pandas.read_csv(tmp_path / "run.csv")
+    better = table["value"] + 1.0
+    loop = AskTell(space=CONDITIONAL, initial=(table, better), seed=0)
+    again = loop.result().to_pandas()
+    assert again[list(CONDITIONAL)].equals(result.to_pandas()[list(CONDITIONAL)])
+    assert again["value"].tolist() == better.tolist()
+    assert again["added"].all()
+    assert "added" not in table
+    loop.add(table[:2], [0.5, 0.25])
+    loop.enqueue(table[3:4])
+    assert loop.ask(1).parameters == result.space.points_of(table[3:4])
+
+
+def test_a_table_is_checked_as_points_are(pandas):
+    table = maximize(lambda point: point["rate"], space=CONDITIONAL, budget=4).to_pandas()
+    loop = AskTell(space=CONDITIONAL)
+    with pytest.raises(ValueError, match="got no 'rate' in row 0; add it"):
+        loop.enqueue(table.drop(columns="rate"))
+    wrong = table[:1].assign(kind="tree", depth=2.5, features="sqrt", width=None)
+    with pytest.raises(TypeError, match=r"expected depth to be an integer, got float 2\.5"):
+        loop.enqueue(wrong)
+    with pytest.raises(ValueError, match="with 'depth' where 'kind' is 'tree', got no 'depth' in row 0"):
+        loop.enqueue(wrong.assign(depth=None))
+    with pytest.raises(ValueError, match="with 'width' only where 'kind' is 'line' or None, got a 'width' in row 0"):
+        loop.enqueue(wrong.assign(depth=2, width=4))
+
+
 def test_arms_are_in_the_table_by_number_and_inputs(pandas, tmp_path):
     X = arms()
     result = maximize(lambda X: X[:, 0], arms=X, policy=FOUR, budget=10, initial=([7, 8], [0.5, 0.25]))
     table = result.to_pandas()
-    assert list(table.columns) == ["x1", "x2", "ticket", "batch", "arm", "value"]
+    assert list(table.columns) == ["x1", "x2", "ticket", "batch", "arm", "added", "value"]
     assert table["arm"].tolist()[:2] == [7, 8]
     np.testing.assert_array_equal(table[["x1", "x2"]], X[table["arm"].tolist()])
     np.testing.assert_array_equal(table["value"][2:], table["x1"][2:])
