@@ -114,8 +114,10 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     failures = (
         f"{failing.failed:,} of {audit.recorded.told + audit.recorded.failed:,}; {newest_failed:,} of the newest {newest:,}"
     )
+    damaged = f"{audit.damaged:,} damaged records are left out, as they follow from the others"
+    checksums = damaged if audit.damaged else "all checksums fit"
     lines = {
-        "evaluations": f"{counts(view)}; all checksums fit",
+        "evaluations": f"{counts(view)}; {checksums}",
         "picks": "; ".join(audit.differing) if audit.differing else "made again from the last snapshot on: as recorded",
         "failures": failures if failing.failed else "none",
     }

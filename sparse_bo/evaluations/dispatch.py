@@ -23,6 +23,10 @@ QUICK_ASK = 0.02
 """Duration of an ask, in evaluations, up to which workers may wait for it: picks submitted in advance know fewer results."""
 
 
+MOST_REASONS = 5
+"""Failed evaluations whose reasons are logged as warnings; later ones as information."""
+
+
 class _Task(NamedTuple):
     batch: Batch
     deadline: float
@@ -43,6 +47,7 @@ class Dispatch:
         self._hanging: set[Future[Outcome]] = set()  # threads that cannot be ended
         self._ended = threading.Event()
         self._attempts: dict[int, int] = {}
+        self._dropped = 0
         self._numbers = itertools.count()
         wanted = workers.asynchronous
         self.asynchronous = not job.evaluate.vectorized if wanted is None else wanted
@@ -284,6 +289,9 @@ class Dispatch:
         if self._attempts[ticket] <= self.workers.retries:
             self._queue.append(batch)
         elif self.workers.on_error == "drop":
+            self._dropped += 1
+            level = logging.WARNING if self._dropped <= MOST_REASONS else logging.INFO
+            logger.log(level, "the evaluation of ticket %d counts as failed (%s)", ticket, named(error))
             self.job.fail(batch)
             self._observed()
         else:

@@ -18,7 +18,7 @@ from multiprocessing import forkserver, resource_tracker
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from sparse_bo.evaluations.executors import Threads, optional
-from sparse_bo.evaluations.worker import Arrays, Evaluate, initialise_worker, warm_up
+from sparse_bo.evaluations.worker import Arrays, initialise_worker, warm_up
 from sparse_bo.validation import check_choice, check_count, check_flag, check_positive
 
 NAMES = ("threads", "processes", "loky")
@@ -244,7 +244,7 @@ class Pool:
             raise _unsendable(self._given, f"a worker cannot load it: {trouble}")
 
 
-def packed(executor: str | Submits, evaluate: Evaluate) -> bytes:
+def packed(executor: str | Submits, evaluate: Callable[..., Any]) -> bytes:
     """Return the objective pickled for another process; nothing for threads; raise ``TypeError`` if it cannot be pickled."""
     if not _pickles(executor):
         return b""

@@ -143,6 +143,8 @@ class Journal:
         """Identifies the run."""
         self.end = self._start = _after_header(path, data)
         """Where the last whole record ends."""
+        self.damaged = 0
+        """Number of damaged records that are left out."""
         self._events, self._arms = array("Q"), -1  # offsets
         self._rows, self._last_row = array("q"), -1  # offsets by number, −1: damaged
         self._snapshots: list[tuple[int, int]] = []  # number of the event before it, offset
@@ -237,7 +239,9 @@ class Journal:
                 )
             self._rows.extend([-1] * (self._last_row + 1 - len(self._rows)))
             self._rows[self._last_row] = offset if record.whole else -1
+            self.damaged += not record.whole
         elif not record.whole:
+            self.damaged += 1
             logger.warning("record %s of %s (%s) is damaged, and left out", record.number, self.path, kind.decode().strip())
         elif kind in EVENTS:
             self._events.append(offset)

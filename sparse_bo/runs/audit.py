@@ -59,6 +59,8 @@ class Audit(NamedTuple):
     """Name of the outcome of the trend, of several the one that changes most; ``None`` with one outcome."""
     differing: Sequence[str]
     """Warnings of picks that differ from the recorded ones."""
+    damaged: int
+    """Number of damaged records of the journal; they follow from others."""
 
     def __repr__(self) -> str:
         """Return the findings in one line."""
@@ -128,6 +130,7 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
         repeated=repeated,
         drifting=drifting,
         differing=differing,
+        damaged=journal.damaged,
     )
 
 

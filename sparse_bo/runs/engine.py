@@ -146,17 +146,21 @@ class Engine:
 
     def propose(self, limit: int) -> Handing | int:
         """Return the next evaluations, or the number of results that the policy needs first. Only timings change."""
-        queued = self._queue.count - self._queue_at
-        if queued:
-            return self._queue.part(self._queue_at, min(queued, limit), self.next_ticket, self.generator)
+        if queued := self._queued(limit):
+            return queued
         ahead, at = self._ahead, self._at
         if ahead.count - at >= limit:
             return ahead.part(at, limit, self.next_ticket, self.generator)
         return self._refused if self._refused is not None else self._picked(limit, self.mechanism.ask)
 
     def propose_beyond_batch(self, limit: int) -> Handing | int:
-        """Return the next evaluations after :meth:`propose` has returned a number of results, or that number again."""
-        return self._picked(limit, self.mechanism.ask_beyond_batch)
+        """Return as many evaluations as :meth:`propose` has not, or a number of results again; those of the user first."""
+        return self._queued(limit) or self._picked(limit, self.mechanism.ask_beyond_batch)
+
+    def _queued(self, limit: int) -> Handing | None:
+        """Return evaluations that the user has queued; ``None`` without any."""
+        queued = self._queue.count - self._queue_at
+        return self._queue.part(self._queue_at, min(queued, limit), self.next_ticket, self.generator) if queued else None
 
     @with_gradients
     def _picked(self, limit: int, ask: Callable[..., Proposal | Wait]) -> Handing | int:
@@ -314,7 +318,7 @@ class Engine:
             raise StorageError(f"expected ticket {self.next_ticket} in the journal, got {event.first}: the journal is damaged")
         limit = UNLIMITED if event.max_q is None else event.max_q
         handing = self.propose(limit)
-        if isinstance(handing, int) and event.max_q is not None:  # only an ask beyond the batch has picks then
+        if isinstance(handing, int) or len(handing.picks) < len(event.picks):  # only an ask beyond the batch has so many
             handing = self.propose_beyond_batch(limit)
         if isinstance(handing, int) or not np.array_equal(handing.picks, event.picks):
             warnings.warn(

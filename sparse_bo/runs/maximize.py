@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Feasible, Space, space_domain
 from sparse_bo.domains.sharded import group_of
-from sparse_bo.evaluations.pools import Submits, Workers, workers_of
+from sparse_bo.evaluations.pools import Submits, Workers, packed, workers_of
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Outcomes, Policy
@@ -242,6 +242,8 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     spread = workers_of(given["executor"], given["workers"])  # checked before a journal is created
     check_choice("goal", given["goal"], get_args(Goal))
     check_callable("objective", given["objective"])
+    if spread is not None:
+        packed(spread.executor, given["objective"])
     for name in ("callback", "on_result"):
         if given[name] is not None:
             check_callable(name, given[name])

@@ -125,7 +125,7 @@ class Steps:
         if isinstance(handing, int) and engine.ledger.answered:
             self.update(by_ask=True)
             handing = engine.propose(limit)
-        if isinstance(handing, int) and beyond_batch:
+        if beyond_batch and (isinstance(handing, int) or len(handing.picks) < limit):
             handing = engine.propose_beyond_batch(limit)
         if isinstance(handing, int):
             pending = engine.ledger.pending

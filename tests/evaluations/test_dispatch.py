@@ -217,6 +217,26 @@ def test_any_exception_of_an_objective_is_one_of_its_evaluation(anywhere, kind):
         assert [ticket for ticket, value in values.items() if value != 1.0] == [2]
 
 
+def test_reasons_of_failed_evaluations_are_logged(caplog):
+    """They were nowhere; a misspelt outcome used up the budget."""
+
+    def diverges(x):
+        raise RuntimeError(f"diverged at {float(x[0]) * 0 + 17:g}")
+
+    spread = Workers(executor="threads", count=2, on_error="drop")
+    policy = RandomSearch(batch_size=2)
+    with caplog.at_level("INFO", logger="sparse_bo.evaluations.dispatch"):
+        maximize(diverges, bounds=[(0.0, 1.0)], policy=policy, executor=spread, budget=8, vectorized=False)
+    said = [record for record in caplog.records if "counts as failed (RuntimeError: diverged at 17)" in record.getMessage()]
+    assert [record.levelname for record in said] == ["WARNING"] * 5 + ["INFO"] * 3
+
+
+def test_an_objective_that_cannot_be_sent_leaves_no_journal(tmp_path):
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        maximize(lambda x: 0.0, bounds=[(0.0, 1.0)], budget=2, executor="processes", storage=tmp_path / "run.journal")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_traceback_of_a_worker_is_a_note_of_the_exception():
     with pytest.raises(ObjectiveError) as caught:
         run(light.RaisesAt("cannot be sent"), executor="processes", workers=1, call_with="batch", arrays="list")

@@ -118,6 +118,41 @@ def test_an_ask_beyond_the_batch_returns_what_is_asked_for():
         loop.ask(beyond_batch=True)
 
 
+@pytest.mark.parametrize("domain", ["box", "arms"])
+@pytest.mark.parametrize("outcomes", [1, 2])
+def test_a_result_that_never_comes_stops_nobody(domain, outcomes):
+    """Of several outcomes all workers waited for the initial design, and for ever for one lost result of it."""
+    aims = {} if outcomes == 1 else {"objectives": {"a": "max"}, "constraints": {"b": (None, 1.5)}}
+    where = {"bounds": [(0.0, 1.0)] * 2} if domain == "box" else {"arms": arms(60)}
+    loop = AskTell(seed=0, workers=8, **where, **aims)
+    (lost, *out) = loop.ask(8, beyond_batch=True).tickets
+    for _ in range(25):
+        ticket = out.pop(0)
+        x = loop.reissue([ticket]).X[0]
+        loop.tell([ticket], [float(bowl(x.numpy()))] if outcomes == 1 else [(float(bowl(x.numpy())), float(x.sum()))])
+        out += loop.ask(1, beyond_batch=True).tickets
+        assert len(loop.pending) == 8
+    assert lost in loop.pending
+    assert len(torch.unique(loop.reissue().X, dim=0)) > 4
+
+
+def test_an_ask_beyond_the_batch_tops_the_batch_up_and_a_resume_repeats_it(tmp_path):
+    storage = Storage(tmp_path / "run.journal", replay_seconds=math.inf)
+    with AskTell(policy=TrustRegion(initial_design=4, batch_size=2), bounds=[(0.0, 1.0)] * 2, storage=storage) as loop:
+        first = loop.ask(20, beyond_batch=True)
+        assert len(torch.unique(first.X, dim=0)) == 20
+        loop.tell(first.tickets[:6], [bowl(x) for x in first.X[:6].numpy()])
+        loop.enqueue([[0.25, 0.75]])
+        assert loop.ask(3, beyond_batch=True).X.tolist() == [[0.25, 0.75]]  # those of the user come first
+        assert len(loop.ask(3, beyond_batch=True)) == 3
+        last = loop.reissue().X
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResumeWarning)
+        again = AskTell.resume(storage)
+    assert torch.equal(again.reissue().X, last)
+    again.close()
+
+
 def test_policies_with_bounds_still_need_results():
     loop = AskTell(arms(), bbkb(initial_design=3), seed=0)
     batch = loop.ask()

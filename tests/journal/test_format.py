@@ -339,6 +339,7 @@ def test_damaged_snapshots_are_left_out(run, tmp_path, caplog):
     for number in (count - 1, count - 2):
         last = damaged(last, SNAPSHOT, number)
     path.write_bytes(last)
+    assert Journal.read(path).damaged == 2
     with AskTell.resume(path) as loop:
         assert loop.history.indices == finished(AskTell(arms(), policy(), seed=1), budget=60).history.indices
     assert "(snap) is damaged, and left out" in caplog.text

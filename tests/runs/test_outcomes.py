@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparse_bo import BBKB, AskTell, Choice, Float, ObjectiveError, Workers, observations_of, optimize
 from sparse_bo.domains import Box
+from sparse_bo.errors import InfeasibleWarning
 from sparse_bo.policies import Mechanism, Outcomes, Proposal, Report, State
 from sparse_bo.policies.persistence import KEPT, freeze_fields, thaw_fields
 from sparse_bo.runs import History, read_run
@@ -249,7 +250,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(domain, tmp_path):
 
 
 def test_a_history_keeps_its_outcomes_in_a_file(tmp_path):
-    history = scattered(lambda x: experiment(x) | {"cost": None}).history
+    with pytest.warns(InfeasibleWarning, match=r"none of 12 evaluations is feasible: .* limits \(impurity, cost\) the least"):
+        history = scattered(lambda x: experiment(x) | {"cost": None}).history
     history.save(tmp_path / "history.jsonl")
     loaded = History.load(tmp_path / "history.jsonl")
     assert str(loaded.rows) == str(history.rows)
@@ -340,9 +342,10 @@ def test_arms_of_the_front_have_their_names():
 
 
 def test_one_objective_whose_constraint_was_never_measured_says_so():
-    result = scattered(
-        lambda x: {"yield": x[0], "impurity": None}, objectives={"yield": "max"}, constraints={"impurity": (0, 1)}
-    )
+    with pytest.warns(InfeasibleWarning):
+        result = scattered(
+            lambda x: {"yield": x[0], "impurity": None}, objectives={"yield": "max"}, constraints={"impurity": (0, 1)}
+        )
     assert result.pareto_front == []
     loop = AskTell(bounds=BOX, objectives={"yield": "max"}, constraints={"impurity": (0, 1)})
     with pytest.raises(ValueError, match="successful evaluation with all of yield, impurity, got none"):

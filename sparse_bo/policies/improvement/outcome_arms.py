@@ -152,30 +152,31 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
         conditioned on: their variances shrink, and their means count as reached where they keep the limits. Draws for the
         design alone.
         """
+        if not state.fitted:
+            more = state.pulls + self.settings.largest_batch(state.pulls)  # an outcome is missing
+            size = self.design_size if state.pulls < self.design_size else more
+            q = design_batch(size, pulls=state.pulls, out=len(pending), max_q=max_q)
+        else:
+            room = self.settings.largest_batch(state.pulls) - len(pending)
+            q = min(max_q, room) if room > 0 else Wait(1 - room)
+        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+
+    def ask_beyond_batch(
+        self, state: OutcomeArmState, *, max_q: int, pending: Tensor, generator: torch.Generator
+    ) -> Proposal | Wait:
+        """Return ``max_q`` arms as :meth:`ask`, also beyond batch size and initial design; fewer where others have failed."""
         tried = None if self.repeats else tried_arms(self.domain, state, pending)
         if tried is not None:
             max_q = min(max_q, self.domain.count - len(tried))
             if not max_q:
                 return Wait(len(pending))
         if not state.fitted:
-            more = state.pulls + self.settings.largest_batch(state.pulls)  # an outcome is missing
-            size = self.design_size if state.pulls < self.design_size else more
-            q = design_batch(size, pulls=state.pulls, out=len(pending), max_q=max_q)
-            return (
-                q
-                if isinstance(q, Wait)
-                else Proposal(
-                    self._random(state, q, pending=pending, generator=generator)
-                    if tried is None
-                    else self.domain.uniform(q, seen=tried, generator=generator)
-                )
-            )
-        room = self.settings.largest_batch(state.pulls) - len(pending)
-        if room <= 0:
-            return Wait(1 - room)
+            if tried is not None:
+                return Proposal(self.domain.uniform(max_q, seen=tried, generator=generator))
+            return Proposal(self._random(state, max_q, pending=pending, generator=generator))
         known = tried is not None or state.noise_shown
         replicate = unrepeated(state.told, ranking_of(self.outcomes, state.Y), pending, known=known)[:max_q]
-        q, out = min(max_q, room) - len(replicate), torch.cat([pending, replicate])
+        q, out = max_q - len(replicate), torch.cat([pending, replicate])
         with one_thread():
             others = self._improving(state, q, pending=out, tried=tried)
         picks = state.tried_once(torch.cat([replicate, others]), pending=pending)

@@ -21,6 +21,10 @@ from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.linalg.reductions import group_sums, running_sums, unit_of
 
+ROUNDING = 1e-8
+"""Share of the range of all observations by which replicates may differ and still show no noise: solvers that stop at a
+tolerance, or sum on several threads, repeat themselves no better."""
+
 
 class Replicates(NamedTuple):
     """The ``n`` evaluations of a run by distinct point."""
@@ -36,9 +40,10 @@ class Replicates(NamedTuple):
     counts: Tensor
     """``n``: number of evaluations of the point."""
     exact: bool | None
-    """Whether all replicates of a point had the same observation; ``None``: no evidence. With many equal observations they
-    agree by chance: unless more than half of the distinct points have an observation of their own, that is no evidence. Where
-    the noise is known: whether it is 0."""
+    """Whether all replicates of a point had the same observation, up to :data:`ROUNDING`; ``None``: no evidence.
+
+    With many equal observations they agree by chance: unless more than half of the distinct points have an observation of their
+    own, that is no evidence. Where the noise is known: whether it is 0."""
     sds: Tensor | None = None
     """``n``: known standard deviation (y) of the noise of the mean observation at the point; ``None``: it is to be learned, or
     there is no noise."""
@@ -111,7 +116,10 @@ def with_sds(before: Tensor | None, y: Tensor, sd: Tensor | None, new: Tensor) -
 
 
 def _is_exact(low: Tensor, high: Tensor) -> bool | None:
-    if not torch.equal(low, high):
+    """Return whether the lowest and the highest observation of each point agree, up to :data:`ROUNDING`."""
+    largest = 0.5 * torch.maximum(low.abs(), high.abs()).max()  # halves: differences of the largest numbers are finite
+    limit = ROUNDING * (0.5 * high.max() - 0.5 * low.min()) + 16.0 * torch.finfo(low.dtype).eps * largest
+    if bool((0.5 * high - 0.5 * low > limit).any()):
         return False
     return True if len(torch.unique(low)) > 0.5 * len(low) else None
 

@@ -82,12 +82,17 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
                 self.design_size if state.pulls < self.design_size else state.pulls + self.settings.largest_batch(state.pulls)
             )
             q = design_batch(size, pulls=state.pulls, out=len(pending), max_q=max_q)
-            return q if isinstance(q, Wait) else Proposal(design_points(q, state, pending=pending, generator=generator))
-        room = self.settings.largest_batch(state.pulls) - len(pending)
-        if room <= 0:
-            return Wait(1 - room)
+        else:
+            room = self.settings.largest_batch(state.pulls) - len(pending)
+            q = min(max_q, room) if room > 0 else Wait(1 - room)
+        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+
+    def ask_beyond_batch(self, state: OutcomeState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return ``max_q`` points as :meth:`ask`, also beyond batch size and initial design."""
+        if state.region is None:
+            return Proposal(design_points(max_q, state, pending=pending, generator=generator))
         replicate = unrepeated(state.X, ranking_of(self.outcomes, state.Y), pending, known=state.noise_shown)[:max_q]
-        q = min(max_q, room) - len(replicate)
+        q = max_q - len(replicate)
         with one_thread():
             others = self._picks(state, state.region, q, pending=torch.cat([pending, replicate]), generator=generator)
         return Proposal(torch.cat([replicate, others]), repeats=len(replicate) > 0 or state.exact is False)

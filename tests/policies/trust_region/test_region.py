@@ -145,7 +145,13 @@ def test_replicates_show_whether_an_objective_is_exact():
     y, twice = torch.arange(6).double(), torch.cat([X, X[2:3]])
     assert replicates_of(X, y).exact is None
     assert replicates_of(twice, torch.cat([y, y[2:3]])).exact is True
-    assert replicates_of(twice, torch.cat([y, y[2:3] + 1e-9])).exact is False
+    assert replicates_of(twice, torch.cat([y, y[2:3] + 1e-6])).exact is False
+    assert replicates_of(twice, torch.cat([y, y[2:3] + 1e-9])).exact is True  # as programs round
+    far = 1e12 + y  # where the last digit is 1e-4
+    assert replicates_of(twice, torch.cat([far, far[2:3] + 1e-4])).exact is True
+    assert replicates_of(twice, torch.cat([far, far[2:3] + 0.01])).exact is False
+    huge = 1.7e308 * torch.cat([y / 2.5 - 1.0, y[2:3] / 2.5 - 1.0 + 0.1])
+    assert replicates_of(twice, huge).exact is False
     assert replicates_of(twice, torch.ones(7).double()).exact is None  # two labels would agree by chance
     assert replicates_of(twice, torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]).double()).exact is None
 
