@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_bo.domains.parameters import Choice, Float, Int, Parameter, Value
 from sparse_bo.linalg.reductions import running_sums
-from sparse_bo.validation import check_count
+from sparse_bo.validation import check_count, nearest
 
 MOST_ARMS = 20_000
 """Default of ``most_arms``: a space of so many combinations or fewer is swept as arms."""
@@ -177,11 +177,14 @@ class Space:
             missing = [name for name in wanted if name not in point]
             if unknown or missing:
                 wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
-                fix = "take it out" if unknown else "add it"
-                raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}; {fix}")
+                fix = (nearest(unknown[0], missing) or "; take it out") if unknown else "; add it"
+                raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}{fix}")
         U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
         for name, parameter, columns in self._parts():
-            encoded = parameter.encode([point[name] for point in points if name in point], name)
+            try:
+                encoded = parameter.encode([point[name] for point in points if name in point], name)
+            except (TypeError, ValueError) as error:
+                raise _with_row(error, points, parameter, name, what) from None
             if parameter.width and parameter.when is None:
                 U[:, columns] = encoded
             elif parameter.width:
@@ -370,6 +373,16 @@ def _hold(conditions: Mapping[str, Tensor], numbers: Mapping[str, Tensor], *, li
         assert like is not None
         return like
     return torch.stack(held).all(dim=0)
+
+
+def _with_row(error: Exception, points: Sequence[Mapping[str, Any]], parameter: Parameter, name: str, what: str) -> Exception:
+    """Return the error of the first of several points whose value cannot be encoded, with its row."""
+    for row, point in enumerate(points if len(points) > 1 else ()):
+        try:
+            parameter.encode([point[name]] if name in point else [], name)
+        except (TypeError, ValueError) as own:
+            return type(own)(f"row {row} of the {what}: {own}")
+    return error
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

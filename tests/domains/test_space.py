@@ -511,3 +511,18 @@ def test_a_file_that_does_not_fit_is_refused(name, text, message, tmp_path):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         Space.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([{"x": 0.5, "n_1": 2}], "got an unknown 'n_1' in row 0; did you mean 'n1'[?]"),
+        ([{"x": 0.5, "n1": 2, "zzz": 3}], "got an unknown 'zzz' in row 0; take it out"),
+        ([{"x": 0.5, "n1": 2}, {"x": 31.0, "n1": 2}], r"row 1 of the points: expected x in \[0, 1\], got 31.0"),
+        ([{"x": 0.5, "n1": 2}, {"x": 1.0, "n1": 2.5}], "row 1 of the points: expected n1 to be an integer, got float 2.5"),
+        ([{"x": 31.0, "n1": 2}], r"^expected x in \[0, 1\], got 31.0"),
+    ],
+)
+def test_errors_of_points_name_row_and_fix(points, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Space({"x": Float(0, 1), "n1": Int(0, 5)}).encode(points)
