@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tests.pretend_device import PRETEND, pretend_device
 
 # The matrices of the tests are small: one thread is faster, and does not stall where other processes hold the cores.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -57,7 +57,7 @@ def search_of(sampler):
 
 
 def test_every_kind_of_parameter_is_searched():
-    found = study(SparseBOSampler(seed=0), mixed, 60)
+    found = study(SparseBOSampler(seed=0), mixed, 40)
     assert found.best_params["kind"] == "b"
     assert found.best_value < -0.8
     best_by_chance = min(study(optuna.samplers.RandomSampler(seed=seed), mixed, 60).best_value for seed in range(3))

@@ -231,12 +231,6 @@ def test_reasons_of_failed_evaluations_are_logged(caplog):
     assert [record.levelname for record in said] == ["WARNING"] * 5 + ["INFO"] * 3
 
 
-def test_an_objective_that_cannot_be_sent_leaves_no_journal(tmp_path):
-    with pytest.raises(TypeError, match="cannot be sent to another process"):
-        maximize(lambda x: 0.0, bounds=[(0.0, 1.0)], budget=2, executor="processes", storage=tmp_path / "run.journal")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_traceback_of_a_worker_is_a_note_of_the_exception():
     with pytest.raises(ObjectiveError) as caught:
         run(light.RaisesAt("cannot be sent"), executor="processes", workers=1, call_with="batch", arrays="list")
@@ -525,7 +519,7 @@ def test_loky_takes_lambdas_and_the_standard_library_says_before_anything_is_ask
         path = tmp_path / f"{type(executor).__name__}.journal"
         with pytest.raises(TypeError, match="cannot be sent to another process.*at the top level of a module.*loky"):
             run(lambda X: X[:, 0], executor=executor, storage=path)
-        assert read_run(path).asked == 0
+        assert not path.exists()
     with pytest.raises(TypeError, match="cannot be sent to another process"):
         run(threading.Lock().acquire, executor=loky_executor)
 

@@ -222,10 +222,10 @@ DESCRIBED = {
 @pytest.mark.parametrize(
     ("about", "best", "edge"),
     [
-        ({"bounds": [[0.0, 0.0], [1.0, 9.0]]}, {"x1": 0.995, "x2": 1.0}, "of the box in x1"),
+        ({"bounds": [[0.0, 0.0], [1.0, 9.0]]}, {"x1": 0.995, "x2": 1.0}, "of the range of x1"),
         ({"bounds": [[0.0, 0.0], [1.0, 9.0]]}, {"x1": 0.5, "x2": 1.0}, None),
-        ({"space": DESCRIBED}, {"lr": 1.05e-4, "depth": 300, "kind": "a"}, "of their ranges in lr, depth"),
-        ({"space": DESCRIBED}, {"lr": 2e-4, "depth": 3, "kind": "a"}, "of their ranges in depth"),
+        ({"space": DESCRIBED}, {"lr": 1.05e-4, "depth": 300, "kind": "a"}, "of the range of lr, depth"),
+        ({"space": DESCRIBED}, {"lr": 2e-4, "depth": 3, "kind": "a"}, "of the range of depth"),
         ({"space": DESCRIBED}, {"lr": 2e-4, "kind": "a"}, None),
     ],
 )
