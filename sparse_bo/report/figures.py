@@ -104,8 +104,8 @@ class Panel:
             low, high = b.low[rows], b.high[rows]
             if np.isinf([low, high]).any():  # the frame ends beyond all that is drawn
                 ends = np.concatenate([low, high, *(c.y for c in drawn)])
-                ends = ends[np.isfinite(ends)]
-                margin = 0.05 * (np.ptp(drawable(ends)) or 1.0)
+                ends = drawable(ends[np.isfinite(ends)])
+                margin = 0.05 * (np.ptp(ends) or 1.0)
                 frame = float(ends.min() - margin), float(ends.max() + margin)
                 axes.set_ylim(bottom=frame[0] if np.isinf(low).any() else None, top=frame[1] if np.isinf(high).any() else None)
                 low, high = np.maximum(low, frame[0]), np.minimum(high, frame[1])

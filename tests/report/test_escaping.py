@@ -52,6 +52,14 @@ def test_an_interval_without_a_lower_end_says_so():
     assert "nan" not in page.partition("<h3>x1</h3>")[2].partition("</svg>")[0]
 
 
+def test_slices_through_the_largest_numbers_are_drawn():
+    """The frame of a band without an end, of a warped model, lay beyond all numbers."""
+    x = np.array([0.0, 1.0])
+    band = {"lower": np.full(2, -np.inf), "median": np.array([-1e308, 1e308]), "upper": np.array([-1e308, 1.7e308])}
+    page = run_page(view(slices=[slice_along("x1", x.tolist(), **band, floor=-1e308)], names=["x1"], best_mean=1e308))
+    assert "1e+308" in page.partition("<h3>x1</h3>")[2]
+
+
 @pytest.mark.parametrize("huge", [1e308, -1e308])
 def test_the_largest_numbers_are_drawn(huge):
     values = np.array([huge, -huge, 0.0, 1.0])
