@@ -12,7 +12,7 @@ from botorch.models.transforms import Normalize
 from gpytorch.kernels import RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models import ShardedSparseGP, SparseGP, SparseMultiTaskGP
+from sparse_bo.models import ShardedSparseGP, SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.refinement import autocorrelation, residuals_given
 from sparse_bo.sharding import Alone
 from tests.models.sparse_problems import make_sparse
@@ -127,6 +127,31 @@ def test_rows_that_are_off_are_named():
     (message,) = {str(warning.message) for warning in said}
     assert message.startswith("3 of 300 observations are more than 10 standard deviations off")
     assert {int(word) for word in message.partition("rows ")[2].partition(" of")[0].split(", ")} == set(rows.tolist())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (SparseMixedGP, {"cat_dims": [2]}),
+        (SparseMultiFidelityGP, {"data_fidelities": [1]}),
+    ],
+)
+def test_rows_that_are_off_are_named_by_kernels_without_a_closed_form(kind, options):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(120, 3, generator=generator, dtype=torch.float64)
+    X[:, 2] = torch.randint(0, 3, (120,), generator=generator)
+    good = torch.sin(5.0 * X[:, :1]) + 0.05 * torch.randn(120, 1, generator=generator, dtype=torch.float64)
+    bad = good.clone()
+    bad[[3, 40]] += 20.0 * good.std()
+    for Y, rows in ((good, None), (bad, {"3", "40"})):
+        model = make_sparse(X, Y, kind=kind, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")  # those of linear_operator, about its own interpolation and jitter
+            warnings.simplefilter("always", InputDataWarning)
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        said = [str(one.message) for one in caught if "standard deviations off" in str(one.message)]
+        named = [set(text.partition("rows ")[2].partition(" of train_X")[0].split(", ")) for text in said]
+        assert named == ([] if rows is None else [rows])
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -178,7 +178,12 @@ class Learner:
         try:
             if self.robust and mll.model.train_targets.shape[-1] >= self.settings.residuals_from:
                 self._leave_out(mll)
-            return fit_gpytorch_mll(mll, optimizer=optimizer, **options)
+            fitted, model = fit_gpytorch_mll(mll, optimizer=optimizer, **options), mll.model
+            n = model.train_targets.shape[-1]
+            if default and optimizer is None and self.likelihood(n) == "exact" and n >= self.settings.residuals_from:
+                rows = torch.arange(n, device=model.train_targets.device)
+                self.looked_at(model, rows, rows)
+            return fitted
         finally:
             self.active = False
 
