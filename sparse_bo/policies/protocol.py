@@ -207,6 +207,27 @@ class KnownNoiseMechanism(Mechanism[S]):
         return self.tell(state, picks, y, generator=generator, sd=sd)
 
 
+class BatchMechanism(KnownNoiseMechanism[S]):
+    """A mechanism whose batch size is a setting, not a condition of a bound: free workers may ask beyond it."""
+
+    settings: Any
+    """Settings with ``largest_batch``, a number by that of the results so far."""
+
+    @abstractmethod
+    def design_end(self, state: S) -> int | None:
+        """Return the number of results at which the initial design ends; ``None`` once there is a model."""
+
+    def ask(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return as many picks of :meth:`ask_beyond_batch` as the initial design, or the batch, has room for."""
+        end, out = self.design_end(state), len(pending)
+        if end is not None:
+            q = design_batch(end, pulls=state.pulls, out=out, max_q=max_q)
+        else:
+            room = self.settings.largest_batch(state.pulls) - out
+            q = min(max_q, room) if room > 0 else Wait(1 - room)
+        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+
+
 DESIGN_AT_ONCE = 65_536
 """Most picks of an initial design that one ask makes; the next ask continues the design."""
 

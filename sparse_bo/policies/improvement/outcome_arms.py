@@ -19,7 +19,7 @@ from sparse_bo.policies.improvement.given_kernel import GivenKernel
 from sparse_bo.policies.improvement.outcome_picks import ConditionedArms, OutcomePicks
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, design_batch
+from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, Wait
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated, with_sds
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels, front_of, ranking_of, warpings
@@ -111,7 +111,7 @@ class OutcomeArmState(OutcomeModels):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
+class OutcomeArmSearch(BatchMechanism[OutcomeArmState]):
     """Expected hypervolume improvement among feasible arms in memory; of one objective expected improvement.
 
     Attributes:
@@ -145,26 +145,20 @@ class OutcomeArmSearch(KnownNoiseMechanism[OutcomeArmState]):
         unit = modelled_arms(self.domain, self.arms, self.kernel)
         return OutcomeArmState(arms=self.arms, unit=unit, told=self.domain.no_picks, Y=nothing, outcomes=self.outcomes)
 
-    def ask(self, state: OutcomeArmState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return random arms until the initial design is complete, then those of the highest acquisition function.
-
-        The design goes on while an outcome has fewer than two results. Pending arms and earlier picks of the batch are
-        conditioned on: their variances shrink, and their means count as reached where they keep the limits. Draws for the
-        design alone.
-        """
-        if not state.fitted:
-            more = state.pulls + self.settings.largest_batch(state.pulls)  # an outcome is missing
-            size = self.design_size if state.pulls < self.design_size else more
-            q = design_batch(size, pulls=state.pulls, out=len(pending), max_q=max_q)
-        else:
-            room = self.settings.largest_batch(state.pulls) - len(pending)
-            q = min(max_q, room) if room > 0 else Wait(1 - room)
-        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+    def design_end(self, state: OutcomeArmState) -> int | None:
+        """See :class:`.BatchMechanism`; the design goes on while an outcome has fewer than two results."""
+        if state.fitted:
+            return None
+        return self.design_size if state.pulls < self.design_size else state.pulls + self.settings.largest_batch(state.pulls)
 
     def ask_beyond_batch(
         self, state: OutcomeArmState, *, max_q: int, pending: Tensor, generator: torch.Generator
     ) -> Proposal | Wait:
-        """Return ``max_q`` arms as :meth:`ask`, also beyond batch size and initial design; fewer where others have failed."""
+        """Return random arms before the first models, then those of the highest acquisition function.
+
+        Fewer than ``max_q`` where others have failed. Pending arms and earlier picks of the batch are conditioned on: their
+        variances shrink, and their means count as reached where they keep the limits. Draws for the design alone.
+        """
         tried = None if self.repeats else tried_arms(self.domain, state, pending)
         if tried is not None:
             max_q = min(max_q, self.domain.count - len(tried))

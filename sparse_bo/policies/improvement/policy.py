@@ -24,7 +24,7 @@ from sparse_bo.policies.improvement.given_kernel import GivenKernel
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, arms_of, design_batch
+from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, Wait, arms_of
 from sparse_bo.policies.settings import SweepSettings, check_kernel
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated, with_sds
@@ -87,7 +87,7 @@ class ImprovementState(BanditState):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ArmSearch(KnownNoiseMechanism[ImprovementState]):
+class ArmSearch(BatchMechanism[ImprovementState]):
     """Expected improvement over arms in memory.
 
     Attributes:
@@ -121,23 +121,18 @@ class ArmSearch(KnownNoiseMechanism[ImprovementState]):
         nothing = initial_state(self.arms).observations
         return ImprovementState(self.arms, nothing, unit=unit, told=self.domain.no_picks, y=self.arms.new_empty(0))
 
-    def ask(self, state: ImprovementState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return random arms until the initial design is complete, then those of the highest expected improvement.
-
-        Pending arms and earlier picks of the batch are conditioned on: their variances shrink, and their means count as
-        reached. Draws for the design alone.
-        """
-        if state.surrogate is None:
-            q = design_batch(self.design_size, pulls=state.pulls, out=len(pending), max_q=max_q)
-        else:
-            room = self.settings.largest_batch(state.pulls) - len(pending)
-            q = min(max_q, room) if room > 0 else Wait(1 - room)
-        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+    def design_end(self, state: ImprovementState) -> int | None:
+        """See :class:`.BatchMechanism`."""
+        return self.design_size if state.surrogate is None else None
 
     def ask_beyond_batch(
         self, state: ImprovementState, *, max_q: int, pending: Tensor, generator: torch.Generator
     ) -> Proposal | Wait:
-        """Return ``max_q`` arms as :meth:`ask`, also beyond batch size and initial design; fewer where others have failed."""
+        """Return random arms before the first model, then those of the highest expected improvement.
+
+        Fewer than ``max_q`` where others have failed. Pending arms and earlier picks of the batch are conditioned on: their
+        variances shrink, and their means count as reached. Draws for the design alone.
+        """
         tried = None if self.settings.repeats else tried_arms(self.domain, state, pending)
         if tried is not None:
             max_q = min(max_q, self.domain.count - len(tried))

@@ -19,7 +19,7 @@ from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, design_batch
+from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomePosteriors
@@ -41,7 +41,7 @@ EDGE = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
+class OutcomeSearch(BatchMechanism[OutcomeState]):
     """A trust-region policy on a box with several outcomes.
 
     Attributes:
@@ -70,25 +70,18 @@ class OutcomeSearch(KnownNoiseMechanism[OutcomeState]):
         nothing = self.box.bounds.new_empty(0, len(self.outcomes.names))
         return OutcomeState(self.box, self.box.no_picks, Y=nothing, outcomes=self.outcomes)
 
-    def ask(self, state: OutcomeState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return points of a Sobol sequence until the initial design is complete, then maximisers of expected improvement.
-
-        The design goes on while an outcome has fewer than two results. Pending points and earlier picks of the batch are
-        conditioned on: their variances shrink, and their means count as reached where they are feasible. Draws one uniform
-        number a pick, and the candidates of each search.
-        """
-        if state.region is None:
-            size = (
-                self.design_size if state.pulls < self.design_size else state.pulls + self.settings.largest_batch(state.pulls)
-            )
-            q = design_batch(size, pulls=state.pulls, out=len(pending), max_q=max_q)
-        else:
-            room = self.settings.largest_batch(state.pulls) - len(pending)
-            q = min(max_q, room) if room > 0 else Wait(1 - room)
-        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+    def design_end(self, state: OutcomeState) -> int | None:
+        """See :class:`.BatchMechanism`; the design goes on while an outcome has fewer than two results."""
+        if state.region is not None:
+            return None
+        return self.design_size if state.pulls < self.design_size else state.pulls + self.settings.largest_batch(state.pulls)
 
     def ask_beyond_batch(self, state: OutcomeState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return ``max_q`` points as :meth:`ask`, also beyond batch size and initial design."""
+        """Return points of a Sobol sequence before the first models, then maximisers of expected improvement.
+
+        Pending points and earlier picks of the batch are conditioned on: their variances shrink, and their means count as
+        reached where they are feasible. Draws one uniform number a pick, and the candidates of each search.
+        """
         if state.region is None:
             return Proposal(design_points(max_q, state, pending=pending, generator=generator))
         replicate = unrepeated(state.X, ranking_of(self.outcomes, state.Y), pending, known=state.noise_shown)[:max_q]

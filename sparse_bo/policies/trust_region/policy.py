@@ -14,7 +14,7 @@ from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, KnownNoiseMechanism, Proposal, Wait, box_of, design_batch
+from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, box_of
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
@@ -39,7 +39,7 @@ from sparse_bo.policies.trust_region.surrogate import (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RegionSearch(KnownNoiseMechanism[RegionState]):
+class RegionSearch(BatchMechanism[RegionState]):
     """A trust-region policy on a box.
 
     Attributes:
@@ -65,22 +65,17 @@ class RegionSearch(KnownNoiseMechanism[RegionState]):
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), merges=self.settings.cumulative)
 
-    def ask(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return points of a Sobol sequence until the initial design is complete, then maximisers of expected improvement.
-
-        Where every evaluation counts, they maximise the online knowledge gradient; where it is not positive, the best point is
-        evaluated again. Pending points and earlier picks of the batch are conditioned on: their
-        variances shrink, and their means count as reached. Draws one uniform number a pick, and the candidates of each search.
-        """
-        if state.fitted is None or state.region is None:
-            q = design_batch(self.design_size, pulls=state.pulls, out=len(pending), max_q=max_q)
-        else:
-            room = self.settings.largest_batch(state.pulls) - len(pending)
-            q = min(max_q, room) if room > 0 else Wait(1 - room)
-        return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+    def design_end(self, state: RegionState) -> int | None:
+        """See :class:`.BatchMechanism`."""
+        return self.design_size if state.fitted is None or state.region is None else None
 
     def ask_beyond_batch(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return ``max_q`` points as :meth:`ask`, also beyond batch size and initial design."""
+        """Return points of a Sobol sequence before the first model, then maximisers of expected improvement.
+
+        Where every evaluation counts, they maximise the online knowledge gradient; where it is not positive, the best point is
+        evaluated again. Pending points and earlier picks of the batch are conditioned on: their variances shrink, and their
+        means count as reached. Draws one uniform number a pick, and the candidates of each search.
+        """
         if state.fitted is None or state.region is None:
             return Proposal(design_points(max_q, state, pending=pending, generator=generator))
         replicate = unrepeated(state.X, state.y, pending, known=state.replicates.exact is not None)
