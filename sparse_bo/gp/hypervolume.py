@@ -72,27 +72,46 @@ def reference_point(F: Tensor) -> Tensor:
         raise ValueError(
             "expected at least one row without NaN to infer a reference point from, got none; pass the reference point"
         )
+    scale = _scale(F)
+    F = F / scale
     front = F[front_rows(F)]
     lowest, span = front.amin(dim=0), F.amax(dim=0) - F.amin(dim=0)
     fallback = lowest - SPAN * torch.where(span > 0.0, span, lowest.abs().clamp_min(SPAN))
     if len(front) == 1:
-        return fallback
+        return _sized(fallback, scale)
     width = front.amax(dim=0) - lowest
     unit = torch.where(width > 0.0, width, 1.0)  # BoTorch takes spans below 1e-7 for none
-    return torch.where(width > 0.0, lowest + unit * infer_reference_point((front - lowest) / unit, scale=SPAN), fallback)
+    inferred = lowest + unit * infer_reference_point((front - lowest) / unit, scale=SPAN)
+    return _sized(torch.where(width > 0.0, inferred, fallback), scale)
 
 
 def hypervolume(F: Tensor, reference: Tensor) -> float:
     """Return the volume that ``n x k`` values dominate beyond a reference point (``k``).
 
-    Rows with NaN, and rows that are not above it in every objective, count for nothing. Computed by BoTorch, on the CPU.
+    Rows with NaN, and rows that are not above it in every objective, count for nothing. A volume beyond the largest number is
+    inf. Computed by BoTorch, on the CPU.
     """
     beyond = _beyond(F, reference)
     if not len(beyond):
         return 0.0
+    reference = reference.cpu()
+    scale = _scale(torch.cat([beyond, reference.unsqueeze(0)]))
+    beyond, reference, unit = beyond / scale, reference / scale, float(scale.prod())
     if beyond.shape[-1] == 1:
-        return float(beyond.max() - reference.cpu())
-    return float(DominatedPartitioning(ref_point=reference.cpu(), Y=beyond).compute_hypervolume())
+        return unit * float(beyond.max() - reference)
+    return unit * float(DominatedPartitioning(ref_point=reference, Y=beyond).compute_hypervolume())
+
+
+def _scale(F: Tensor) -> Tensor:
+    """Return the unit of each of ``k`` objectives: 1 except where differences of ``n x k`` values may overflow."""
+    size, large = F.abs().amax(dim=0), torch.finfo(F.dtype).max / 16.0
+    return torch.ones_like(size).masked_fill(size > large, large)
+
+
+def _sized(point: Tensor, scale: Tensor) -> Tensor:
+    """Return a point in units of a scale as finite numbers."""
+    most = torch.finfo(point.dtype).max
+    return (point * scale).clamp(-most, most)
 
 
 def least_crowded(F: Tensor, count: int) -> Tensor:

@@ -133,6 +133,17 @@ def test_a_hypervolume_is_the_share_of_points_below_the_front(k, generator):
     assert hypervolume(F, reference) == pytest.approx(float(share) * 0.9**k, abs=0.005)
 
 
+def test_the_largest_values_have_a_reference_and_a_volume():
+    t = torch.linspace(-1.0, 1.0, 7, dtype=torch.float64)
+    small, large = torch.stack([t, -1e-200 * t], dim=-1), torch.stack([1e308 * t, -1e-200 * t], dim=-1)
+    reference = reference_point(large)
+    assert torch.allclose(reference / torch.tensor([1e308, 1.0], dtype=torch.float64), reference_point(small), rtol=1e-14)
+    assert hypervolume(large, reference) / 1e308 == pytest.approx(hypervolume(small, reference_point(small)), rel=1e-12)
+    largest = torch.finfo(torch.float64).max * torch.stack([t, -t], dim=-1)
+    assert reference_point(largest).isfinite().all()
+    assert hypervolume(largest, reference_point(largest)) == math.inf
+
+
 def test_the_least_crowded_rows_are_extremes_and_then_those_with_wide_gaps():
     F = torch.tensor([[0.0, 9.0], [1.0, 8.0], [1.5, 7.5], [5.0, 4.0], [9.0, 0.0]], **CUBE)
     assert least_crowded(F, 5).tolist() == [0, 4, 3, 2, 1]
