@@ -32,8 +32,10 @@ LEARNERS = {
         "support vectors, diabetes", "extra trees, abalone", "network, cadata", "boosting, wine",
         "neighbours, digits", "linear by gradients, digits", "kernel ridge, cadata", "kernel features, digits",
     ),
+    "conditional": ("breast cancer", "wine", "digits", "diabetes", "abalone", "cadata"),
 }  # fmt: skip
-"""Tasks of ``protocol/learners.py``, divided before any run of them: a kind of learner is in both halves, on other data."""
+"""Tasks of ``protocol/learners.py``, divided before any run of them: a kind of learner is in both halves, on other data. With
+conditional settings all report."""
 
 COCO = {
     "bbob-mixint": tuple(range(2, 25, 2)),

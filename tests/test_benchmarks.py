@@ -125,8 +125,9 @@ def test_the_page_of_coco_suites_compares_runs_of_the_same_function_and_instance
 
 
 def test_each_task_of_learners_is_in_one_half() -> None:
-    tasks, halves = importlib.import_module("protocol.learners").TASKS, importlib.import_module("suites").LEARNERS
-    assert sorted(halves["choosing"] + halves["reporting"]) == sorted(tasks)
+    learners, halves = importlib.import_module("protocol.learners"), importlib.import_module("suites").LEARNERS
+    assert sorted(halves["choosing"] + halves["reporting"]) == sorted(learners.TASKS)
+    assert halves["conditional"] == tuple(learners.CONDITIONAL)
 
 
 def test_powers_of_ten_are_drawn_as_formulas(tmp_path: Path) -> None:

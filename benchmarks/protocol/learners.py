@@ -1,13 +1,13 @@
 """Tasks for tuners: learners of scikit-learn on data of its own or of the package, mixed spaces of settings, and losses.
 
-Half of them choose and half report: ``suites.py``.
+Half of them choose and half report: ``suites.py``. Beside them tasks with several learners, whose settings are conditional.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from sparse_bo import Choice, Float, Int
 from sparse_bo.problems import abalone, cadata
 
-__all__ = ["TASKS", "Settings", "Space", "Task"]
+__all__ = ["CONDITIONAL", "TASKS", "AnyOf", "Settings", "Space", "Task", "is_there"]
 
 Settings = dict[str, Any]
 Space = Mapping[str, Float | Int | Choice]
@@ -62,6 +62,42 @@ class Task:
                 losses.append(LOSSES[self.loss](model, X[test], y[test]))
         mean = float(np.mean(losses))
         return min(mean, WORST) if np.isfinite(mean) else WORST
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """One of several learners on the same data: the settings of each are there where it is chosen.
+
+    Of support vectors, the degree is there with the polynomial kernel alone, and a kernel's offset with the two that have one.
+
+    Args:
+        tasks: By the name of the learner.
+    """
+
+    tasks: Mapping[str, Task]
+
+    @property
+    def space(self) -> Space:
+        """The learner, and then the settings of each, as ``"learner.setting"``."""
+        space: dict[str, Float | Int | Choice] = {"learner": Choice(*self.tasks)}
+        for learner, task in self.tasks.items():
+            for name, p in task.space.items():
+                when = {"learner": learner}
+                if task.space is SVM and name in KERNELS_WITH:
+                    when = {f"{learner}.kernel": KERNELS_WITH[name]}
+                with_condition = Choice(*p.values, when=when) if isinstance(p, Choice) else replace(p, when=when)
+                space[f"{learner}.{name}"] = with_condition
+        return space
+
+    def __call__(self, settings: Settings) -> float:
+        """Return the loss of settings: see :class:`Task`."""
+        learner = settings["learner"]
+        return self.tasks[learner]({name.split(".")[1]: v for name, v in settings.items() if name.startswith(f"{learner}.")})
+
+
+def is_there(p: Float | Int | Choice, settings: Settings) -> bool:
+    """Return whether a parameter's condition holds, given those before it."""
+    return p.when is None or all(name in settings and settings[name] in values for name, values in p.when.items())
 
 
 def _squares(model: Any, X: np.ndarray, y: np.ndarray) -> float:
@@ -140,6 +176,8 @@ def _svm(kind: str) -> Callable[[Settings], Any]:
     return made
 
 
+KERNELS_WITH = {"degree": ("poly",), "coef0": ("poly", "sigmoid")}
+"""Kernels of support vectors that have a setting."""
 SVM: Space = {
     "C": Float(1e-3, 1e3, log=True),
     "gamma": Float(1e-5, 10.0, log=True),
@@ -309,3 +347,31 @@ TASKS: dict[str, Task] = {
         _features, "log",
     ),
 }  # fmt: skip
+
+CONDITIONAL: dict[str, AnyOf] = {
+    "breast cancer": AnyOf({
+        "forest": TASKS["random forest, breast cancer"], "linear": TASKS["linear by gradients, breast cancer"],
+        "features": Task("breast_cancer", TASKS["kernel features, digits"].space, _features, "log"),
+    }),
+    "wine": AnyOf({
+        "network": TASKS["network, wine"], "boosting": TASKS["boosting, wine"],
+        "forest": Task("wine", TASKS["random forest, breast cancer"].space, _trees("RandomForestClassifier"), "log"),
+    }),
+    "digits": AnyOf({
+        "svm": TASKS["support vectors, digits"], "neighbours": TASKS["neighbours, digits"],
+        "linear": TASKS["linear by gradients, digits"],
+    }),
+    "diabetes": AnyOf({
+        "svm": Task("diabetes", SVM, _svm("SVR"), "squares"), "boosting": TASKS["boosting, diabetes"],
+        "polynomial": TASKS["polynomial, diabetes"],
+    }),
+    "abalone": AnyOf({
+        "trees": TASKS["extra trees, abalone"], "ridge": TASKS["kernel ridge, abalone"],
+        "svm": Task("abalone", SVM, _svm("SVR"), "squares"),
+    }),
+    "cadata": AnyOf({
+        "network": TASKS["network, cadata"], "ridge": TASKS["kernel ridge, cadata"],
+        "svm": Task("cadata", SVM, _svm("SVR"), "squares"), "neighbours": TASKS["neighbours, cadata"],
+    }),
+}  # fmt: skip
+"""Which learner, and its settings."""

@@ -10,19 +10,22 @@ from torch import Tensor
 
 __all__ = ["TPE", "sampler_of"]
 
+TPE_OPTIONS = {"multivariate": True, "group": True}
+"""Groups are of parameters that are there together; without conditions there is one."""
+
 
 def sampler_of(name: str, seed: int) -> Any:
-    """Return a sampler of Optuna by the name of its class, TPE multivariate; from then on Optuna logs warnings alone."""
+    """Return a sampler of Optuna by the name of its class, TPE multivariate and grouped; then Optuna logs warnings alone."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate: since version 2.2
-        return getattr(optuna.samplers, name)(seed=seed, **({"multivariate": True} if name == "TPESampler" else {}))
+        return getattr(optuna.samplers, name)(seed=seed, **(TPE_OPTIONS if name == "TPESampler" else {}))
 
 
 class TPE:
-    """Optuna's ``TPESampler(multivariate=True)``, one evaluation at a time, that recommends ``study.best_params``."""
+    """Optuna's multivariate ``TPESampler``, one evaluation at a time, that recommends ``study.best_params``."""
 
     def __init__(self, dims: int, budget: int, seed: int) -> None:
         import optuna
