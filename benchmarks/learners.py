@@ -218,7 +218,7 @@ variance, negative log-likelihood, or the share of errors. The tasks were divide
 default is `minimize(f, space=…, budget=…)` without settings; TPE (multivariate) and GP are Optuna's samplers, SMAC3 its facade
 for hyper-parameters. One thread, one trial at a time. Ranks are over tasks and seeds, 1 is best; equal losses share ranks and
 are neither wins nor losses; p is of a two-sided sign test. In six further tasks the learner is chosen, too, of three or four on
-the same data, and its settings are conditional (`when=`): 15 to 28 parameters, 5 to 9 at a time. No default was chosen by them;
+the same data, and its settings are conditional (`when=`): 19 to 26 parameters, 5 to 9 at a time. No default was chosen by them;
 `SparseBOSampler` is this package's in a study of Optuna, TPE is grouped. Processor time is that of the tuner, without the
 learner's; runs were made two to four at a time on two cores, and Optuna's GP without the package greenlet, so read it as an
 order of magnitude.
