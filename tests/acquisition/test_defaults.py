@@ -46,7 +46,7 @@ IMPROVEMENT = qLogExpectedImprovement(MODEL, best_f=5.0)
 OTHER_IMPROVEMENT = qLogExpectedImprovement(OTHER, best_f=5.0)
 NOISY = qLogNoisyExpectedImprovement(MODEL, X_baseline=data()[0])
 PENDING = torch.tensor([[0.2, 0.3], [0.9, 0.6]], dtype=torch.float64)
-QUICK = {"ratio_threshold": 3.0, "max_q": 4, "raw_samples": 32, "num_restarts": 2}
+QUICK = {"ratio_threshold": 3.0, "max_q": 2, "raw_samples": 32, "num_restarts": 2}
 SUM = (torch.tensor([0, 1]), torch.tensor([-1.0, -1.0], dtype=torch.float64), -1.2)
 
 
