@@ -131,7 +131,7 @@ def sections_of(view: RunView) -> Iterator[Section]:
         point, text = _point_of_slices(view)
         shown = len({one.name for one in view.slices})
         more = "" if shown >= len(view.names) else f" {shown} of {len(view.names)} inputs."
-        if view.widened > 1.0:
+        if view.widened >= 1.05:  # else it reads "1 times as wide"
             more += (
                 f" The intervals are {view.widened:.2g} times as wide as the model's, which cross-validation showed too narrow."
             )
