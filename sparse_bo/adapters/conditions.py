@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 MOST_VALUES = 100
 """Of an integer on which another parameter may depend."""
@@ -28,61 +29,79 @@ class Condition(NamedTuple):
 class TrialForms:
     """The sets of parameters that trials have, and the values of integers and categories among each. Grows with the trials.
 
+    A trial that was pruned may have ended before it asked for all of its parameters: what it lacks tells less than that of a
+    completed one. One that has asked for none tells nothing.
+
     Memory: a set of values for every form and parameter, however many trials.
     """
 
     def __init__(self) -> None:
-        self._values: dict[frozenset[str], dict[str, set[int]]] = {}
-        self._distributions: dict[str, BaseDistribution | None] = {}
+        self._values: dict[tuple[frozenset[str], bool], dict[str, set[int]]] = {}  # by form, and whether trials were completed
+        self._newest: dict[str, list[tuple[int, BaseDistribution]]] = {}
         self._read: set[int] = set()
 
     def read(self, trials: Iterable[FrozenTrial]) -> None:
-        """Take in finished trials, each once by its number. O(parameters) for a new one."""
+        """Take in completed and pruned trials, each once by its number. O(parameters) for a new one."""
         for trial in trials:
             if trial.number in self._read:
                 continue
             self._read.add(trial.number)
-            form = self._values.setdefault(frozenset(trial.distributions), defaultdict(set))
+            if not trial.distributions:
+                continue
+            kind = frozenset(trial.distributions), trial.state == TrialState.COMPLETE
+            values = self._values.setdefault(kind, defaultdict(set))
             for name, distribution in trial.distributions.items():
-                known = self._distributions.setdefault(name, distribution)
-                self._distributions[name] = distribution if known == distribution else None
+                newest = [*self._newest.get(name, []), (trial.number, distribution)]
+                self._newest[name] = sorted(newest, key=lambda one: -one[0])[:3]
                 if isinstance(distribution, CategoricalDistribution | IntDistribution):
-                    form[name].add(round(distribution.to_internal_repr(trial.params[name])))
+                    values[name].add(round(distribution.to_internal_repr(trial.params[name])))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._distributions
+        return name in self._newest
 
-    def conditions(self, common: Iterable[str]) -> Mapping[str, tuple[BaseDistribution, Condition]]:
-        """Return the range and the condition of every parameter that has one, those they depend on first.
+    def space(self) -> Mapping[str, tuple[BaseDistribution, Condition | None]]:
+        """Return the range and the condition (``None``: always there) of parameters, those they depend on first.
 
-        A parameter depends on another of ``common``, or on one that is conditional itself, if trials with it and without it had
-        different values there: any of a category, of an integer those on two sides of a threshold. Of several such parameters
-        it is the one with the fewest values. Parameters of which no other tells, or whose range has changed, are left out.
+        The range is that of the newest trial, so that a changed range is followed; a parameter whose range has changed twice
+        among the three newest trials that have it is left out. A parameter depends on another one if trials with it and without
+        it had different values there: any of a category, of an integer those on two sides of a threshold. Of several such
+        parameters it is the one with the fewest values. If none tells which trials have it, it is left out, unless all
+        completed trials have it.
         """
-        found: dict[str, tuple[BaseDistribution, Condition]] = {}
-        known = {name: self._distributions.get(name) for name in sorted(common)}
-        rest = {name: kind for name, kind in sorted(self._distributions.items()) if kind is not None and name not in known}
-        while True:
-            made = {name: self._condition(name, known) for name in rest}
-            new = {name: (rest[name], condition) for name, condition in made.items() if condition is not None}
-            if not new:
-                return found
-            found.update(new)
-            known.update({name: rest.pop(name) for name in new})
+        ranges = {name: self._range(name) for name in sorted(self._newest)}
+        rest = {name: kind for name, kind in ranges.items() if kind is not None}
+        forms = [form for form, _ in self._values]
+        found: dict[str, tuple[BaseDistribution, Condition | None]] = {}
+        for some in (forms, [form for form, whole in self._values if whole] or forms):
+            everywhere = [name for name in rest if all(name in form for form in some)]
+            found.update({name: (rest.pop(name), None) for name in everywhere})
+            while True:
+                parents = {name: kind for name, (kind, _) in found.items()}
+                made = {name: self._condition(name, parents) for name in rest}
+                new = {name: condition for name, condition in made.items() if condition is not None}
+                if not new:
+                    break
+                found.update({name: (rest.pop(name), condition) for name, condition in new.items()})
+        return found
 
-    def _condition(self, name: str, parents: Mapping[str, BaseDistribution | None]) -> Condition | None:
+    def _range(self, name: str) -> BaseDistribution | None:
+        kinds = [distribution for _, distribution in self._newest[name]]
+        return kinds[0] if sum(one != other for one, other in pairwise(kinds)) <= 1 else None
+
+    def _condition(self, name: str, parents: Mapping[str, BaseDistribution]) -> Condition | None:
         """Return the condition on the parent with the fewest values; ``None`` if none tells which trials have the parameter."""
-        made = (self._on(name, parent, kind) for parent, kind in parents.items() if kind is not None)
+        made = (self._on(name, parent, kind) for parent, kind in parents.items())
         return min(((count, condition) for count, condition in filter(None, made)), default=(0, None))[1]
 
     def _on(self, name: str, parent: str, kind: BaseDistribution) -> tuple[int, Condition] | None:
         """Return how many values a parent has, and the condition on it; ``None`` if it does not tell."""
-        here, away = set[int](), set[int]()
-        for form, values in self._values.items():
+        here, away, ended = set[int](), set[int](), set[int]()
+        for (form, whole), values in self._values.items():
             if name in form and parent not in form:
                 return None
             if parent in form:
-                (here if name in form else away).update(values[parent])
+                (here if name in form else away if whole else ended).update(values[parent])
+        away |= ended - here  # pruned trials without it, at values at which others have it, ended before they asked for it
         if not here or not away or here & away:
             return None
         if isinstance(kind, CategoricalDistribution):

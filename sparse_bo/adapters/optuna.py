@@ -26,7 +26,7 @@ try:
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.samplers import BaseSampler, RandomSampler
     from optuna.samplers._base import _process_constraints_after_trial  # the one writer of them; samplers of others use it
-    from optuna.search_space import IntersectionSearchSpace
+    from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, TrialState
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] != "optuna":
@@ -109,9 +109,11 @@ class SparseBOSampler(BaseSampler):
         self._forget()
 
     def _forget(self) -> None:
-        self._lock, self._spaces = threading.RLock(), IntersectionSearchSpace(include_pruned=True)
+        self._lock = threading.RLock()
+        self._study: tuple[BaseStorage, int] | None = None
         self._searches: dict[int | None, _Search] = {}
         self._forms: dict[int | None, TrialForms] = {}
+        self._generators: dict[int | None, torch.Generator] = {}
         self._warned: set[str] = set()
         self._begun = False
 
@@ -147,8 +149,9 @@ class SparseBOSampler(BaseSampler):
             )
         with self._lock:
             if not self._begun:
-                own, other = np.random.SeedSequence([self._seed, trial.number]).generate_state(2)
-                self._generator.manual_seed(int(own))
+                self._first = [self._seed, trial.number]
+                own, other = np.random.SeedSequence(self._first).generate_state(2)
+                self._generators = {None: self._generator.manual_seed(int(own))}
                 if self._seeds_independent:
                     self._independent = RandomSampler(seed=int(other))
                 self._begun = True
@@ -160,17 +163,25 @@ class SparseBOSampler(BaseSampler):
         self._independent.after_trial(study, trial, state, values)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters that all trials so far have, and the conditional ones; constants excluded."""
+        """Return the parameters that are sampled together (:meth:`.TrialForms.space`), without constants."""
         with self._lock:
-            found = self._spaces.calculate(study)
-            found |= {name: distribution for name, (distribution, _) in self._conditional(study, found).items()}
-        return {name: distribution for name, distribution in found.items() if not distribution.single()}
+            return {name: distribution for name, (distribution, _) in self._space(study).items() if not distribution.single()}
 
-    def _conditional(self, study: optuna.Study, common: Iterable[str]) -> Mapping[str, tuple[BaseDistribution, Condition]]:
-        """Return the conditional parameters of a study; see :meth:`.TrialForms.conditions`."""
+    def _space(self, study: optuna.Study) -> Mapping[str, tuple[BaseDistribution, Condition | None]]:
+        """Return the space that the trials of a study show."""
+        if self._study is None or self._study[0] is not study._storage or self._study[1] != study._study_id:
+            self._study = study._storage, study._study_id
+            self._forms.clear()
         forms = self._forms.setdefault(getattr(study, "_bracket_id", None), TrialForms())
         forms.read(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
-        return forms.conditions(common)
+        return forms.space()
+
+    def _generator_of(self, bracket: int | None) -> torch.Generator:
+        """Return the generator of a bracket of Hyperband, each with a design of its own; ``None``: of the study."""
+        if bracket not in self._generators:
+            (seed,) = np.random.SeedSequence([*self._first, bracket or 0]).generate_state(1)
+            self._generators[bracket] = torch.Generator().manual_seed(int(seed))
+        return self._generators[bracket]
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -186,16 +197,16 @@ class SparseBOSampler(BaseSampler):
         bracket = getattr(study, "_bracket_id", None)  # Hyperband's samplers see the trials of one bracket at a time
         with self._lock:
             names, conditions = dict(search_space), dict[str, Condition]()
-            for name, (_, condition) in self._conditional(study, self._spaces.calculate(study)).items():
-                if name in names and condition.parent in names:
+            for name, (_, condition) in self._space(study).items():
+                if condition is not None and name in names and condition.parent in names:
                     conditions[name] = condition
-                else:
+                elif condition is not None:
                     names.pop(name, None)  # another sampler has fixed what it depends on
             if names.keys() <= fixed.keys():
                 return {}
             search = self._searches.pop(bracket, None)
             if search is None or not search.fits(study, names, conditions):
-                search = _Search(study, names, conditions, self._policy, self._generator)
+                search = _Search(study, names, conditions, self._policy, self._generator_of(bracket))
             values = search.next(trial.number)
             self._searches[bracket] = search  # not after an exception, Ctrl-C too: then all trials are read again
             return values
@@ -209,15 +220,15 @@ class SparseBOSampler(BaseSampler):
             ValueError: If the study has more than four objectives, or the parameter's range exceeds the largest number.
         """
         self._begin(study, trial)
-        searched = any(search.distributions.get(param_name) == param_distribution for search in self._searches.values())
         known = any(param_name in forms for forms in self._forms.values())
-        if known and self._searches and not searched and param_name not in self._warned:
+        searched = any(param_name in search.distributions for search in self._searches.values())
+        if known and not searched and param_name not in self._warned:
             self._warned.add(param_name)
             logger.warning(
-                "%r of trial %d is sampled by %s, beside the model: its range has changed, or no category and no integer tells "
-                "which trials have it. If its range was changed, start a new study with the old trials under the new range, "
-                "all whose values it contains: "
-                "study.add_trial(optuna.trial.create_trial(params=old.params, distributions=new, value=old.value))",
+                "%r of trial %d is sampled by %s, beside the model: its range changes from trial to trial, or no category and "
+                "no integer tells which trials have it. If earlier trials lack it, as it is new, start a new study with them "
+                "and the value that they had: study.add_trial(optuna.trial.create_trial("
+                "params={**old.params, name: value}, distributions={**old.distributions, name: range}, value=old.value))",
                 param_name,
                 trial.number,
                 type(self._independent).__name__,
@@ -361,15 +372,15 @@ class _Search:
     def _point(self, trial: FrozenTrial) -> dict[str, Any] | None:
         """Return a trial's point of the space.
 
-        ``None`` if it lacks a parameter that is there under its conditions, has one of another range, or a value that its
-        range does not have: Optuna lets trials be enqueued with any value.
+        ``None`` if it lacks a parameter that is there under its conditions, or has a value that the range does not have: it may
+        have had another range, and Optuna lets trials be enqueued with any value.
         """
         point: dict[str, Any] = {}
         for name, distribution in self.distributions.items():
             condition = self.conditions.get(name)
             if condition is not None and point.get(repr(condition.parent)) not in condition.values:
                 continue
-            if trial.distributions.get(name) != distribution:
+            if type(trial.distributions.get(name)) is not type(distribution):
                 return None
             number = distribution.to_internal_repr(trial.params[name])
             if not distribution._contains(number):

@@ -190,15 +190,8 @@ def test_a_sampler_that_was_interrupted_loses_no_trial(monkeypatch):
     assert len(search_of(sampler).state.y) == 5
 
 
-def test_a_changed_range_is_said_and_changed_choices_are_refused(caplog):
-    made = study(chance(), lambda trial: line(trial) + (trial.suggest_categorical("k", ["a", "b"]) == "a"), 5)
-    logging.getLogger("optuna").addHandler(caplog.handler)
-    try:  # the first goes by the old range, which lies in the new one; then the two contradict each other
-        made.optimize(lambda t: t.suggest_float("x", 0, 2) + (t.suggest_categorical("k", ["a", "b"]) == "a"), n_trials=2)
-    finally:
-        logging.getLogger("optuna").removeHandler(caplog.handler)
-    assert "'x' of trial 6 is sampled by RandomSampler, beside the model" in caplog.text
-    assert "start a new study with the old trials under the new range" in caplog.text
+def test_changed_choices_are_refused():
+    made = study(chance(), lambda trial: float(trial.suggest_categorical("k", ["a", "b"]) == "a"), 2)
     with pytest.raises(ValueError, match="does not support dynamic value space"):
         made.optimize(lambda trial: float(trial.suggest_categorical("k", ["a", "c"]) == "a"), n_trials=1)
 
@@ -214,44 +207,103 @@ def test_a_range_beyond_the_largest_number_is_refused(others):
         study(chance(), objective, 1)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "fitting"),
-    [(IntDistribution(0, 20), IntDistribution(0, 5), 3), (IntDistribution(0, 20), IntDistribution(0, 20, step=5), 2)],
-    ids=["narrower", "stepped"],
-)
-def test_the_advice_after_a_narrower_range_names_the_values_that_it_contains(old, new, fitting, caplog):
-    values = [0, 3, 5, 8, 17]
-    made = optuna.create_study(sampler=chance())
-    for value in values:
-        made.add_trial(create_trial(params={"x": value}, distributions={"x": old}, value=float(value)))
-    logging.getLogger("optuna").addHandler(caplog.handler)
-    try:
-        made.optimize(lambda trial: float(trial.suggest_int("x", new.low, new.high, step=new.step)), n_trials=2)
-    finally:
-        logging.getLogger("optuna").removeHandler(caplog.handler)
-    assert "with the old trials under the new range, all whose values it contains: study.add_trial" in caplog.text
-    again = optuna.create_study(sampler=chance())
-    for trial in made.trials[: len(values)]:
-        if trial.params["x"] in range(new.low, new.high + 1, new.step):
-            again.add_trial(create_trial(params=trial.params, distributions={"x": new}, value=trial.value))
-    assert len(again.trials) == fitting
-    again.optimize(lambda trial: float(trial.suggest_int("x", new.low, new.high, step=new.step)), n_trials=2)
-    assert search_of(again.sampler).state.pulls == fitting + 1
+def bowl_within(width):
+    return lambda trial: sum((trial.suggest_float(f"x{i}", 0.0, width) - 1.6) ** 2 for i in range(3))
 
 
-def test_the_advice_after_a_changed_range_has_all_parameters_sampled_together(caplog):
-    old = study(chance(), line, 5)
-    made = optuna.create_study(sampler=chance())
-    for trial in old.trials:
-        new = {"x": FloatDistribution(0, 2)}
-        made.add_trial(create_trial(params=trial.params, distributions=new, value=trial.value))
+@pytest.mark.parametrize("again", [False, True], ids=["same sampler", "new sampler"])
+def test_a_changed_range_is_followed(again, caplog):
+    """Its trials were random from then on, in a new process without a warning: 0.275 was reached."""
+    made = study(SparseBOSampler(seed=0), bowl_within(1.0), 10)
     logging.getLogger("optuna").addHandler(caplog.handler)
     try:
-        made.optimize(lambda trial: trial.suggest_float("x", 0, 2), n_trials=3)
+        made.optimize(bowl_within(2.0), n_trials=1)
+        if again:
+            made.sampler = SparseBOSampler(seed=1)
+        made.optimize(bowl_within(2.0), n_trials=29)
     finally:
         logging.getLogger("optuna").removeHandler(caplog.handler)
+    assert min(trial.value for trial in made.trials[10:]) < 1e-3
+    assert len(search_of(made.sampler).state.y) == 39  # the trials of the narrower range, too
     assert "beside the model" not in caplog.text
-    assert len(search_of(made.sampler).state.y) == 7
+
+
+@pytest.mark.parametrize(
+    ("new", "fitting"), [(IntDistribution(0, 5), 3), (IntDistribution(0, 20, step=5), 2)], ids=["narrower", "stepped"]
+)
+def test_trials_whose_values_a_new_range_contains_are_learned_from(new, fitting):
+    made = optuna.create_study(sampler=chance())
+    for value in [0, 3, 5, 8, 17]:
+        made.add_trial(create_trial(params={"x": value}, distributions={"x": IntDistribution(0, 20)}, value=float(value)))
+    made.add_trial(create_trial(params={"x": 5}, distributions={"x": new}, value=5.0))
+    made.optimize(lambda trial: float(trial.suggest_int("x", new.low, new.high, step=new.step)), n_trials=2)
+    assert search_of(made.sampler).state.pulls == fitting + 2
+
+
+def test_a_range_that_changes_from_trial_to_trial_is_left_to_the_other_sampler(caplog):
+    logging.getLogger("optuna").addHandler(caplog.handler)
+    try:
+        made = study(chance(), lambda trial: line(trial) + trial.suggest_float("y", 0, 1 + trial.number), 6)
+    finally:
+        logging.getLogger("optuna").removeHandler(caplog.handler)
+    assert "is sampled by RandomSampler, beside the model: its range changes from trial to trial" in caplog.text
+    assert set(search_of(made.sampler).distributions) == {"x"}
+
+
+@pytest.mark.parametrize("ends", ["pruned", "completed", "early"])
+def test_a_trial_that_ended_before_it_asked_leaves_the_others_to_the_model(ends):
+    """One pruned trial without parameters made all later ones random: 0.055 of 60 trials."""
+
+    def objective(trial):
+        x = [trial.suggest_float("x0", 0.0, 1.0)] if ends == "early" else []
+        if trial.number == 7:
+            if ends == "completed":
+                return 30.0
+            raise optuna.TrialPruned
+        x += [trial.suggest_float(f"x{i}", 0.0, 1.0) for i in range(len(x), 3)]
+        return sum((value - 0.3) ** 2 for value in x)
+
+    made = study(SparseBOSampler(seed=0), objective, 30)
+    assert made.best_value < 1e-4
+    assert list(search_of(made.sampler).distributions) == ["x0", "x1", "x2"]
+    assert len(search_of(made.sampler).state.y) == 28
+
+
+def test_a_branch_whose_trials_are_all_pruned_is_known():
+    def objective(trial):
+        if trial.suggest_categorical("kind", ["a", "b"]) == "b":
+            trial.report(1.0, 0)
+            raise optuna.TrialPruned
+        return trial.suggest_float("x", 0.0, 1.0)
+
+    made = study(SparseBOSampler(seed=0), objective, 20)
+    assert search_of(made.sampler).conditions == {"x": ("kind", (0,))}
+    assert made.best_value < 1e-3
+
+
+def test_the_brackets_of_hyperband_have_designs_of_their_own():
+    def objective(trial):
+        value = abs(trial.suggest_float("x", -2, 2))
+        for step in range(6):
+            trial.report(value + 1 / (step + 1), step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return value
+
+    pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=6, reduction_factor=2)
+    made = optuna.create_study(sampler=SparseBOSampler(seed=0), pruner=pruner)
+    made.optimize(objective, n_trials=15)
+    assert len({trial.params["x"] for trial in made.trials}) >= 13  # each bracket evaluates one point twice
+
+
+def test_a_sampler_goes_from_one_study_to_another():
+    sampler = SparseBOSampler(seed=0)
+    one = study(sampler, lambda trial: trial.suggest_float("x", 0, 1), 8)
+    two = study(sampler, lambda trial: trial.suggest_float("y", 0, 1), 8)
+    assert set(search_of(sampler).distributions) == {"y"}
+    one.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    assert (len(one.trials), len(two.trials)) == (9, 8)
+    assert set(search_of(sampler).distributions) == {"x"}
 
 
 def every_kind(trial):
@@ -303,11 +355,11 @@ def test_hyperband_searches_each_bracket():
 
     sampler = SparseBOSampler(seed=0)
     made = optuna.create_study(sampler=sampler, pruner=optuna.pruners.HyperbandPruner(max_resource=9))
-    made.optimize(objective, n_trials=36)
+    made.optimize(objective, n_trials=48)
     assert made.best_value < 0.01
     assert len(sampler._searches) == 3
     learned = sum(len(search.state.y) for search in sampler._searches.values())
-    assert 28 <= learned <= 36
+    assert 38 <= learned <= 48
 
 
 def test_processes_of_one_study_with_one_seed_make_different_trials():
@@ -392,10 +444,10 @@ def trial_with(number, **params):
     return made
 
 
-def conditions_of(*trials, common=("k", "n")):
+def conditions_of(*trials):
     forms = TrialForms()
     forms.read(trial_with(number, **params) for number, params in enumerate(trials))
-    return {name: tuple(condition) for name, (_, condition) in forms.conditions(common).items()}
+    return {name: tuple(condition) for name, (_, condition) in forms.space().items() if condition is not None}
 
 
 def test_the_parameter_with_the_fewest_values_tells():
@@ -407,7 +459,8 @@ def test_where_no_parameter_tells_there_is_no_condition():
     both = {"k": "a", "n": 1, "x": 1}, {"k": "a", "n": 1}
     between = {"k": "a", "n": 1}, {"k": "a", "n": 2, "x": 1}, {"k": "a", "n": 3}
     assert conditions_of(*both) == conditions_of(*between) == {}
-    assert conditions_of({"k": "a", "n": 1, "x": 1}, {"k": "b", "n": 1, "x": "c"}, {"k": "c", "n": 1}) == {}  # another range
+    changing = [{"k": "a", "n": 1, "x": x} for x in (1, "c", 1)]
+    assert conditions_of(*changing, {"k": "b", "n": 1}) == {}
 
 
 def test_parameters_on_which_nothing_tells_are_left_to_the_other_sampler(caplog):
