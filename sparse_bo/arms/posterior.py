@@ -35,7 +35,7 @@ from sparse_bo.domains.lazy import LazyArms
 from sparse_bo.domains.memmap import tiles
 from sparse_bo.domains.sharded import ShardedArms, first_here, group_of
 from sparse_bo.gp import dtc
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.gp.observations import Observations
 from sparse_bo.linalg.chunking import row_slices, shrinking
 

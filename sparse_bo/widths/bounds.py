@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from sparse_bo.dictionary.certificate import certified_factor
 from sparse_bo.gp.diagnostics import QuadraticForm
-from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.validation import check_choice, check_positive, check_probability
 from sparse_bo.widths.norms import SizeBounds
 

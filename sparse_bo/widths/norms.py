@@ -23,7 +23,7 @@ from torch import Tensor
 from sparse_bo.dictionary import Dictionary, candidates_of, residual_bound
 from sparse_bo.gp import dtc
 from sparse_bo.gp.diagnostics import QuadraticForm, quadratic_form
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.gp.observations import Observations, merge_observations
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.validation import check_finite, check_points, check_positive, check_probability

@@ -12,11 +12,11 @@ from torch import Tensor
 from sparse_bo.arms import ArmPrior, InMemoryPosterior, posterior_over_part
 from sparse_bo.arms.design import Design, Resampling, design
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler, Sampler, candidates_of, residual_bound
+from sparse_bo.dictionary.certificate import certified_factor
 from sparse_bo.domains import Box, check_domain
 from sparse_bo.gp import dtc
 from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.policies.protocol import arms_of
 from sparse_bo.policies.settings import check_sampler
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability

@@ -14,11 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sparse_bo.arms.sweep import AppendedRows
 from sparse_bo.gp.expected_improvement import log_augmented_improvement
 from sparse_bo.gp.posterior import Covariance, Moments, Posterior, exact
 from sparse_bo.linalg.chunking import row_slices, tile_rows
 from sparse_bo.linalg.reductions import first_largest
-from sparse_bo.linalg.storage import AppendedRows
 from sparse_bo.policies.trust_region.search import is_resolved
 
 BLOCK = 128
