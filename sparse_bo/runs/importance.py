@@ -14,11 +14,11 @@ from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.gp.sensitivity import gaussian_effects, sampled_effects
 from sparse_bo.policies import State
-from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
+from sparse_bo.policies.states import BoxState
 from sparse_bo.policies.trust_region.observations import Replicates, warp
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
-from sparse_bo.policies.trust_region.state import RegionState
+from sparse_bo.policies.trust_region.region import RegionState
 from sparse_bo.policies.trust_region.surrogate import LEARNED_FROM, FittedRegion, LearningData, local_posterior, one_thread
 from sparse_bo.report.view import Importance
 

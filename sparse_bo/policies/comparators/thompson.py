@@ -27,7 +27,7 @@ from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.kernels.structure import part_outside
 from sparse_bo.policies.bandits.state import BanditState
-from sparse_bo.policies.comparators.posterior import PosteriorPolicy
+from sparse_bo.policies.comparators.baselines import PosteriorPolicy
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.policies.settings import check_sampler
@@ -106,7 +106,7 @@ class SGPTSArms(PosteriorPolicy):
     O(a (m + features) q) per batch of q, in addition to BKB's O(a m² + n m²) for the posterior, without an ``a x a`` matrix.
     Kernels: RBF and Matérn, and a ScaleKernel of these.
 
-    Settings shared with other policies: :class:`sparse_bo.policies.comparators.posterior.PosteriorPolicy`.
+    Settings shared with other policies: :class:`sparse_bo.policies.comparators.baselines.PosteriorPolicy`.
 
     Attributes:
         features: Random Fourier features, even; their error (about 1/√features of the prior variance) affects the
@@ -161,7 +161,7 @@ class QFFTSArms(PosteriorPolicy):
     features. O(n F² + F³ + a F q) per batch of q. The sparse posterior serves reports and hyper-parameters; the draws
     do not use it.
 
-    Settings shared with other policies: :class:`sparse_bo.policies.comparators.posterior.PosteriorPolicy`.
+    Settings shared with other policies: :class:`sparse_bo.policies.comparators.baselines.PosteriorPolicy`.
 
     Attributes:
         order: Quadrature nodes per dimension; ``None``: 64, 24 or 10 in 1, 2 or 3 dimensions. The kernel is
