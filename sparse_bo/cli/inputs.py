@@ -22,10 +22,9 @@ from sparse_bo.evaluations.pools import Workers, workers_of
 from sparse_bo.planning.costs import check_room
 from sparse_bo.policies import Outcomes
 from sparse_bo.policies.outcomes import Limits
-from sparse_bo.problems.base import BoxProblem, Problem
-from sparse_bo.problems.builtin import SYNTHETIC
+from sparse_bo.problems import SCALINGS
+from sparse_bo.problems.builtin import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem, own_problem
-from sparse_bo.problems.names import SCALINGS
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.validation import check_choice
 

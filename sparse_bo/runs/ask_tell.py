@@ -46,17 +46,15 @@ from sparse_bo.runs.arguments import (
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded_outcomes, run_info, shared_settings
-from sparse_bo.runs.ends import Ends, Evaluation, Watch
+from sparse_bo.runs.ends import Ends, Evaluation, RunProgress, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.previous import RunObservations, resolved
-from sparse_bo.runs.progress import RunProgress
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result, result_of
-from sparse_bo.runs.steps import Steps
+from sparse_bo.runs.steps import Steps, carrying
 from sparse_bo.validation import check_count, check_flag
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.runs.history import History, report_of, written_whole
 from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.view import columns_of, view_of
-from sparse_bo.widths.calibration import Calibration
+from sparse_bo.widths.estimates import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from sparse_bo.widths.bounds import (
     SBPEOnBox,
     SBPETheory,
 )
-from sparse_bo.widths.calibration import Calibration
+from sparse_bo.widths.estimates import Calibration, NormEstimate, estimate_rkhs_norm
 from sparse_bo.widths.gp_ucb import (
     GSSBOTheory,
     SrinivasCompact,
@@ -32,7 +32,6 @@ from sparse_bo.widths.leverage import (
     Width,
     botorch_beta,
 )
-from sparse_bo.widths.norms import NormEstimate, estimate_rkhs_norm
 
 __all__ = [
     "BBKBAuthors",

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.validation import check_choice, check_number, check_positive, check_probability
 from sparse_bo.widths.bounds import BatchConfidence, Bounds
-from sparse_bo.widths.norms import SizeBounds
+from sparse_bo.widths.estimates import SizeBounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Confidence:
     rkhs_norm: float | None = None
     """F as the observations show it; ``None`` where no width asks for it."""
     calibration: float = 1.0
-    """By this the model's intervals should be wider, see :mod:`sparse_bo.widths.calibration`."""
+    """By this the model's intervals should be wider, see :mod:`sparse_bo.widths.estimates`."""
 
 
 @runtime_checkable
@@ -83,7 +83,7 @@ class ConstantWidth(Width):
 class CalibratedWidth(Width):
     """A number of posterior standard deviations, more if the run's own errors show that intervals are too narrow.
 
-    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.calibration`: intervals are never
+    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.estimates`: intervals are never
     narrowed, since errors at points where the model is certain say little about other points.
 
     Attributes:

@@ -30,7 +30,7 @@ from sparse_bo.policies.failures import kernel_correlation
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import BoxState, Report, Stopwatch, design_points
 from sparse_bo.widths import botorch_beta
-from sparse_bo.widths.norms import observed_form
+from sparse_bo.widths.estimates import observed_form
 
 
 class Units(NamedTuple):

@@ -26,7 +26,7 @@ from sparse_bo.policies.persistence import KEPT, kept
 from sparse_bo.policies.protocol import Frozen, Mechanism
 from sparse_bo.policies.states import State, Stopwatch
 from sparse_bo.widths import Confidence, NormWidth, Width
-from sparse_bo.widths.calibration import StandardisedErrors
+from sparse_bo.widths.estimates import StandardisedErrors
 
 U = TypeVar("U", bound=State)
 
