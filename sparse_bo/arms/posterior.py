@@ -26,10 +26,18 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.contenders import STEP, Contenders, Part, of_all_ranks, scan
-from sparse_bo.arms.moments import ArmMoments, Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.sweep import KernelColumns, StoredColumns, kernel_chunks, sweep, sweep_rows
+from sparse_bo.arms.sweep import (
+    ArmMoments,
+    Evaluator,
+    KernelColumns,
+    StoredColumns,
+    evaluator,
+    kernel_chunks,
+    sweep,
+    sweep_rows,
+)
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import LazyArms
 from sparse_bo.domains.memmap import tiles

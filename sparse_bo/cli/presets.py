@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import dictionary, policies
-from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.arms.sweep import PRECISIONS
 from sparse_bo.cli import options as names
 from sparse_bo.cli.options import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler

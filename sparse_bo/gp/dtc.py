@@ -206,7 +206,7 @@ class OneProduct:
 
     @property
     def step(self) -> int:
-        """Columns of ``R`` in one product of :mod:`sparse_bo.arms.moments`."""
+        """Columns of ``R`` in one product of :mod:`sparse_bo.arms.sweep`."""
         # Four blocks spare 3/8 of the product; more are too thin, and on a GPU less than 256 columns take longer to launch.
         m = self.columns.shape[-2]
         quarter = -(-m // 4)
@@ -272,7 +272,7 @@ def one_product_error(state: DTC) -> float:
     """Return about how far, in units of k(x,x), the variance of :func:`one_product` is from the true one: ``2 · eps · tr B``.
 
     By default it is absolute: an input observed c times, whose variance is about ``noise/c``, loses a fraction of
-    ``error · c · k(x,x)/noise``; :func:`sparse_bo.arms.moments.evaluator` compares the two. The smallest eigenvalues of
+    ``error · c · k(x,x)/noise``; :func:`sparse_bo.arms.sweep.evaluator` compares the two. The smallest eigenvalues of
     ``I − B⁻¹`` come from differences of numbers of size 1 that are known to ``eps · κ(B)``.
     """
     return 2.0 * torch.finfo(state.gram.dtype).eps * state.trace

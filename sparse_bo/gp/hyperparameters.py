@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.kernels.stationary import RADIAL, alone_correlations, alone_gradient, squared_distances
+from sparse_bo.kernels.gradients import RADIAL, alone_correlations, alone_gradient, squared_distances
 
 ADDITIVE = "additive"
 """Family of sums: a Gaussian of each input alone, and Matérn-5/2 of all inputs together."""
@@ -31,7 +31,7 @@ class Hyperparameters:
     """Hyper-parameters of an exact GP; the kernel of its prior, in units of the output scale. A value."""
 
     family: str
-    """A key of :data:`sparse_bo.kernels.stationary.RADIAL`, or :data:`ADDITIVE`."""
+    """A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`ADDITIVE`."""
     lengthscales: Tensor
     """``d``: ℓ, of the correlation of all inputs together."""
     noise: float
@@ -204,7 +204,7 @@ class Priors:
         Args:
             logs: ``log ℓ`` (``d``); of a sum ``log ℓ, log a, log w`` (``3 d``); empty: 0.
             dims: d.
-            family: A key of :data:`sparse_bo.kernels.stationary.RADIAL`, or :data:`ADDITIVE`.
+            family: A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`ADDITIVE`.
         """
         if not len(logs):
             return LogDensity(0.0, logs)

@@ -30,7 +30,7 @@ from sparse_bo.gp.likelihood import (
     log_likelihood,
     shares_of,
 )
-from sparse_bo.kernels.stationary import Pairs, pairs
+from sparse_bo.kernels.gradients import Pairs, pairs
 
 PRIORS = Priors()
 """The default table."""

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
-from sparse_bo.kernels.stationary import RADIAL, Pairs, half_spread, squared_distances
+from sparse_bo.kernels.gradients import RADIAL, Pairs, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky, safe_factors
 from sparse_bo.linalg.chunking import broadcast_shapes, tile_rows
 
@@ -62,7 +62,7 @@ def correlation_of(logs: Tensor, X: Tensor, *, family: str, together: Pairs | No
     Args:
         logs: ``log ℓ``; of a sum ``log ℓ, log a, log w`` with shares w over that of all inputs together.
         X: ``n x d``.
-        family: A key of :data:`sparse_bo.kernels.stationary.RADIAL`, or :data:`sparse_bo.gp.hyperparameters.ADDITIVE`.
+        family: A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`sparse_bo.gp.hyperparameters.ADDITIVE`.
         together: Pairs of ``X``, of a sum.
     """
     d = X.shape[1]
@@ -200,7 +200,7 @@ def stationary_log_likelihood(
         variance: ``…``, v (y²).
         noise: ``… x n`` (y²).
         residuals: ``batch_shape x n`` (y); the batch shapes of all others broadcast to its.
-        family: A key of :data:`sparse_bo.kernels.stationary.RADIAL`.
+        family: A key of :data:`sparse_bo.kernels.gradients.RADIAL`.
 
     Raises:
         ValueError: If a covariance is not finite or not positive definite.

@@ -16,9 +16,8 @@ import torch
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch
 from sparse_bo.arms.greedy_picks import greedy_picks
-from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.arms.prior import CONTENDER_BYTES, Sizes, capacity
-from sparse_bo.arms.sweep import DEVICE_TILE_BYTES
+from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, PRECISIONS
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms, PartOfArms
 from sparse_bo.gp.objective_prior import KnownPrior

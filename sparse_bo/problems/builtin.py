@@ -18,7 +18,7 @@ import torch
 from botorch.test_functions import EggHolder, Hartmann, Levy, Powell, Rastrigin
 from torch import Tensor
 
-from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.job import Batch
 from sparse_bo.policies import Report
 from sparse_bo.problems import SCALINGS
 from sparse_bo.runs.history import History, HistoryRow

@@ -16,8 +16,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
-from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.job import TASK_SECONDS
+from sparse_bo.evaluations.job import TASK_SECONDS, Batch
 from sparse_bo.evaluations.results import Value
 from sparse_bo.report.view import visible
 from sparse_bo.runs.engine import Engine

@@ -26,7 +26,7 @@ from torch import Tensor
 from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
-from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import Value, has_sds, is_failed, sds_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Outcomes, Policy, Proposal, State, Wait

@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from sparse_bo.domains.encoded import names_of
-from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.executors import optional
+from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import FAILED, Value, has_sds, is_failed, results_of, sds_of
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.policies.states import Phase, Summary

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.gp.hypervolume import front_rows, reference_point
-from sparse_bo.gp.hypervolume import hypervolume as volume_of
+from sparse_bo.gp.expected_improvement import front_rows, reference_point
+from sparse_bo.gp.expected_improvement import hypervolume as volume_of
 from sparse_bo.policies import Outcomes, Report
 from sparse_bo.report.view import Numbers, OutcomeColumns, spread
 

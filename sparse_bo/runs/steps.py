@@ -29,15 +29,14 @@ from sparse_bo.errors import (
     RunInterrupted,
     ScheduleComplete,
 )
-from sparse_bo.evaluations.batch import Batch, some
-from sparse_bo.evaluations.job import EvaluationFailed, Loop
+from sparse_bo.evaluations.job import Batch, EvaluationFailed, Loop, some
 from sparse_bo.evaluations.results import Value
 from sparse_bo.journal import Event
 from sparse_bo.policies import State
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.lockstep import Lockstep
-from sparse_bo.runs.recorder import Recorder
+from sparse_bo.runs.records import Recorder
 from sparse_bo.runs.result import Result
 
 HELD = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM"))

@@ -12,15 +12,7 @@ from sparse_bo.widths.bounds import (
     SBPETheory,
 )
 from sparse_bo.widths.estimates import Calibration, NormEstimate, estimate_rkhs_norm
-from sparse_bo.widths.gp_ucb import (
-    GSSBOTheory,
-    SrinivasCompact,
-    SrinivasFinite,
-    SubsetErrors,
-    SurrogateConfidence,
-    SurrogateWidth,
-)
-from sparse_bo.widths.leverage import (
+from sparse_bo.widths.multipliers import (
     BBKBAuthors,
     BBKBTheory,
     BKBAuthors,
@@ -28,7 +20,13 @@ from sparse_bo.widths.leverage import (
     CalibratedWidth,
     Confidence,
     ConstantWidth,
+    GSSBOTheory,
     NormWidth,
+    SrinivasCompact,
+    SrinivasFinite,
+    SubsetErrors,
+    SurrogateConfidence,
+    SurrogateWidth,
     Width,
     botorch_beta,
 )

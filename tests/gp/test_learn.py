@@ -10,7 +10,7 @@ from torch import Tensor
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, PRIORS, Given, LogPosterior, learn
 from sparse_bo.gp.likelihood import Scatter, correlation_of
-from sparse_bo.kernels.stationary import pairs
+from sparse_bo.kernels.gradients import pairs
 from tests.builders import arms, waves
 
 EVERY = [*FAMILIES, ADDITIVE]

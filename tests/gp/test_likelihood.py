@@ -21,7 +21,7 @@ from sparse_bo.gp.likelihood import (
     shares_of,
     stationary_log_likelihood,
 )
-from sparse_bo.kernels.stationary import pairs
+from sparse_bo.kernels.gradients import pairs
 from tests import oracles
 from tests.gp.builders import Regression, regression
 from tests.oracles import tolerance

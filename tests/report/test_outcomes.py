@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparse_bo import optimize
-from sparse_bo.gp.hypervolume import hypervolume
+from sparse_bo.gp.expected_improvement import hypervolume
 from sparse_bo.policies import Outcomes
 from sparse_bo.report.facts import advice_of, facts
 from sparse_bo.report.figures import fronts_over_time, hypervolume_so_far, trade_offs

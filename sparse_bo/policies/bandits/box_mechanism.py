@@ -25,7 +25,7 @@ from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.prior import kernel_diagonal
 from sparse_bo.policies import persistence
-from sparse_bo.policies.bandits.rounds import UCBMechanism, UCBNumbers
+from sparse_bo.policies.bandits.state import UCBMechanism, UCBNumbers
 from sparse_bo.policies.failures import kernel_correlation
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import BoxState, Report, Stopwatch, design_points

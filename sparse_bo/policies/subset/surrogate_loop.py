@@ -43,7 +43,7 @@ from sparse_bo.policies.subset.surrogate_models import (
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_choice, check_count, check_flag
 from sparse_bo.widths import SurrogateConfidence, SurrogateWidth
-from sparse_bo.widths.gp_ucb import check_surrogate_width
+from sparse_bo.widths.multipliers import check_surrogate_width
 
 Acquisition = Callable[[Any, Tensor, Tensor], AcquisitionFunction]
 """From a fitted model, its inputs in the unit cube (``n x d``) and observations (``n``) to an acquisition function there."""

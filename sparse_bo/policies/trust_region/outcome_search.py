@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.gp.hypervolume import hypervolume, least_crowded, reference_point
+from sparse_bo.gp.expected_improvement import hypervolume, least_crowded, reference_point
 from sparse_bo.linalg.reductions import unit_of
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.hypervolume import front_rows, hypervolume, least_crowded, reference_point
+from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import PointState, Report, State
