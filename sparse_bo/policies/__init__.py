@@ -5,8 +5,7 @@ from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.comparators.baselines import EpsilonGreedy, PosteriorEpsilonGreedy, RandomSearch
 from sparse_bo.policies.comparators.surrogate_ucb import REMBO, BoTorchUCB, HeSBO, SparseUCB, VecchiaUCB
 from sparse_bo.policies.comparators.thompson import QFFTS, SGPTS, QFFTSArms, SGPTSArms
-from sparse_bo.policies.elimination.policy import BPE, SBPE
-from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
+from sparse_bo.policies.elimination.policy import BPE, SBPE, RegressionDesign, max_variance_design
 from sparse_bo.policies.elimination.settings import batch_schedule
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.improvement.policy import ExpectedImprovement, ImprovementState

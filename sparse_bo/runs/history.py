@@ -22,7 +22,7 @@ from sparse_bo.evaluations.results import FAILED, Value, has_sds, is_failed, res
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.policies.states import Phase, Summary
 from sparse_bo.report.view import Batches, OutcomeColumns
-from sparse_bo.runs.outcome_columns import outcome_columns
+from sparse_bo.runs.columns import outcome_columns
 from sparse_bo.widths.estimates import Calibration, calibration
 
 if TYPE_CHECKING:

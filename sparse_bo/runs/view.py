@@ -27,8 +27,8 @@ from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
 from sparse_bo.policies.trust_region.region import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice, arm_name, spread
+from sparse_bo.runs.columns import importance_of
 from sparse_bo.runs.history import History, report_of
-from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
 
 SLICE_POINTS = 41

@@ -12,7 +12,7 @@ from typing import Self, get_args
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.box import sobol_points
+from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.settings import Goal, whole_batches

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.box import Box
+from sparse_bo.domains.base import Box
 from sparse_bo.gp.expected_improvement import LogGain, LogImprovement, log_augmented_improvement
 from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.gp.posterior import Moments, Posterior
