@@ -22,6 +22,9 @@ from torch import Tensor
 from sparse_bo.validation import check_choice, check_number
 
 StopKind = Literal["single", "global", "local", "gp-bucb", "repeat"]
+Vector = NDArray[np.float64]
+TIE_UNITS = 4.0
+"""Scores within so many units of a bound computed elsewhere are taken to tie with it."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,6 @@ class StopRule:
                 break
             left, needed = left - cost, needed + 1
         return max(needed, 1)
-
-
-Vector = NDArray[np.float64]
-
-
-TIE_UNITS = 4.0
-"""Scores within so many units of a bound computed elsewhere are taken to tie with it."""
 
 
 class GreedyPicks(NamedTuple):

@@ -24,6 +24,9 @@ from sparse_bo.linalg.chunking import chunk_rows, row_slices
 
 PRECISIONS: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
 """Of the one large matrix product of a sweep, by name, from the most to the least accurate."""
+DEVICE_TILE_BYTES = 2**29
+"""A tile and its product on a GPU: the host takes 0.1 to 0.7 ms to launch the work of a tile, so that tiles as small as the
+processors' cache (2^25 bytes) take twice to five times as long (docs/decisions/116)."""
 
 
 class ArmMoments(NamedTuple):
@@ -224,11 +227,6 @@ class AppendedRows:
         grown = AppendedRows.like(self.rows.T, used + more, most=most)
         grown.rows[:used], grown.used = self.rows[:used], used
         return grown
-
-
-DEVICE_TILE_BYTES = 2**29
-"""A tile and its product on a GPU: the host takes 0.1 to 0.7 ms to launch the work of a tile, so that tiles as small as the
-processors' cache (2^25 bytes) take twice to five times as long (docs/decisions/116)."""
 
 
 @dataclass(frozen=True, eq=False)

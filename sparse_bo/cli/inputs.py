@@ -39,6 +39,8 @@ SAID: Mapping[str, str] = {
     "leave policy= out": "leave --policy out",
 }
 """Words of the library -> those of the command line."""
+MEANT: Mapping[str, str] = {"≤": "<=", "≥": ">=", "=<": "<=", "=>": ">=", "<": "<=", ">": ">="}
+"""Sign -> the one that was meant."""
 
 
 def said(error: BaseException, given: Mapping[str, Any]) -> str:
@@ -161,10 +163,6 @@ def folder(path: Path) -> Iterator[None]:
             for part in missing:
                 part.rmdir()
         raise
-
-
-MEANT: Mapping[str, str] = {"≤": "<=", "≥": ">=", "=<": "<=", "=>": ">=", "<": "<=", ">": ">="}
-"""Sign -> the one that was meant."""
 
 
 def outcomes_of(objectives: str | None, constraint: Sequence[str] | None, reference: str | None) -> Outcomes | None:

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+CallWith = Literal["X", "indices", "batch", "parameters"]
+Arrays = Literal["torch", "numpy", "list"]
+TASK_SECONDS = 0.05
+"""Duration of a chunk of short evaluations, so that sending it costs little beside (s)."""
+
 
 @dataclass(frozen=True, eq=False)
 class PlainBatch:
@@ -109,10 +114,6 @@ def some(items: Sequence[Any]) -> str:
     """Return the first five items as text for a message."""
     shown = ", ".join(map(str, items[:5]))
     return f"[{shown}, … {len(items) - 5} more]" if len(items) > 5 else f"[{shown}]"
-
-
-CallWith = Literal["X", "indices", "batch", "parameters"]
-Arrays = Literal["torch", "numpy", "list"]
 
 
 @dataclass(frozen=True)
@@ -246,10 +247,6 @@ def _end_with(number: int) -> None:
         while os.getppid() == number:
             time.sleep(0.5)
     os._exit(1)
-
-
-TASK_SECONDS = 0.05
-"""Duration of a chunk of short evaluations, so that sending it costs little beside (s)."""
 
 
 class Loop(Protocol):

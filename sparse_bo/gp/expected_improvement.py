@@ -22,6 +22,15 @@ FAR = -50.0
 """Below it five terms of the asymptotic series of ``1 + u Φ(u)/φ(u)`` are exact to 1e-13; its difference loses digits."""
 LOWEST = -1e150
 """Arguments below it count as this: their squares are finite."""
+NARROW = 1e-3
+"""Width of an interval, in units of the distance over which the integrand changes, below which it is integrated by the midpoint
+rule with its second derivative: to 1e-13. Wider ones are differences, which lose at most three digits."""
+ELEMENTS = 1 << 19
+"""Points x boxes computed at a time: the temporary tensors of one objective are then 100 MB."""
+SPAN = 0.1
+"""Distance of the inferred reference point below the front, in units of its span (Ishibuchi et al. 2011)."""
+SMALLEST = 1e-300
+"""Logarithms are of at least this."""
 
 
 class LogH(NamedTuple):
@@ -96,17 +105,6 @@ def log_augmented_improvement(mean: Tensor, variance: Tensor, best: float, *, no
         return plain
     factor, by_variance = log_noise_factor(variance, noise_variance)
     return LogImprovement(plain.value + factor, plain.by_mean, plain.by_variance + by_variance)
-
-
-NARROW = 1e-3
-"""Width of an interval, in units of the distance over which the integrand changes, below which it is integrated by the midpoint
-rule with its second derivative: to 1e-13. Wider ones are differences, which lose at most three digits."""
-ELEMENTS = 1 << 19
-"""Points x boxes computed at a time: the temporary tensors of one objective are then 100 MB."""
-SPAN = 0.1
-"""Distance of the inferred reference point below the front, in units of its span (Ishibuchi et al. 2011)."""
-SMALLEST = 1e-300
-"""Logarithms are of at least this."""
 
 
 class LogGain(NamedTuple):

@@ -39,6 +39,11 @@ from sparse_bo.kernels.tanimoto import tanimoto
 from sparse_bo.kernels.tiles import fill, on_triton
 from sparse_bo.linalg.chunking import row_slices
 
+TINY = 1e-20
+"""Under the root: its gradient stays finite at distance 0, and no value changes by rounding."""
+BLOCK = 2**22
+"""Numbers of the block of slopes that plain tensor operations make at a time."""
+
 
 class Radial(NamedTuple):
     """A correlation k(s) of scaled squared distances s, and how it falls."""
@@ -62,8 +67,6 @@ def matern52(s: Tensor) -> Radial:
     return Radial(rising + decay * (s * (5.0 / 3.0)), rising * (5.0 / 3.0))
 
 
-TINY = 1e-20
-"""Under the root: its gradient stays finite at distance 0, and no value changes by rounding."""
 RADIAL: Mapping[str, Callable[[Tensor], Radial]] = {"rbf": gaussian, "matern52": matern52}
 """Name -> correlation."""
 
@@ -136,10 +139,6 @@ def alone_gradient(U: Tensor, V: Tensor, weights: Tensor, *, lengthscales: Tenso
     away = (U.unsqueeze(1) - V) / lengthscales  # r x n x d
     falling = torch.exp(-0.5 * away.square()) * away
     return -torch.einsum("rn,rnd->rd", weights.expand(len(U), len(V)), falling) * shares / lengthscales
-
-
-BLOCK = 2**22
-"""Numbers of the block of slopes that plain tensor operations make at a time."""
 
 
 def differentiable_cross(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor | None:

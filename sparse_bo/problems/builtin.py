@@ -24,6 +24,9 @@ from sparse_bo.problems import SCALINGS
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive
 
+DATA = resources.files("sparse_bo.problems") / "datasets"
+Scaling = Literal["unit", "standardize", "none"]
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -187,10 +190,6 @@ def check_noise(noise_sd: float) -> None:
     """
     if check_number("noise_sd", noise_sd) < 0.0:
         raise ValueError(f"expected noise_sd >= 0, got {noise_sd!r}")
-
-
-DATA = resources.files("sparse_bo.problems") / "datasets"
-Scaling = Literal["unit", "standardize", "none"]
 
 
 def scaled(X: Tensor, scaling: Scaling) -> Tensor:

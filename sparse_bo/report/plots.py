@@ -55,6 +55,9 @@ STYLE: dict[Any, Any] = {
     "ytick.left": False,
     "font.size": 11,
 }
+LINES, BEST_LINES = 300, 60
+"""Evaluations on the parallel axes, and the number of best ones among them."""
+MOST_AXES = 10
 
 
 @dataclass(frozen=True)
@@ -203,11 +206,6 @@ def parallel(
                 offset = (0, -14 if height == 0.0 else 5) if edge else (3, -4)
                 plot.annotate(canvas.text(label[:9]), (j, height), offset, ha="center" if edge else "left", **style)
         return canvas.plot(title, text, table, legend)
-
-
-LINES, BEST_LINES = 300, 60
-"""Evaluations on the parallel axes, and the number of best ones among them."""
-MOST_AXES = 10
 
 
 def best_evaluations(view: RunView, outcomes: OutcomeColumns) -> Table:

@@ -34,6 +34,9 @@ from sparse_bo.report.view import Importance, Numbers, OutcomeColumns, spread
 
 MOST_VOLUMES = 100
 """Hypervolumes of a curve, at most: each takes milliseconds."""
+MANY_INPUTS = 50
+"""Above, the sample has a quarter of its points."""
+SAMPLE = 1_024
 
 
 def outcome_columns(outcomes: Outcomes, results: Sequence[object], report: Report | None = None) -> OutcomeColumns:
@@ -165,11 +168,6 @@ def sampled_effects(mean: Callable[[Tensor], Tensor], A: Tensor, B: Tensor, grou
         changed[:, columns] = B[:, columns]
         effects.append(0.5 * (base - mean(changed)).square().mean())
     return torch.stack(effects)
-
-
-MANY_INPUTS = 50
-"""Above, the sample has a quarter of its points."""
-SAMPLE = 1_024
 
 
 def importance_of(state: State, domain: Domain) -> dict[str, Importance]:

@@ -27,6 +27,7 @@ from sparse_bo.sharding import Group
 
 _WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values", "outcomes", "sds"))
 """Fields of a history row that do not follow from the events."""
+logger = logging.getLogger(__name__)
 
 
 class Evaluations(NamedTuple):
@@ -247,9 +248,6 @@ def replayed(journal: Journal, arms: ArmSet | None, *, most_seconds: float = 0.0
         warnings.simplefilter("always", ResumeWarning)
         course = replay(engine, journal, from_start=seconds <= most_seconds)
     return engine, course, [str(warning.message) for warning in caught]
-
-
-logger = logging.getLogger(__name__)
 
 
 class Recorder:

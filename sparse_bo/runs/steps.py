@@ -45,6 +45,8 @@ HELD = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM"))
 _raw = importlib.import_module("_signal" if "_signal" in sys.builtin_module_names else "signal")
 _handler_of: Callable[[int], Any] = _raw.getsignal
 _handle_by: Callable[[int, Any], Any] = _raw.signal
+PACKAGE = str(Path(__file__).parents[1])
+W = TypeVar("W")
 
 
 class Boundary:
@@ -136,10 +138,6 @@ def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: i
         vars(error).update(loop=loop, result=so_far())
         error.add_note("All earlier results are in the attributes .loop and .result of this exception.")
         raise
-
-
-PACKAGE = str(Path(__file__).parents[1])
-W = TypeVar("W")
 
 
 class Steps:

@@ -41,6 +41,13 @@ from sparse_bo.gp.observations import Observations, merge_observations
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.validation import check_finite, check_points, check_positive, check_probability
 
+TRUST = 10.0
+"""n₀: weight of prior errors of the expected size."""
+LARGEST = 4.0
+"""Limit of a standardised error: one outlier must not widen all intervals."""
+MEMORY = 50.0
+"""Weight of new errors after which the weight of an old one has decayed by e."""
+
 
 class NormEstimate(NamedTuple):
     """Estimate of an RKHS norm with its limits."""
@@ -158,14 +165,6 @@ def estimate_rkhs_norm(
         ratio = residual_bound(candidates, dictionary, generator=torch.Generator().manual_seed(0)).upper
     form = observed_form(seen, dictionary, covariance=covariance, regularization=noise, prior_mean=prior_mean)
     return SizeBounds(proxy, noise, ratio, math.log(4.0 / failure_probability)).estimate(form)
-
-
-TRUST = 10.0
-"""n₀: weight of prior errors of the expected size."""
-LARGEST = 4.0
-"""Limit of a standardised error: one outlier must not widen all intervals."""
-MEMORY = 50.0
-"""Weight of new errors after which the weight of an old one has decayed by e."""
 
 
 @dataclass(frozen=True)

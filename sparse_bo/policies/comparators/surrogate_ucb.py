@@ -26,6 +26,9 @@ from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSet
 from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp, vecchia_gp
 from sparse_bo.validation import check_count
 
+TOLERANCE = 1e-5
+"""How far, in half-widths of the box, a told point may lie from the subspace."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoTorchUCB(SurrogateSettings):
@@ -93,10 +96,6 @@ class VecchiaUCB(SurrogateSettings):
         """See :meth:`sparse_bo.policies.Policy.on`."""
         make = partial(vecchia_gp, learning=self.learning, neighbors=self.neighbors)
         return self.loop(domain, make, jumps=True)  # where the set of nearest observations changes
-
-
-TOLERANCE = 1e-5
-"""How far, in half-widths of the box, a told point may lie from the subspace."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,8 @@ BLOCK = 128
 """Arms evaluated exactly at first; twice as many each further time."""
 SLACK = 1e-6
 """Of log expected improvement: arms whose bound is this close to the best one are evaluated, as ties go to the first."""
+COARSE = 8
+"""Points of the front that all arms are compared with; the bounds of few arms are refined by the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,10 +257,6 @@ def best_arms(picks: ArmPicks, q: int, *, refused: Tensor, seen: Tensor, outside
         found.append(arm)
         picks.after(arm)
     return torch.cat([arms[:0], *found])
-
-
-COARSE = 8
-"""Points of the front that all arms are compared with; the bounds of few arms are refined by the others."""
 
 
 class ConditionedArms:

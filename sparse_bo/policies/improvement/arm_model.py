@@ -28,6 +28,15 @@ from sparse_bo.policies.trust_region.surrogate import (
     local_posterior,
 )
 
+OFTEN = 100
+"""Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
+ROOM = 0.9
+"""Of the arms that a model may know: how many are chosen where there are more. New ones fill it, and while none leaves, the
+posterior over all arms is not computed anew."""
+GROWTH, CHOICE_GROWTH = 1.1, 2.0
+"""Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
+chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
+
 
 @dataclass(frozen=True, eq=False)
 class GivenKernel:
@@ -98,16 +107,6 @@ def fitted_kernel(
         return learned.evidence + data.log_slope(candidate), region
 
     return max((fitted(candidate) for candidate in warps(v, kinds)), key=lambda one: one[0])[1]
-
-
-OFTEN = 100
-"""Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
-ROOM = 0.9
-"""Of the arms that a model may know: how many are chosen where there are more. New ones fill it, and while none leaves, the
-posterior over all arms is not computed anew."""
-GROWTH, CHOICE_GROWTH = 1.1, 2.0
-"""Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
-chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
 
 
 def modelled_arms(domain: Arms, arms: Tensor, kernel: GivenKernel | None) -> Tensor:

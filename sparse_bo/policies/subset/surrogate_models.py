@@ -46,6 +46,8 @@ Fitter = Callable[[Any], Any]
 """Fits a model in place."""
 Learning = Literal["map", "likelihood"]
 """Estimate of hyper-parameters: BoTorch's priors without output scale, or maximum likelihood with one (GSSBO §6)."""
+LEAST_VARIANCE = 1e-10
+"""GPyTorch's floor of variances (y², float64), where their gradient is 0."""
 
 
 def exact_gp(X: Tensor, Y: Tensor, *, learning: Learning = "map", gaussian: bool = False) -> SingleTaskGP:
@@ -142,10 +144,6 @@ def subset_errors(model: Model, X: Tensor, y: Tensor, known: Tensor) -> SubsetEr
         return SubsetErrors(
             at_a_point * float(residuals.norm()) * inverses * missed, at_a_point * math.sqrt(inverses * missed), smallest
         )
-
-
-LEAST_VARIANCE = 1e-10
-"""GPyTorch's floor of variances (y², float64), where their gradient is 0."""
 
 
 def upper_confidence_bound(model: Model, *, width: float) -> AcquisitionFunction:
