@@ -35,8 +35,7 @@ from sparse_bo.arms import (
     fit_arms,
     pick_batch,
 )
-from sparse_bo.arms.moments import evaluator
-from sparse_bo.arms.sweep import sweep, sweep_rows
+from sparse_bo.arms.sweep import evaluator, sweep, sweep_rows
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from sparse_bo.kernels import covariance_function

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.problems.base import BoxProblem
+from sparse_bo.problems.builtin import BoxProblem
 
 DATA = Path(__file__).parent / "data" / "pima-indians-diabetes.csv"
 EPOCHS, REPEATS, TEST_SHARE = 10, 5, 0.25

@@ -44,10 +44,10 @@ from sparse_bo.dictionary import (
     Sampler,
     UniformSampler,
 )
+from sparse_bo.dictionary.certificate import largest_eigenvalue
 from sparse_bo.gp import dtc
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.kernels import CovarianceFunction, covariance_function
-from sparse_bo.linalg.spectrum import largest_eigenvalue
 
 SAMPLERS: dict[str, tuple[Callable[[int], Sampler], bool, str]] = {
     "first": (lambda m: FirstSampler(size=m), False, "#b9b9c2"),

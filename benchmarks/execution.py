@@ -31,8 +31,7 @@ from sparse_bo.domains import Arms
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.journal import Event, Writer
 from sparse_bo.policies import RandomSearch
-from sparse_bo.problems.base import repeatable
-from sparse_bo.problems.builtin import cadata
+from sparse_bo.problems.builtin import cadata, repeatable
 from sparse_bo.runs.description import about_run
 from sparse_bo.runs.records import read_run
 

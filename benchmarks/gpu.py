@@ -40,7 +40,7 @@ from sparse_bo.arms import (
     fit_arms,
     pick_batch,
 )
-from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.arms.sweep import PRECISIONS
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.gp.dtc import OneProduct

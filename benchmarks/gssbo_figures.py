@@ -39,8 +39,7 @@ from sparse_bo.domains import Box
 from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, MiniMETA, Policy, SparseUCB, VecchiaUCB
 from sparse_bo.policies.subset.subsets import random_subset
 from sparse_bo.policies.subset.surrogate_models import Learning
-from sparse_bo.problems.base import BoxProblem
-from sparse_bo.problems.builtin import SYNTHETIC, synthetic
+from sparse_bo.problems.builtin import SYNTHETIC, BoxProblem, synthetic
 from sparse_bo.runs.history import HistoryRow
 
 WARM = "GP-UCB, warm start"

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from sparse_bo import AskTell
 from sparse_bo.cli.inputs import make_problem
 from sparse_bo.cli.presets import make_policy
-from sparse_bo.problems.base import Problem
+from sparse_bo.problems.builtin import Problem
 
 PROBLEMS = ("abalone", "cadata", "gp-draw")
 SIZE = 25

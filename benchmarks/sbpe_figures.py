@@ -36,7 +36,7 @@ from sparse_bo.errors import CertificateWarning, ContradictionError
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import max_variance_design
 from sparse_bo.policies.elimination.batches import interval
-from sparse_bo.problems.base import Problem
+from sparse_bo.problems.builtin import Problem
 from sparse_bo.widths import SBPETheory
 
 KERNELS = ("SE", "Matérn 5/2")

@@ -35,7 +35,7 @@ from sparse_bo.domains import ArmSet, ShardedArms
 from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import ShardedSparseGP
-from sparse_bo.planning.plans import Network, messages_per_batch
+from sparse_bo.planning.costs import Network, messages_per_batch
 from sparse_bo.sharding import Alone, Counted, Group, Processes
 
 DIMS, DICTIONARY = 6, 256

@@ -26,10 +26,10 @@ from PIL import Image
 from torch import Tensor
 
 from sparse_bo import BBKB, AskTell, Choice, Float, Int, maximize
+from sparse_bo.dictionary.certificate import certified_factor
 from sparse_bo.dictionary.leverage import inclusion_probabilities
 from sparse_bo.gp import dtc
-from sparse_bo.gp.nystrom import nystrom_factor
-from sparse_bo.linalg.spectrum import certified_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.problems import gp_draw
 from sparse_bo.report.page import sections_of
 from sparse_bo.runs.view import view_of_journal

@@ -14,7 +14,7 @@ from sparse_bo.arms import StopRule, batch, pick_batch
 from sparse_bo.arms.greedy_picks import greedy_picks
 from sparse_bo.arms.sweep import sweep
 from sparse_bo.dictionary import GreedyVarianceSampler, IVMSampler, KDPPSampler, KMeansPlusPlusSampler, candidates_of
-from sparse_bo.domains.box import Box
+from sparse_bo.domains.base import Box
 from sparse_bo.policies import (
     EpsilonGreedy,
     ExpectedImprovement,

@@ -102,7 +102,7 @@ def test_names_that_do_not_exist_are_refused():
     ("code", "loaded"),
     [
         ("import sparse_bo", set()),
-        ("import sparse_bo.evaluations.worker", set()),
+        ("import sparse_bo.evaluations.job", set()),
         ("from sparse_bo.errors import TicketError\nfrom sparse_bo.evaluations import PlainBatch", set()),
         ("import sparse_bo.cli.app", set()),
         ("from sparse_bo import Batch", set()),

@@ -274,7 +274,7 @@ def test_what_is_typical_of_a_dear_problem_is_the_median_of_sobol_points(name: s
 
 def line() -> Any:
     """Return a task on [0, 10] whose truth is the input itself."""
-    base, problems = importlib.import_module("sparse_bo.problems.base"), part("problems")
+    base, problems = importlib.import_module("sparse_bo.problems.builtin"), part("problems")
     bounds = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
     problem = base.BoxProblem("line", bounds, lambda X: X.squeeze(-1), 10.0, 0.5, "its input")
     return problems.Task(problem, 5.0)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sparse_bo.arms import moments
+from sparse_bo.arms import sweep
 from sparse_bo.kernels import CovarianceFunction, gradients
 from sparse_bo.kernels.structure import Stationary
 
@@ -203,7 +203,7 @@ def counted(work: Callable[[], object], *, device: torch.device, card: Card = H2
         card: What the card is taken to do.
     """
     mode = Counting(device, card)
-    cross, squares = CovarianceFunction.cross, moments.add_squares
+    cross, squares = CovarianceFunction.cross, sweep.add_squares
 
     def fused_cross(self: CovarianceFunction, X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
         if self.structure is None:
@@ -228,7 +228,7 @@ def counted(work: Callable[[], object], *, device: torch.device, card: Card = H2
     fill, weighed = gradients.fill, gradients.weighed
     with ExitStack() as stack:
         stack.enter_context(patch.object(CovarianceFunction, "cross", fused_cross))
-        stack.enter_context(patch.object(moments, "add_squares", fused_squares))
+        stack.enter_context(patch.object(sweep, "add_squares", fused_squares))
         stack.enter_context(patch.object(gradients, "fill", fused_leaf))
         stack.enter_context(patch.object(gradients, "weighed", fused_slopes))
         stack.enter_context(patch.object(gradients, "BLOCK", sys.maxsize))  # as where a slope is one launch

@@ -30,7 +30,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from sparse_bo.problems.base import Problem
+from sparse_bo.problems.builtin import Problem
 
 from .ask_tell import run_peer
 from .problems import Task

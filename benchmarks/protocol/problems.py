@@ -35,7 +35,7 @@ from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
 from sparse_bo.problems import abalone, cadata
-from sparse_bo.problems.base import BoxProblem, Problem
+from sparse_bo.problems.builtin import BoxProblem, Problem
 
 from . import rover, tuning
 

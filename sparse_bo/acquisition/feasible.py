@@ -14,7 +14,7 @@ from botorch.optim.parameter_constraints import evaluate_feasibility
 from botorch.utils.sampling import get_polytope_samples
 from torch import Tensor
 
-from sparse_bo.domains.box import Box
+from sparse_bo.domains.base import Box
 from sparse_bo.seeding import generators_kept
 from sparse_bo.validation import check_finite, check_number
 

@@ -29,7 +29,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from sparse_bo.arms import InBatch
-from sparse_bo.gp.nystrom import NystromFactor
+from sparse_bo.gp.dtc import NystromFactor
 from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot, Posterior, ProcessPrior
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix

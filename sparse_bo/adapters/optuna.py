@@ -36,9 +36,9 @@ except ModuleNotFoundError as error:
 from sparse_bo.adapters.conditions import Condition, TrialForms
 from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
 from sparse_bo.policies import Mechanism, Outcomes, Policy, State, Wait
-from sparse_bo.policies.box_states import PointState
 from sparse_bo.policies.outcomes import MOST_OBJECTIVES
 from sparse_bo.policies.protocol import mechanism_of
+from sparse_bo.policies.states import PointState
 from sparse_bo.runs.arguments import check_policy
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.engine import with_gradients

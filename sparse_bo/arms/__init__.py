@@ -6,7 +6,7 @@ scores for a batch, :func:`pick_batch` picks it until a :class:`StopRule` ends i
 
 from sparse_bo.arms.batch import BatchPicks, pick_batch
 from sparse_bo.arms.conditioning import InBatch
-from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.arms.greedy_picks import StopRule
 from sparse_bo.arms.posterior import (
     ArmFit,
     ArmPosterior,
@@ -17,8 +17,7 @@ from sparse_bo.arms.posterior import (
     posterior_over_part,
 )
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.sweep import KernelColumns
+from sparse_bo.arms.sweep import PRECISIONS, KernelColumns
 
 __all__ = [
     "PRECISIONS",

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from sparse_bo.arms.conditioning import Block, Conditioner, InBatch, contenders_after
 from sparse_bo.arms.contenders import Contenders, Refusal, highest
-from sparse_bo.arms.greedy_picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
+from sparse_bo.arms.greedy_picks import TIE_UNITS, GreedyPicks, StopRule, fresh_scores, greedy_picks, resolution
 from sparse_bo.arms.posterior import ArmPosterior, ContenderPosterior, InMemoryPosterior
-from sparse_bo.arms.stopping import StopRule
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
 from sparse_bo.sharding import Alone, Group

@@ -26,16 +26,24 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.contenders import STEP, Contenders, Part, of_all_ranks, scan
-from sparse_bo.arms.moments import ArmMoments, Evaluator, evaluator
+from sparse_bo.arms.greedy_picks import StopRule
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.sweep import KernelColumns, StoredColumns, kernel_chunks, sweep, sweep_rows
+from sparse_bo.arms.sweep import (
+    ArmMoments,
+    Evaluator,
+    KernelColumns,
+    StoredColumns,
+    evaluator,
+    kernel_chunks,
+    sweep,
+    sweep_rows,
+)
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import LazyArms
 from sparse_bo.domains.memmap import tiles
 from sparse_bo.domains.sharded import ShardedArms, first_here, group_of
 from sparse_bo.gp import dtc
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.gp.observations import Observations
 from sparse_bo.linalg.chunking import row_slices, shrinking
 

@@ -267,7 +267,7 @@ def compare(
     dims: options.NumDims = None,
 ) -> None:
     """Check everything, run each policy, report."""
-    execute("comparison", "compare", locals())
+    execute("commands", "compare", locals())
 
 
 @app.command(help=PLAN_HELP)

@@ -24,12 +24,12 @@ from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.pools import Workers
-from sparse_bo.problems.base import repeatable
+from sparse_bo.problems.builtin import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.report.facts import advice_of, facts
 from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.ends import RunProgress
 from sparse_bo.runs.history import History, written_whole
-from sparse_bo.runs.progress import RunProgress
 from sparse_bo.runs.result import Result
 from sparse_bo.runs.view import view_of
 from sparse_bo.sharding import Alone, Group, Processes

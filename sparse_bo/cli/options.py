@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from sparse_bo.errors import without_password
-from sparse_bo.problems.names import GRID_EXAMPLE, SCALINGS, TABLES
+from sparse_bo.problems import GRID_EXAMPLE, SCALINGS, TABLES
 
 POLICIES: Mapping[str, str] = {
     "bbkb": "BBKB",

@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import dictionary, policies
-from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.arms.sweep import PRECISIONS
 from sparse_bo.cli import options as names
 from sparse_bo.cli.options import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import Policy
-from sparse_bo.problems.names import TABLES
+from sparse_bo.problems import TABLES
 from sparse_bo.validation import check_choice, check_positive, nearest
 
 POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}

@@ -24,8 +24,8 @@ from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
+from sparse_bo.problems import TABLES
 from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.problems.names import TABLES
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.default_policy import chosen_policy

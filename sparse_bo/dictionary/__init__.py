@@ -1,6 +1,15 @@
 """Dictionaries (inducing sets) and the samplers that choose them."""
 
-from sparse_bo.dictionary.base import Candidates, Dictionary, Sampler, candidates_of
+from sparse_bo.dictionary.base import (
+    AllSampler,
+    Candidates,
+    Dictionary,
+    FirstSampler,
+    FixedSampler,
+    Sampler,
+    UniformSampler,
+    candidates_of,
+)
 from sparse_bo.dictionary.certificate import Certificate, certify, residual_bound
 from sparse_bo.dictionary.diverse import (
     GreedyVarianceSampler,
@@ -10,7 +19,6 @@ from sparse_bo.dictionary.diverse import (
     KMeansPlusPlusSampler,
 )
 from sparse_bo.dictionary.leverage import IncrementalLeverageSampler, LeverageSampler, RecursiveRLSSampler
-from sparse_bo.dictionary.simple import AllSampler, FirstSampler, FixedSampler, UniformSampler
 from sparse_bo.gp.posterior import Covariance
 
 __all__ = [

@@ -1,8 +1,7 @@
 """Domains: boxes, arms in memory, in a file or of a product grid, and spaces of named parameters."""
 
 from sparse_bo.domains.arms import Arms, NamedArms, with_names
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains.base import Box, Domain
 from sparse_bo.domains.encoded import SpaceArms, SpaceBox, check_domain, space_domain
 from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
 from sparse_bo.domains.memmap import MemmapArms

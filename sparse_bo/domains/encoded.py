@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains.arms import Arms
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains.base import Box, Domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.space import Feasible, Parameters, Space
 

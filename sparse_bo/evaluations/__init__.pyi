@@ -1,5 +1,5 @@
-from .batch import Batch, PlainBatch
 from .executors import RayExecutor
+from .job import Batch, PlainBatch
 from .pools import Workers
 from .results import Measured
 

@@ -12,10 +12,8 @@ from concurrent.futures import BrokenExecutor, CancelledError, Future
 from typing import NamedTuple
 
 from sparse_bo.errors import PendingBatchError
-from sparse_bo.evaluations.batch import Batch, some
-from sparse_bo.evaluations.job import EvaluationFailed, Job
+from sparse_bo.evaluations.job import Batch, EvaluationFailed, Job, Outcome, evaluate_remotely, named, some
 from sparse_bo.evaluations.pools import Pool, Workers, packed
-from sparse_bo.evaluations.worker import Outcome, evaluate_remotely, named
 
 logger = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from multiprocessing import forkserver, resource_tracker
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from sparse_bo.evaluations.executors import Threads, optional
-from sparse_bo.evaluations.worker import Arrays, initialise_worker, warm_up
+from sparse_bo.evaluations.job import Arrays, initialise_worker, warm_up
 from sparse_bo.validation import check_choice, check_count, check_flag, check_positive
 
 NAMES = ("threads", "processes", "loky")
 PRELOADED: Mapping[Arrays, list[str]] = {
-    "torch": ["torch", "sparse_bo.evaluations.worker"],
-    "numpy": ["numpy", "sparse_bo.evaluations.worker"],
-    "list": ["sparse_bo.evaluations.worker"],
+    "torch": ["torch", "sparse_bo.evaluations.job"],
+    "numpy": ["numpy", "sparse_bo.evaluations.job"],
+    "list": ["sparse_bo.evaluations.job"],
 }
 """Modules that the fork server imports once for all workers."""
 

@@ -1,4 +1,4 @@
-"""Hyper-parameters of an exact Gaussian process.
+"""Hyper-parameters of an exact Gaussian process, and their priors: the one table of the package.
 
 The model of n observations is ``y ~ N(m, s (R + g I))``: R a correlation with lengthscales ℓ, s the output scale, g the noise
 variance in units of s. Inputs are in the unit cube, outputs have a mean of about 0 and a variance of about 1.
@@ -6,13 +6,15 @@ variance in units of s. Inputs are in the unit cube, outputs have a mean of abou
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.kernels.stationary import RADIAL, alone_correlations, alone_gradient, squared_distances
+from sparse_bo.kernels.gradients import RADIAL, alone_correlations, alone_gradient, squared_distances
 
 ADDITIVE = "additive"
 """Family of sums: a Gaussian of each input alone, and Matérn-5/2 of all inputs together."""
@@ -29,7 +31,7 @@ class Hyperparameters:
     """Hyper-parameters of an exact GP; the kernel of its prior, in units of the output scale. A value."""
 
     family: str
-    """A key of :data:`sparse_bo.kernels.stationary.RADIAL`, or :data:`ADDITIVE`."""
+    """A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`ADDITIVE`."""
     lengthscales: Tensor
     """``d``: ℓ, of the correlation of all inputs together."""
     noise: float
@@ -133,3 +135,104 @@ class CorrelationSlopes(NamedTuple):
         if not of.additive:
             return gradient
         return of.rest * gradient + alone_gradient(self.U, self.V, weights, lengthscales=of.alone, shares=of.shares)
+
+
+class LogDensity(NamedTuple):
+    """A log prior density, up to a constant, and its gradient."""
+
+    value: float
+    gradient: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priors:
+    """Priors of hyper-parameters: the one table of the package.
+
+    Logarithms of a vector are ``log xⱼ = log median + c + δⱼ`` with ``c ~ N(0, common_sd²)`` for all inputs together and
+    ``δⱼ ~ N(0, sd²)`` for each. Few observations determine how smooth a function is, but not how smooth along each of 20
+    inputs. Densities are those of the logarithms, so that the search without data ends at the medians. All are proper.
+
+    The defaults are for local models of standardised, maybe transformed outputs. Policies whose evaluations concentrate on few
+    inputs pass :data:`sparse_bo.gp.objective_prior.CONCENTRATED`. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`)
+    take the priors from their modules, as BoTorch's contract asks.
+
+    Attributes:
+        lengthscale: Median of ℓ/√d: more inputs, longer lengthscales (Hvarfner et al. 2024).
+        lengthscale_sd: Of log ℓ, each input alone.
+        common_lengthscale_sd: Of log ℓ, all inputs together.
+        noise: Median of g.
+        noise_sd: Of log g.
+        scale_shape: Shape and rate of the inverse-gamma prior of s: mode 1 by log s, and about ``1/√shape`` its sd there.
+        scale_sd: Of log s around 0, a log-normal prior in place of the inverse gamma, whose upper tail is heavy: s is then
+            searched for; ``scale_shape`` is 0.
+        mean_variance: Prior variance of m in units of s; its mean is 0.
+        alone: Median lengthscale of the functions of one input in a sum.
+        common_alone_sd: Of its logarithm, all inputs together; each alone ``lengthscale_sd``.
+        share_sd: Of the log share of an input in a sum, over the share of all inputs together; the median is 1/d.
+        common_share_sd: Of the same, all inputs together.
+        complexity: Nats that a sum must be better by, for each input.
+        lengthscales: Least and largest ℓ.
+        noises: Least and largest g.
+        shares: Least and largest share over the share of all inputs together.
+        scales: Least and largest s, where it is searched for.
+        starts: ℓ/√d and g: a search without an earlier result starts at the densest. With little noise alone, noisy
+            observations lead to lengthscales so short that no two observations are correlated.
+    """
+
+    lengthscale: float = 0.6
+    lengthscale_sd: float = 0.8
+    common_lengthscale_sd: float = 0.8
+    noise: float = 1e-4
+    noise_sd: float = 3.0
+    scale_shape: float = 1.0
+    scale_sd: float | None = None
+    mean_variance: float = 1.0
+    alone: float = 0.3
+    common_alone_sd: float = 1.5
+    share_sd: float = 1.0
+    common_share_sd: float = 2.0
+    complexity: float = 1.0
+    lengthscales: tuple[float, float] = (5e-3, 1e3)
+    noises: tuple[float, float] = (1e-8, 1e2)
+    shares: tuple[float, float] = (1e-4, 1e4)
+    scales: tuple[float, float] = (1e-4, 1e4)
+    starts: tuple[tuple[float, float], ...] = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
+
+    def of_correlation(self, logs: np.ndarray, *, dims: int, family: str) -> LogDensity:
+        """Return the log density of a correlation's hyper-parameters. O(d).
+
+        Args:
+            logs: ``log ℓ`` (``d``); of a sum ``log ℓ, log a, log w`` (``3 d``); empty: 0.
+            dims: d.
+            family: A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`ADDITIVE`.
+        """
+        if not len(logs):
+            return LogDensity(0.0, logs)
+        median = math.log(self.lengthscale) + 0.5 * math.log(dims)
+        parts = [_exchangeable(logs[:dims] - median, self.lengthscale_sd, self.common_lengthscale_sd)]
+        if family == ADDITIVE:
+            alone = logs[dims : 2 * dims] - math.log(self.alone)
+            parts.append(_exchangeable(alone, self.lengthscale_sd, self.common_alone_sd))
+            parts.append(_exchangeable(logs[2 * dims :] + math.log(dims), self.share_sd, self.common_share_sd))
+            value = sum(part.value for part in parts) - self.complexity * dims
+            return LogDensity(value, np.concatenate([part.gradient for part in parts]))
+        return parts[0]
+
+    def of_scale(self, log_scale: float) -> tuple[float, float]:
+        """Return the log density of ``log s`` under the log-normal prior and its derivative; 0 without one."""
+        if self.scale_sd is None:
+            return 0.0, 0.0
+        away = log_scale / self.scale_sd
+        return -0.5 * away * away, -away / self.scale_sd
+
+    def of_noise(self, log_noise: float) -> tuple[float, float]:
+        """Return the log density of ``log g`` and its derivative."""
+        away = (log_noise - math.log(self.noise)) / self.noise_sd
+        return -0.5 * away * away, -away / self.noise_sd
+
+
+def _exchangeable(away: np.ndarray, sd: float, common_sd: float) -> LogDensity:
+    """Return the log density of distances (``d``) from medians under the covariance ``sd² I + common_sd² 11ᵀ``. O(d)."""
+    common = away.mean()  # the inverse treats mean and deviations apart
+    pull = (away - common) / sd**2 + common / (sd**2 + len(away) * common_sd**2)
+    return LogDensity(-0.5 * float(away @ pull), -pull)

@@ -1,22 +1,27 @@
 """The one learner of hyper-parameters: maximum a posteriori from repeated observations, families of kernels by evidence.
 
-It works in the unit cube on standardised outputs, as :class:`sparse_bo.gp.priors.Priors` expects;
-:func:`sparse_bo.gp.objective_prior.learn_prior` learns in the user's units.
+It works in the unit cube on standardised outputs, as :class:`sparse_bo.gp.hyperparameters.Priors` expects;
+:func:`sparse_bo.gp.objective_prior.learn_prior` learns in the user's units. Its search, SciPy's L-BFGS-B for few numbers, also
+climbs acquisition functions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cache
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import OptimizeResult, minimize
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
-from sparse_bo.gp.lbfgsb import lbfgsb
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.likelihood import (
     LogLikelihood,
     Scatter,
@@ -25,8 +30,7 @@ from sparse_bo.gp.likelihood import (
     log_likelihood,
     shares_of,
 )
-from sparse_bo.gp.priors import Priors
-from sparse_bo.kernels.stationary import Pairs, pairs
+from sparse_bo.kernels.gradients import Pairs, pairs
 
 PRIORS = Priors()
 """The default table."""
@@ -233,3 +237,35 @@ def _highest(density: LogPosterior, start: Hyperparameters | None, restart: bool
     if end.fun >= 1e10:
         raise ValueError(failure or "the likelihood is not finite")
     return density.hyperparameters(end.x, -float(end.fun))
+
+
+def lbfgsb(
+    function: Callable[[np.ndarray], tuple[float, np.ndarray]], first: np.ndarray, *, limits: Any, **options: Any
+) -> OptimizeResult:
+    """Minimise a function of ``p`` numbers, which returns value and gradient, by SciPy's L-BFGS-B on one thread of its BLAS.
+
+    More threads of it gain nothing with so few numbers, and their waiting takes as much processor time as the function.
+    """
+    with _one_blas_thread():
+        return minimize(function, first, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+
+
+_LIMITS = Lock()
+"""Held by the thread that has limited BLAS: of overlapping limits the last to end would restore the first one's."""
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    if not _LIMITS.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _blas().limit(limits=1):
+            yield
+    finally:
+        _LIMITS.release()
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")

@@ -22,11 +22,10 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameters import Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, Given, learn
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.observations import Observations
-from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 
 CONCENTRATED = Priors(

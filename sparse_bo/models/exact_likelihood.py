@@ -35,7 +35,7 @@ class ExactLoss(NdarrayOptimizationClosure):  # type: ignore[misc]  # the base c
 
     Args:
         mll: A likelihood that :func:`exact_loss` knows.
-        kernel: A key of :data:`sparse_bo.kernels.stationary.RADIAL`.
+        kernel: A key of :data:`sparse_bo.kernels.gradients.RADIAL`.
         parameters: ``lengthscale``, ``noise``, ``constant`` and maybe ``outputscale``.
         priors: Those of lengthscales and noise.
     """

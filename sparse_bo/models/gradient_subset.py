@@ -18,8 +18,8 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from sparse_bo.gp.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
-from sparse_bo.gp.nystrom import nystrom_factor
-from sparse_bo.kernels.stationary import RADIAL, squared_distances
+from sparse_bo.gp.dtc import nystrom_factor
+from sparse_bo.kernels.gradients import RADIAL, squared_distances
 from sparse_bo.linalg.cholesky import pivoted_cholesky
 from sparse_bo.models.exact_likelihood import exact_loss
 from sparse_bo.models.sparse_gp.base import SparseModel

@@ -18,9 +18,8 @@ from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.kernels.structure import structure_of
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE
 from sparse_bo.planning import costs
-from sparse_bo.planning.costs import bytes_text
+from sparse_bo.planning.costs import Plan, bytes_text, messages_per_batch
 from sparse_bo.planning.pilot import PilotForecast, run_pilots
-from sparse_bo.planning.plans import Plan, messages_per_batch
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.runs.arguments import ArmsLike, check_budget, tensor_of

@@ -2,25 +2,21 @@
 
 from sparse_bo.policies.bandits.policy import BBKB, BKB, GPBUCB, GPUCB, MiniMETA
 from sparse_bo.policies.bandits.state import BanditState
-from sparse_bo.policies.box_states import BoxState
-from sparse_bo.policies.comparators.baselines import EpsilonGreedy, RandomSearch
-from sparse_bo.policies.comparators.embedded_search import REMBO, HeSBO
-from sparse_bo.policies.comparators.posterior import PosteriorEpsilonGreedy
-from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB, SparseUCB, VecchiaUCB
+from sparse_bo.policies.comparators.baselines import EpsilonGreedy, PosteriorEpsilonGreedy, RandomSearch
+from sparse_bo.policies.comparators.surrogate_ucb import REMBO, BoTorchUCB, HeSBO, SparseUCB, VecchiaUCB
 from sparse_bo.policies.comparators.thompson import QFFTS, SGPTS, QFFTSArms, SGPTSArms
-from sparse_bo.policies.elimination.policy import BPE, SBPE
-from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
+from sparse_bo.policies.elimination.policy import BPE, SBPE, RegressionDesign, max_variance_design
 from sparse_bo.policies.elimination.settings import batch_schedule
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.improvement.policy import ExpectedImprovement, ImprovementState
 from sparse_bo.policies.improvement.two_stage import TwoStage
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
-from sparse_bo.policies.states import Report, State
+from sparse_bo.policies.states import BoxState, Report, State
 from sparse_bo.policies.subset.gssbo import GSSBO, RSSBO
 from sparse_bo.policies.subset.subsets import SurrogateState
 from sparse_bo.policies.trust_region.policy import TrustRegion
-from sparse_bo.policies.trust_region.state import RegionState
+from sparse_bo.policies.trust_region.region import RegionState
 
 __all__ = [
     "BBKB",

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from gpytorch.kernels import Kernel
 
-from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.arms.sweep import PRECISIONS
 from sparse_bo.dictionary import Sampler
 from sparse_bo.gp.objective_prior import Prior
 from sparse_bo.linalg.chunking import default_memory_bytes

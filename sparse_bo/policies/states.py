@@ -1,4 +1,4 @@
-"""The state of a policy, and its report."""
+"""The state of a policy between two batches, a value, and its report; in particular the state on a box."""
 
 from __future__ import annotations
 
@@ -10,9 +10,24 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 import torch
+from botorch.models.model import Model
+from botorch.posteriors import GPyTorchPosterior
 from torch import Tensor
 
-from sparse_bo.policies.failures import Correlation, Failures, among, equal, failed
+from sparse_bo.domains import Box
+from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.policies.failures import (
+    Correlation,
+    Failures,
+    Refusal,
+    among,
+    box_correlation,
+    equal,
+    failed,
+    kernel_correlation,
+    refused,
+    spared,
+)
 from sparse_bo.policies.persistence import KEPT, kept
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
@@ -148,3 +163,141 @@ class State(ABC):
         Returns:
             ``q`` errors in predicted standard deviations, noise included; ``None`` without a model.
         """
+
+
+@dataclass(frozen=True, eq=False)
+class PointState(State):
+    """The evaluated points of a box, and those where evaluations failed. A value."""
+
+    box: Box
+    """The box, in float64."""
+    X: Tensor = field(metadata=KEPT)
+    """``n x d`` evaluated points in the order of their results, in the user's units, float64."""
+
+    @property
+    def U(self) -> Tensor:
+        """The evaluated points in the unit cube, ``n x d``."""
+        return self.box.to_unit(self.X)
+
+    @property
+    def pulls(self) -> int:
+        """Successful evaluations so far."""
+        return len(self.X)
+
+    @property
+    def succeeded(self) -> Tensor:
+        """See :attr:`.State.succeeded`."""
+        return self.X
+
+    def refusal(self, kernel: CovarianceFunction | None = None, *, pending: Tensor | None = None) -> Refusal | None:
+        """Return a function that marks points (``n x d``) near failures or pending, to avoid; ``None`` without failures.
+
+        The distance is that of ``kernel``; ``None``: of a Gaussian one of fixed width.
+        """
+        failures = self.failures
+        if failures is None or not len(failures.where):
+            return None
+        correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
+        return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation, pending=pending)
+
+    def avoided(self, correlation: Correlation) -> tuple[Refusal | None, Tensor]:
+        """Return the refusal of points near failures in the unit cube by a correlation, and the recent failures (``f x d``)."""
+        failures = self.failures
+        if failures is None or not len(failures.where):
+            return None, self.U[:0]
+        failures = replace(failures, where=self.box.to_unit(failures.where))
+        near = refused(failures, pulls=self.pulls, succeeded=self.U, correlation=correlation)
+        return near, failures.where[failures.speaking(self.pulls)]
+
+    def left_alone(self) -> Tensor:
+        """Return the points (``f x d``, in the user's units) where evaluations failed that are not to be tried again yet."""
+        failures = self.failures
+        return self.X[:0] if failures is None else failures.where[failures.backing_off(self.pulls)]
+
+
+@dataclass(frozen=True, eq=False)
+class BoxState(PointState):
+    """The state of a policy on a box between two batches. A value."""
+
+    y: Tensor = field(metadata=KEPT)
+    """``n`` observations."""
+
+    @property
+    def model(self) -> Model | None:
+        """BoTorch model after the last batch, in the user's units; ``None`` before there is enough data, or without a model."""
+        return None
+
+    @property
+    def width(self) -> float | None:
+        """Multiplier of the posterior's spread in the next batch's scores, for policies that have one."""
+        return None
+
+    def with_results(self, X: Tensor, y: Tensor) -> Self:
+        """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
+        failures = self.forgiven(X)
+        X, y = torch.cat([self.X, X]), torch.cat([self.y, y])
+        return replace(self, X=X, y=y, round=self.round + 1, failures=failures)
+
+    def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the model's posterior means (y) and variances (y², at least 0) at ``X`` (``n x d``), ``n`` each.
+
+        GPyTorch's own ``variance`` is never below 10⁻¹⁰, whatever the units: these are read off the covariance.
+
+        Raises:
+            ValueError: If there is no model.
+        """
+        if self.model is None:
+            raise ValueError("expected a state with a model, got one without; tell it more results")
+        with torch.no_grad():
+            posterior = self.model.posterior(X)
+            if not isinstance(posterior, GPyTorchPosterior):
+                return posterior.mean.squeeze(-1), posterior.variance.squeeze(-1)
+            covariance = posterior.distribution.lazy_covariance_matrix
+            return posterior.mean.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`State.standardised_errors`; the noise is that of the model's likelihood."""
+        if self.model is None:
+            return None
+        with torch.no_grad():
+            posterior = self.model.posterior(picks, observation_noise=True)
+            return (y - posterior.mean.squeeze(-1)) / posterior.variance.squeeze(-1).sqrt()
+
+    def report(self) -> Report:
+        """See :meth:`State.report`; the best point is sought among the evaluated ones. One posterior mean at n points."""
+        if not len(self.y):
+            return Report(width=self.width)
+        lucky = int(self.y.argmax())
+        best, mean, sd = lucky, float(self.y[lucky]), None
+        if self.model is not None:
+            means, _ = self.predicted(self.X)
+            best = int(means.argmax())
+            mean = float(means[best])
+            sd = float(self.predicted(self.X[best : best + 1])[1]) ** 0.5
+        same = (self.X[lucky] == self.X).all(dim=-1)
+        return Report(
+            best_x=self.X[best],
+            best_mean=mean,
+            best_sd=sd,
+            best_observed_x=self.X[lucky],
+            best_observed_mean=float((self.y[same] / same.sum()).sum()),  # a sum first may overflow
+            best_observed_count=int(same.sum()),
+            width=self.width,
+        )
+
+
+def initial_box_state(box: Box) -> BoxState:
+    """Return the state of a box without data."""
+    box = box.double()
+    return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
+
+
+def design_points(q: int, state: PointState, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the next ``q x d`` points of a run's initial design; those near failures or pending points are replaced.
+
+    The designs of all asks are one Sobol sequence (:meth:`.Box.design`), also over failures, pending points and a resume.
+    Draws nothing without failures.
+    """
+    failed = 0 if state.failures is None else state.failures.total
+    points = state.box.design(q, start=state.pulls + failed + len(pending), generator=generator)
+    return spared(points, state.refusal(pending=pending), lambda rows: state.box.sobol(q, generator=generator)[rows])

@@ -1,6 +1,21 @@
-from .base import BoxProblem, Problem, Repeatable, repeatable, ticket_noise
-from .builtin import SYNTHETIC, abalone, cadata, gp_draw, scaled, synthetic
+from .builtin import (
+    SYNTHETIC,
+    BoxProblem,
+    Problem,
+    Repeatable,
+    abalone,
+    cadata,
+    gp_draw,
+    repeatable,
+    scaled,
+    synthetic,
+    ticket_noise,
+)
 from .custom import OwnProblem, own_problem
+
+SCALINGS: tuple[str, ...]
+TABLES: tuple[str, ...]
+GRID_EXAMPLE: str
 
 __all__ = [
     "SYNTHETIC",

@@ -18,7 +18,7 @@ from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.space import Space
 from sparse_bo.planning.costs import available_bytes, bytes_text
 from sparse_bo.policies import Outcomes, Report
-from sparse_bo.problems.names import GRID_EXAMPLE
+from sparse_bo.problems import GRID_EXAMPLE
 from sparse_bo.runs.history import History, HistoryRow
 
 

@@ -15,8 +15,7 @@ from markupsafe import Markup
 from sparse_bo._version import __version__
 from sparse_bo.report import facts, figures
 from sparse_bo.report.figures import Curve, Panel
-from sparse_bo.report.inputs import best_evaluations, inputs_of, slice_of
-from sparse_bo.report.plots import Plot, Table, bars, histogram, lines
+from sparse_bo.report.plots import Plot, Table, bars, best_evaluations, histogram, inputs_of, lines, slice_of
 from sparse_bo.report.view import RunView, cell, number, visible
 
 MOST_BARS = 20

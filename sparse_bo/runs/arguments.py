@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
+from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.results import Value, has_sds, is_failed, outcomes_of, results_of, sds_of
-from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
 

@@ -18,12 +18,10 @@ from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain, with_names
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import InfeasibleWarning, ScheduleComplete, StorageError
-from sparse_bo.evaluations.batch import Batch, tickets_of
 from sparse_bo.evaluations.dispatch import Dispatch
-from sparse_bo.evaluations.job import Job, run_serially
+from sparse_bo.evaluations.job import Arrays, Batch, CallWith, Job, run_serially, tickets_of
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
 from sparse_bo.evaluations.results import answers_of, failed_of, outcomes_of
-from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.outcomes import Direction, Limits
@@ -46,17 +44,14 @@ from sparse_bo.runs.arguments import (
 )
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded_outcomes, run_info, shared_settings
-from sparse_bo.runs.ends import Ends, Evaluation, Watch
+from sparse_bo.runs.ends import Ends, Evaluation, RunProgress, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.previous import RunObservations, resolved
-from sparse_bo.runs.progress import RunProgress
-from sparse_bo.runs.recorder import Recorder, opened
-from sparse_bo.runs.records import replay
+from sparse_bo.runs.records import Recorder, opened, replay
 from sparse_bo.runs.result import Result, result_of
-from sparse_bo.runs.steps import Steps
+from sparse_bo.runs.steps import Steps, carrying
 from sparse_bo.validation import check_count, check_flag
 
 logger = logging.getLogger(__name__)

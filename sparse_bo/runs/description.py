@@ -16,7 +16,7 @@ from sparse_bo.domains import Arms, ArmSet, Box, Domain, Feasible, check_domain,
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import StorageError
-from sparse_bo.evaluations.worker import Arrays
+from sparse_bo.evaluations.job import Arrays
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.policies.persistence import describe, fingerprint, rebuild

@@ -26,14 +26,13 @@ from torch import Tensor
 from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
-from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import Value, has_sds, is_failed, sds_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Outcomes, Policy, Proposal, State, Wait
-from sparse_bo.policies.box_states import PointState
 from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.protocol import KnownNoiseMechanism, mechanism_of
-from sparse_bo.policies.states import Phase
+from sparse_bo.policies.states import Phase, PointState
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
 

@@ -16,14 +16,14 @@ import numpy as np
 from torch import Tensor
 
 from sparse_bo.domains.encoded import names_of
-from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.executors import optional
+from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import FAILED, Value, has_sds, is_failed, results_of, sds_of
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.policies.states import Phase, Summary
 from sparse_bo.report.view import Batches, OutcomeColumns
-from sparse_bo.runs.outcome_columns import outcome_columns
-from sparse_bo.widths.calibration import Calibration, calibration
+from sparse_bo.runs.columns import outcome_columns
+from sparse_bo.widths.estimates import Calibration, calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Domain
 from sparse_bo.errors import TicketError
-from sparse_bo.evaluations.batch import Batch, some
+from sparse_bo.evaluations.job import Batch, some
 from sparse_bo.evaluations.results import Value
 
 LedgerMark = tuple[dict[int, Any], dict[int, Value], int, int]

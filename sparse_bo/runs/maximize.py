@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Feasible, Space, space_domain
 from sparse_bo.domains.sharded import group_of
+from sparse_bo.evaluations.job import Arrays, CallWith
 from sparse_bo.evaluations.pools import Submits, Workers, packed, workers_of
-from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.policies.outcomes import Direction, Limits

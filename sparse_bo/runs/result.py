@@ -17,12 +17,12 @@ from torch import Tensor
 from sparse_bo.domains import Domain, Int, Space, SpaceArms, SpaceBox
 from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.results import has_sds, sds_of
-from sparse_bo.gp.hypervolume import front_rows
+from sparse_bo.gp.expected_improvement import front_rows
 from sparse_bo.policies import Outcomes, Report, State
+from sparse_bo.runs.columns import importance_of
 from sparse_bo.runs.history import History, report_of, written_whole
-from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.view import columns_of, view_of
-from sparse_bo.widths.calibration import Calibration
+from sparse_bo.widths.estimates import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

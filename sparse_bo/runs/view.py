@@ -20,16 +20,15 @@ from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.results import has_sds, sds_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BanditState, EliminationState, Report, State
-from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.policy import ImprovementState
-from sparse_bo.policies.states import Summary
+from sparse_bo.policies.states import BoxState, Summary
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
-from sparse_bo.policies.trust_region.state import RegionState
+from sparse_bo.policies.trust_region.region import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, RunView, Slice, arm_name, spread
+from sparse_bo.runs.columns import importance_of
 from sparse_bo.runs.history import History, report_of
-from sparse_bo.runs.importance import importance_of
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
 
 SLICE_POINTS = 41

@@ -11,16 +11,8 @@ from sparse_bo.widths.bounds import (
     SBPEOnBox,
     SBPETheory,
 )
-from sparse_bo.widths.calibration import Calibration
-from sparse_bo.widths.gp_ucb import (
-    GSSBOTheory,
-    SrinivasCompact,
-    SrinivasFinite,
-    SubsetErrors,
-    SurrogateConfidence,
-    SurrogateWidth,
-)
-from sparse_bo.widths.leverage import (
+from sparse_bo.widths.estimates import Calibration, NormEstimate, estimate_rkhs_norm
+from sparse_bo.widths.multipliers import (
     BBKBAuthors,
     BBKBTheory,
     BKBAuthors,
@@ -28,11 +20,16 @@ from sparse_bo.widths.leverage import (
     CalibratedWidth,
     Confidence,
     ConstantWidth,
+    GSSBOTheory,
     NormWidth,
+    SrinivasCompact,
+    SrinivasFinite,
+    SubsetErrors,
+    SurrogateConfidence,
+    SurrogateWidth,
     Width,
     botorch_beta,
 )
-from sparse_bo.widths.norms import NormEstimate, estimate_rkhs_norm
 
 __all__ = [
     "BBKBAuthors",

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from sparse_bo.dictionary.certificate import certified_factor
 from sparse_bo.gp.diagnostics import QuadraticForm
-from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.validation import check_choice, check_positive, check_probability
-from sparse_bo.widths.norms import SizeBounds
+from sparse_bo.widths.estimates import SizeBounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class SBPETheory:
         return (2.0 * self.proxy(regularization) * math.log(2.0 / share) / counts).sqrt()
 
     def size_bounds(self, confidence: BatchConfidence, log_inverse: float) -> SizeBounds:
-        """Return the bounds between the size of the batch's results and F (:mod:`sparse_bo.widths.norms`)."""
+        """Return the bounds between the size of the batch's results and F (:mod:`sparse_bo.widths.estimates`)."""
         regularization = confidence.regularization
         return SizeBounds(self.proxy(regularization), regularization, confidence.ratio, log_inverse)
 

@@ -32,8 +32,8 @@ from sparse_bo.dictionary import (
     certify,
 )
 from sparse_bo.kernels import differentiable_cross
-from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.models import SparseGP
+from sparse_bo.policies.comparators.thompson import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.widths import BBKBTheory, Confidence, SBPETheory, estimate_rkhs_norm
 from tests.acquisition.dense import BOUNDS, Ordinary, build, data
 from tests.arms.builders import random_problem

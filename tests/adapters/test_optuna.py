@@ -18,7 +18,7 @@ from optuna.trial import TrialState, create_trial
 from sparse_bo import BBKB, TrustRegion
 from sparse_bo.adapters import SparseBOSampler
 from sparse_bo.adapters.conditions import TrialForms
-from sparse_bo.gp.hypervolume import hypervolume
+from sparse_bo.gp.expected_improvement import hypervolume
 from sparse_bo.policies import RandomSearch
 from sparse_bo.policies.comparators.baselines import WithoutModel
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, AskTell
-from sparse_bo.arms import moments
+from sparse_bo.arms import sweep
 from tests.arms.builders import random_problem
 from tests.arms.low_precision import set_products
 from tests.builders import arms, rbf_kernel, waves
@@ -24,7 +24,7 @@ SWEEP = """
 import torch
 {setting}
 from sparse_bo import BBKB, AskTell
-from sparse_bo.arms.moments import ROUNDINGS, float32_products
+from sparse_bo.arms.sweep import ROUNDINGS, float32_products
 from tests.builders import arms, rbf_kernel, waves
 
 flags = lambda: (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
@@ -59,11 +59,11 @@ def test_a_coarser_setting_needs_its_own_bound(setting, monkeypatch):
 
 def test_a_setting_that_is_not_known_counts_as_the_coarsest(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn.matmul.__class__, "fp32_precision", "fp8", raising=False)
-    assert moments.float32_products(torch.device("cpu")) == moments.ROUNDINGS["bf16"]
+    assert sweep.float32_products(torch.device("cpu")) == sweep.ROUNDINGS["bf16"]
 
 
 @pytest.mark.parametrize("backend", ["mkldnn", "cuda"])
 def test_a_torch_that_does_not_say_counts_as_the_coarsest(backend, monkeypatch):
     monkeypatch.setattr(getattr(torch.backends, backend), "matmul", object())
     device = torch.device("cpu" if backend == "mkldnn" else "cuda")
-    assert moments.float32_products(device) == moments.ROUNDINGS["bf16"]
+    assert sweep.float32_products(device) == sweep.ROUNDINGS["bf16"]

@@ -18,9 +18,9 @@ from sparse_bo.arms import ContenderPosterior, StopRule, pick_batch
 from sparse_bo.domains import Arms, Box
 from sparse_bo.errors import FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.policies import BBKB, BPE, GPUCB, BoTorchUCB, EpsilonGreedy, Mechanism, MiniMETA, RandomSearch
-from sparse_bo.policies.box_states import BoxState, initial_box_state
 from sparse_bo.policies.failures import box_correlation, doubtful, failed
 from sparse_bo.policies.persistence import freeze_fields, thaw_fields
+from sparse_bo.policies.states import BoxState, initial_box_state
 
 ARMS = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)

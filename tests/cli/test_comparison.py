@@ -3,7 +3,7 @@
 import math
 import re
 
-from sparse_bo.cli.comparison import Contestant, terminal_comparison
+from sparse_bo.cli.commands import Contestant, terminal_comparison
 
 HEIGHT = 12
 

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from sparse_bo import AskTell, History
-from sparse_bo.cli.outcomes import directions_of, limits_of, outcomes_of, values_of
+from sparse_bo.cli.inputs import directions_of, limits_of, outcomes_of, values_of
 from sparse_bo.runs import read_run
+from sparse_bo.runs.ends import RunProgress
 from sparse_bo.runs.history import HistoryRow
-from sparse_bo.runs.progress import RunProgress
 from tests.cli.builders import invoke
 
 LIMITS = {

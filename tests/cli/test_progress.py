@@ -7,7 +7,7 @@ from rich.text import Text
 from sparse_bo import AskTell
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.builtin import gp_draw
-from sparse_bo.runs.progress import RunProgress
+from sparse_bo.runs.ends import RunProgress
 
 
 class Named(RandomSearch):

@@ -145,7 +145,7 @@ def test_dictionaries_run_by_name(name, tmp_path):
 
 
 def test_no_argument_compares_on_cadata(monkeypatch, capsys):
-    monkeypatch.setattr("sparse_bo.cli.comparison.compare", print)
+    monkeypatch.setattr("sparse_bo.cli.commands.compare", print)
     monkeypatch.setattr("sys.argv", ["sparse-bo"])
     with pytest.raises(SystemExit) as end:
         main()

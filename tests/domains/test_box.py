@@ -6,7 +6,7 @@ import torch
 
 from sparse_bo import AskTell, Float, Int, MemmapArms, ProductGrid, Space, TrustRegion, maximize
 from sparse_bo.domains import check_domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains.base import Box
 from sparse_bo.policies import BoxState, EpsilonGreedy, RandomSearch
 
 

@@ -16,9 +16,8 @@ import torch
 
 from sparse_bo import AskTell, ObjectiveError, RunInterrupted, Workers, maximize
 from sparse_bo.evaluations.dispatch import Dispatch
-from sparse_bo.evaluations.job import Job
+from sparse_bo.evaluations.job import Evaluate, Job
 from sparse_bo.evaluations.pools import Pool
-from sparse_bo.evaluations.worker import Evaluate
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.records import read_run
 from tests.builders import arms, bbkb, unit_box

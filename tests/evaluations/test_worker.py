@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_bo import Batch, ObjectiveError, Workers, maximize
-from sparse_bo.evaluations.batch import PlainBatch
+from sparse_bo.evaluations.job import Evaluate, PlainBatch, evaluate_remotely
 from sparse_bo.evaluations.results import answers_of, results_of
-from sparse_bo.evaluations.worker import Evaluate, evaluate_remotely
 from sparse_bo.policies import RandomSearch
 from tests.evaluations import light
 

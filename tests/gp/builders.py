@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
-from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
+from sparse_bo.gp.dtc import NystromFactor, nystrom_factor
 from sparse_bo.gp.objective_prior import KnownPrior, Prior, learn_prior
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from tests import oracles

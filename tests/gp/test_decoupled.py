@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from sparse_bo.gp import dtc
-from sparse_bo.gp.dtc import decoupled_weights
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import decoupled_weights, nystrom_factor
 from tests import oracles
 
 

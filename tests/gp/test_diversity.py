@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparse_bo.gp.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 
 
 def _kernel(X, Y):

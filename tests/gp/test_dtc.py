@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp import dtc
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from tests import oracles
 from tests.gp.builders import Regression, regression
 from tests.oracles import rbf, tolerance

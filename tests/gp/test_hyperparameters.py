@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.objective_prior import family_of, scaled_kernel
-from sparse_bo.gp.priors import Priors
 from sparse_bo.kernels import covariance_function
-from sparse_bo.kernels.stationary import RADIAL
+from sparse_bo.kernels.gradients import RADIAL
 from tests.builders import arms
 
 ROTATED = "rotated rbf"

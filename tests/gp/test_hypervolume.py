@@ -16,13 +16,13 @@ from botorch.utils.multi_objective.box_decompositions import NondominatedPartiti
 from gpytorch.distributions import MultitaskMultivariateNormal
 from torch import Tensor
 
-from sparse_bo.gp.expected_improvement import log_expected_improvement
-from sparse_bo.gp.hypervolume import (
+from sparse_bo.gp.expected_improvement import (
     Cells,
     LogGain,
     front_rows,
     hypervolume,
     least_crowded,
+    log_expected_improvement,
     log_feasibility,
     reference_point,
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from sparse_bo.gp.lbfgsb import lbfgsb
+from sparse_bo.gp.learn import lbfgsb
 
 
 def threads_of_blas():

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, PRIORS, Given, LogPosterior, learn
 from sparse_bo.gp.likelihood import Scatter, correlation_of
-from sparse_bo.gp.priors import Priors
-from sparse_bo.kernels.stationary import pairs
+from sparse_bo.kernels.gradients import pairs
 from tests.builders import arms, waves
 
 EVERY = [*FAMILIES, ADDITIVE]

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import ADDITIVE
+from sparse_bo.gp.hyperparameters import ADDITIVE, Priors
 from sparse_bo.gp.likelihood import (
     Scatter,
     correlation_of,
     fixed_correlation,
     log_likelihood,
+    log_likelihood_from_sums,
+    low_rank_sums,
     shares_of,
     stationary_log_likelihood,
 )
-from sparse_bo.gp.priors import Priors
-from sparse_bo.gp.woodbury import log_likelihood_from_sums, low_rank_sums
-from sparse_bo.kernels.stationary import pairs
+from sparse_bo.kernels.gradients import pairs
 from tests import oracles
 from tests.gp.builders import Regression, regression
 from tests.oracles import tolerance

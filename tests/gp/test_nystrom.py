@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.linalg.cholesky import round_off
 from tests.oracles import nystrom, rbf, tolerance
 

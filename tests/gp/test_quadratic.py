@@ -7,7 +7,7 @@ import torch
 
 from sparse_bo.gp import dtc
 from sparse_bo.gp.diagnostics import QuadraticForm, quadratic_form
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from tests.oracles import nystrom, rbf
 
 NOISE, MEAN = 0.3, 1.5

@@ -4,7 +4,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
-from sparse_bo.kernels.stationary import RADIAL, squared_distances
+from sparse_bo.kernels.gradients import RADIAL, squared_distances
 from tests.builders import arms
 from tests.oracles import tolerance
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.linalg.cholesky import WIDEST, round_off, safe_cholesky, safe_factors, solve_lower, try_cholesky
 from tests.oracles import tolerance
 

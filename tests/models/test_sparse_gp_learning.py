@@ -9,7 +9,7 @@ from gpytorch.kernels import ConstantKernel, MaternKernel, RBFKernel, RQKernel, 
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 
-from sparse_bo.gp.woodbury import (
+from sparse_bo.gp.likelihood import (
     gaussian_log_likelihood,
     log_likelihood_from_sums,
     low_rank_sums,

@@ -14,10 +14,9 @@ from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models.sparse_gp import pathwise
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.diagnostics import scaled_copy
-from sparse_bo.models.sparse_gp.pathwise import exact_spread, matheron_weights, sparse_spread
+from sparse_bo.models.sparse_gp.posterior import exact_spread, matheron_weights, sparse_spread, spread_at_dictionary
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
 from tests.models.sparse_problems import CONFIGURATIONS, TorchCalls, data, joint_sizes, make_sparse, pair, points
 
@@ -119,9 +118,9 @@ def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(config
     torch.testing.assert_close(drawn @ drawn.mT, K - K @ R @ R.mT @ K, **tolerance)
     unit = eye.movedim(-1, 0)  # vector by vector, as if they were draws
     monkeypatch.setattr(torch, "randn", lambda shape, **_: torch.zeros(shape, dtype=R.dtype))
-    first = pathwise.spread_at_dictionary(form, law)(unit).movedim(0, -1)
+    first = spread_at_dictionary(form, law)(unit).movedim(0, -1)
     monkeypatch.setattr(torch, "randn", lambda shape, **_: unit.reshape(shape))
-    second = pathwise.spread_at_dictionary(form, law)(torch.zeros_like(unit)).movedim(0, -1)
+    second = spread_at_dictionary(form, law)(torch.zeros_like(unit)).movedim(0, -1)
     spread = first @ first.mT + second @ second.mT
     torch.testing.assert_close(spread, eye - R.mT @ K @ R, **tolerance)
     monkeypatch.undo()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparse_bo.planning import plan
-from sparse_bo.planning.plans import Network, messages_per_batch
+from sparse_bo.planning.costs import Network, messages_per_batch
 from tests.builders import rbf_kernel
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, GPUCB, GSSBO, SBPE, AskTell, TrustRegion, optimize
-from sparse_bo.gp.hypervolume import hypervolume
+from sparse_bo.gp.expected_improvement import hypervolume
 from sparse_bo.policies import (
     GPBUCB,
     QFFTS,

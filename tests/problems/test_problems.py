@@ -7,8 +7,7 @@ import torch
 
 from sparse_bo import Batch, maximize
 from sparse_bo.policies import RandomSearch
-from sparse_bo.problems.base import repeatable, ticket_noise
-from sparse_bo.problems.builtin import SYNTHETIC, abalone, cadata, gp_draw, scaled, synthetic
+from sparse_bo.problems.builtin import SYNTHETIC, abalone, cadata, gp_draw, repeatable, scaled, synthetic, ticket_noise
 
 
 @pytest.mark.parametrize(("make", "shape"), [(cadata, (20_640, 8)), (abalone, (4_177, 8))], ids=["cadata", "abalone"])

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from sparse_bo.report import Batches, Observation, RunView, Slice
-from sparse_bo.widths.calibration import calibration
+from sparse_bo.widths.estimates import calibration
 
 HOSTILE = {
     "a script": "</script><script>alert(1)</script>",

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from sparse_bo import optimize
-from sparse_bo.gp.hypervolume import hypervolume
+from sparse_bo.gp.expected_improvement import hypervolume
 from sparse_bo.policies import Outcomes
 from sparse_bo.report.facts import advice_of, facts
 from sparse_bo.report.figures import fronts_over_time, hypervolume_so_far, trade_offs
 from sparse_bo.report.page import result_card, run_page
 from sparse_bo.runs import History
+from sparse_bo.runs.columns import entering, outcome_columns
 from sparse_bo.runs.history import HistoryRow
-from sparse_bo.runs.outcome_columns import entering, outcome_columns
 from sparse_bo.runs.view import view_of
 from tests.report.builders import HOSTILE, SHOWN, TAGS, Elements, table_after, view
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, Choice, Float, Int, maximize, optimize
-from sparse_bo.domains.box import sobol_points
-from sparse_bo.gp.sensitivity import sampled_effects
+from sparse_bo.domains.base import sobol_points
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement, RandomSearch, TrustRegion
-from sparse_bo.runs.importance import importance_of
+from sparse_bo.runs.columns import importance_of, sampled_effects
 from tests.builders import bbkb, noisy
 
 

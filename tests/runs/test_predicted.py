@@ -10,7 +10,7 @@ import torch
 from sparse_bo import BBKB, GPUCB, GSSBO, AskTell, TrustRegion
 from sparse_bo.policies import REMBO, BoTorchUCB, RandomSearch, SGPTSArms, SparseUCB
 from sparse_bo.runs.history import HistoryRow
-from sparse_bo.widths.calibration import Calibration, calibration
+from sparse_bo.widths.estimates import Calibration, calibration
 from tests.builders import arms, noisy, rbf_kernel, unit_box
 from tests.oracles import exact_gp, rbf
 

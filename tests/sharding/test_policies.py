@@ -15,7 +15,7 @@ from sparse_bo.dictionary import Dictionary, LeverageSampler
 from sparse_bo.domains import ShardedArms
 from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import add_observations, no_observations
-from sparse_bo.policies.comparators.posterior import PosteriorEpsilonGreedy
+from sparse_bo.policies.comparators.baselines import PosteriorEpsilonGreedy
 from sparse_bo.policies.comparators.thompson import QFFTSArms, SGPTSArms
 from sparse_bo.sharding import Counted, rehearse
 from tests.sharding.builders import bbkb, kernel, objective, picks_of, sbpe, scattered, split

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparse_bo.linalg.spectrum import certified_factor
+from sparse_bo.dictionary.certificate import certified_factor
 from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth, GaussianBounds, SBPELightTailed, SBPEOnBox, SBPETheory
 from sparse_bo.widths.bounds import bias_constant
 from tests.oracles import nystrom, rbf, residual_ratio

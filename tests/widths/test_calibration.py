@@ -12,7 +12,7 @@ from sparse_bo import BBKB, AskTell
 from sparse_bo.gp.objective_prior import scaled_kernel
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.widths import CalibratedWidth, Confidence
-from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, StandardisedErrors
+from sparse_bo.widths.estimates import LARGEST, MEMORY, TRUST, StandardisedErrors
 
 NOISE = 0.04
 

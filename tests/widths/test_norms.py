@@ -8,7 +8,7 @@ import torch
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.widths import NormEstimate, SBPELightTailed, SBPETheory, estimate_rkhs_norm
-from sparse_bo.widths.norms import SizeBounds
+from sparse_bo.widths.estimates import SizeBounds
 from tests.builders import rbf_kernel
 from tests.oracles import rbf
 

@@ -43,8 +43,7 @@ from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings
 from sparse_bo.models.sparse_gp.outputs import lazy_posterior, subset_of_outputs, transformed, untransformed
-from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
-from sparse_bo.models.sparse_gp.posterior import constant_rows, joint_of_few, joint_of_many
+from sparse_bo.models.sparse_gp.posterior import constant_rows, draw_matheron_path, joint_of_few, joint_of_many
 from sparse_bo.models.sparse_gp.prior import (
     ForwardKernel,
     PriorKernel,

@@ -26,8 +26,8 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from sparse_bo.dictionary import Candidates, Certificate, Dictionary, residual_bound
+from sparse_bo.dictionary.certificate import certified_factor
 from sparse_bo.gp.diagnostics import RANGE, variance_factor
-from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.models.sparse_gp.dictionary_rule import AverageCovariance, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points
 from sparse_bo.models.sparse_gp.prior import ForwardKernel

@@ -26,7 +26,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.errors import SamplerError
-from sparse_bo.gp.nystrom import NystromFactor
+from sparse_bo.gp.dtc import NystromFactor
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics

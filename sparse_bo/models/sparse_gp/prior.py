@@ -194,7 +194,7 @@ class StationaryParts(NamedTuple):
     """``variance · correlation(‖(x − y)/lengthscales‖)``, in the graph of the kernel's parameters."""
 
     name: str
-    """A key of :data:`sparse_bo.kernels.stationary.RADIAL`."""
+    """A key of :data:`sparse_bo.kernels.gradients.RADIAL`."""
     lengthscales: Tensor
     """``batch_shape x d``, or ``batch_shape x 1``."""
     variance: Tensor

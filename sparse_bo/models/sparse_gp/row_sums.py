@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
-from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
-from sparse_bo.gp.woodbury import LowRankSums, low_rank_sums, sum_blocks
+from sparse_bo.gp.dtc import NystromFactor, nystrom_factor
+from sparse_bo.gp.likelihood import LowRankSums, low_rank_sums, sum_blocks
 from sparse_bo.linalg.cholesky import add_lower_gram, from_lower, safe_cholesky, try_cholesky, whitened_gram, whitening_error
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, broadcast_shapes, chunk_rows, row_slices
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_block, kernel_diagonal, kernel_matrix

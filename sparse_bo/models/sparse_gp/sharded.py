@@ -26,7 +26,7 @@ from torch.nn import Module
 
 from sparse_bo._version import __version__
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.gp.woodbury import LowRankSums, gaussian_log_likelihood, log_likelihood_from_sums
+from sparse_bo.gp.likelihood import LowRankSums, gaussian_log_likelihood, log_likelihood_from_sums
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import default_rows, uniform_rows
 from sparse_bo.models.sparse_gp.prior import kernel_matrix

@@ -12,7 +12,7 @@ from botorch.exceptions.errors import InputDataError
 from botorch.models.model import Model
 from torch import Tensor
 
-from sparse_bo.gp.nystrom import NystromFactor
+from sparse_bo.gp.dtc import NystromFactor
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.posterior import Baseline
 from sparse_bo.models.sparse_gp.representation import Representation

@@ -16,8 +16,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sparse_bo.gp.likelihood import stationary_log_likelihood
-from sparse_bo.gp.woodbury import gaussian_log_likelihood, log_likelihood_from_sums
+from sparse_bo.gp.likelihood import gaussian_log_likelihood, log_likelihood_from_sums, stationary_log_likelihood
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep

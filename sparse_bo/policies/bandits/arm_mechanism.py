@@ -29,10 +29,10 @@ from sparse_bo.gp.objective_prior import KnownPrior, warn_if_uncentred, without_
 from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import persistence
-from sparse_bo.policies.bandits.rounds import UCBMechanism
 from sparse_bo.policies.bandits.state import (
     BanditState,
     FittedArms,
+    UCBMechanism,
     freeze_evaluated,
     initial_state,
     thaw_evaluated,

@@ -25,13 +25,12 @@ from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.prior import kernel_diagonal
 from sparse_bo.policies import persistence
-from sparse_bo.policies.bandits.rounds import UCBMechanism, UCBNumbers
-from sparse_bo.policies.box_states import BoxState, design_points
+from sparse_bo.policies.bandits.state import UCBMechanism, UCBNumbers
 from sparse_bo.policies.failures import kernel_correlation
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
-from sparse_bo.policies.states import Report, Stopwatch
+from sparse_bo.policies.states import BoxState, Report, Stopwatch, design_points
 from sparse_bo.widths import botorch_beta
-from sparse_bo.widths.norms import observed_form
+from sparse_bo.widths.estimates import observed_form
 
 
 class Units(NamedTuple):
@@ -137,7 +136,7 @@ class BoxUCBState(BoxState):
 
     @property
     def model(self) -> SparseGP | None:
-        """See :attr:`sparse_bo.policies.box_states.BoxState.model`."""
+        """See :attr:`sparse_bo.policies.states.BoxState.model`."""
         return None if self.fitted is None else self.fitted.posterior.in_user_units
 
     @property
@@ -151,7 +150,7 @@ class BoxUCBState(BoxState):
         return None if self.fitted is None else self.fitted.posterior.dictionary
 
     def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`sparse_bo.policies.box_states.BoxState.predicted`."""
+        """See :meth:`sparse_bo.policies.states.BoxState.predicted`."""
         fitted = self.fitted
         if fitted is None or fitted.posterior.units == Units():
             return super().predicted(X)

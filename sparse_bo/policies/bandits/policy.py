@@ -20,7 +20,7 @@ from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.box_mechanism import BoxUCB
-from sparse_bo.policies.bandits.rounds import UCBParts
+from sparse_bo.policies.bandits.state import UCBParts
 from sparse_bo.policies.protocol import as_arms
 from sparse_bo.policies.settings import (
     ConfidenceSettings,

@@ -1,4 +1,7 @@
-"""Thompson sampling over arms and on boxes: S-GP-TS by decoupled sampling, QFF-TS by quadrature Fourier features."""
+"""Thompson sampling over arms and on boxes: S-GP-TS by decoupled sampling, QFF-TS by quadrature Fourier features.
+
+The features are those of the Gaussian kernel (Mutný & Krause 2018).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.sampling.pathwise.features import gen_kernel_features
 from botorch.utils.transforms import t_batch_mode_transform
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from scipy.special import roots_hermite
 from torch import Tensor
 
 from sparse_bo.dictionary import Sampler
@@ -24,10 +28,9 @@ from sparse_bo.domains.sharded import alone, first_here, group_of
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.dtc import decoupled_weights
 from sparse_bo.kernels import covariance_function, gaussian_parameters
-from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.kernels.structure import part_outside
 from sparse_bo.policies.bandits.state import BanditState
-from sparse_bo.policies.comparators.posterior import PosteriorPolicy
+from sparse_bo.policies.comparators.baselines import PosteriorPolicy
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.policies.settings import check_sampler
@@ -106,7 +109,7 @@ class SGPTSArms(PosteriorPolicy):
     O(a (m + features) q) per batch of q, in addition to BKB's O(a m² + n m²) for the posterior, without an ``a x a`` matrix.
     Kernels: RBF and Matérn, and a ScaleKernel of these.
 
-    Settings shared with other policies: :class:`sparse_bo.policies.comparators.posterior.PosteriorPolicy`.
+    Settings shared with other policies: :class:`sparse_bo.policies.comparators.baselines.PosteriorPolicy`.
 
     Attributes:
         features: Random Fourier features, even; their error (about 1/√features of the prior variance) affects the
@@ -161,7 +164,7 @@ class QFFTSArms(PosteriorPolicy):
     features. O(n F² + F³ + a F q) per batch of q. The sparse posterior serves reports and hyper-parameters; the draws
     do not use it.
 
-    Settings shared with other policies: :class:`sparse_bo.policies.comparators.posterior.PosteriorPolicy`.
+    Settings shared with other policies: :class:`sparse_bo.policies.comparators.baselines.PosteriorPolicy`.
 
     Attributes:
         order: Quadrature nodes per dimension; ``None``: 64, 24 or 10 in 1, 2 or 3 dimensions. The kernel is
@@ -339,3 +342,55 @@ class QFFTS(SurrogateSettings):
         make = partial(exact_gp, learning=self.learning, gaussian=True)
         buffer, draws = Buffer(size=LEARNING_POINTS, newest=False), partial(quadrature_paths, order=self.order)
         return self.loop(domain, make, buffer=buffer, draws=draws)
+
+
+def quadrature_frequencies(lengthscale: Tensor, *, order: int) -> tuple[Tensor, Tensor]:
+    """Return frequencies (``F x d``) and weights (``F``, sum 1) of the Gaussian kernel's spectrum by Gauss-Hermite quadrature.
+
+    ``exp(−½ Σ (r_i/l_i)²) = Σ_j weight_j cos(ω_j·r)`` up to an error that falls faster than exponentially in ``order``, the
+    nodes per dimension, once it exceeds half the square of the largest ``|r_i|/l_i`` (their Theorem 1). Of each pair ±ω one is
+    kept. O(orderᵈ d).
+    """
+    # Of ∫ exp(−t²) g(t) dt; symmetric to the last bit, which the pairs ±ω below rely on.
+    nodes, weights = (torch.from_numpy(part).to(lengthscale) for part in roots_hermite(order))
+    weights = weights / math.sqrt(math.pi)
+    d = len(lengthscale)
+    grid = torch.cartesian_prod(*[nodes] * d).reshape(-1, d) * math.sqrt(2.0) / lengthscale
+    products = torch.cartesian_prod(*[weights] * d).reshape(-1, d).prod(dim=-1)
+    half = len(grid) // 2  # the grid is symmetric: node i is minus node N − 1 − i, the middle one (odd N) is zero
+    keep = len(grid) - half
+    doubled = torch.full_like(products[:keep], 2.0)
+    doubled[half:] = 1.0
+    return grid[:keep], products[:keep] * doubled
+
+
+def fourier_features(X: Tensor, frequencies: Tensor, weights: Tensor) -> Tensor:
+    """Return ``√weight_j [cos(ω_j·x), sin(ω_j·x)]``, ``… x 2F`` from ``… x d``. O(F d) per point."""
+    angles = X @ frequencies.mT
+    roots = weights.sqrt()
+    return torch.cat([angles.cos() * roots, angles.sin() * roots], dim=-1)
+
+
+def sample_weights(features: Tensor, y: Tensor, *, noise: float | Tensor, normal: Tensor) -> Tensor:
+    """Return draws of ``w ~ N(V⁻¹ Zᵀy, λV⁻¹)`` with ``V = ZᵀZ + λI``: Bayesian linear regression. O(n F² + F³).
+
+    ``features`` Z are ``n x F``, ``y`` (``n``) observations less the prior mean, ``noise`` λ (y²), and ``normal`` standard
+    normal numbers: ``F``, or ``q x F`` for q draws; the result has its shape.
+    """
+    V = features.mT @ features
+    V.diagonal().add_(noise)
+    factor = torch.linalg.cholesky(V)
+    mean = torch.cholesky_solve((features.mT @ y).unsqueeze(-1), factor).squeeze(-1)
+    spread = torch.linalg.solve_triangular(factor.mT, normal.reshape(-1, normal.shape[-1]).mT, upper=True)
+    return mean + math.sqrt(float(noise)) * spread.mT.reshape(normal.shape)
+
+
+def quadrature_error(widths: Tensor, *, order: int) -> float:
+    """Return a bound on ``|Σ_j weight_j cos(ω_j·r) − exp(−½ Σ (r_i/l_i)²)|`` over a box, on a grid of 65 distances.
+
+    The product of d one-dimensional errors is at most their sum, each over ``0 ≤ r_i/l_i ≤ widths_i``. O(65 d · order).
+    """
+    frequencies, weights = quadrature_frequencies(widths.new_ones(1), order=order)
+    r = torch.linspace(0.0, 1.0, 65, dtype=widths.dtype, device=widths.device) * widths.unsqueeze(-1)  # d x 65
+    values = (r.unsqueeze(-1) * frequencies.squeeze(-1)).cos() @ weights
+    return float((values - torch.exp(-0.5 * r.square())).abs().amax(dim=-1).sum())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior
 from sparse_bo.arms.design import Design
+from sparse_bo.dictionary import candidates_of, residual_bound
 from sparse_bo.domains import ArmSet, ShardedArms
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.gp import dtc
@@ -162,6 +163,14 @@ class PlannedBatch:
         taken[[position for position in self.matched(pending, self.closed) if position >= 0]] = True
         order = torch.sort(self.failures[~taken], stable=True).indices
         return self.picks[~taken][order]
+
+
+def certified_ratio(surrogate: ArmPrior, chosen: Design, *, generator: torch.Generator) -> float:
+    """Return an upper bound on ``ρ = λ_max(K − Q)/λ`` over the picks of a design; 0 without a draw if it is exact."""
+    if chosen.exact:
+        return 0.0
+    seen = candidates_of(chosen.observations, None, covariance=surrogate.covariance, regularization=surrogate.regularization)
+    return residual_bound(seen, chosen.dictionary, memory_bytes=surrogate.memory_bytes, generator=generator).upper
 
 
 class Marginals(NamedTuple):

@@ -23,13 +23,13 @@ from sparse_bo.policies.elimination.batches import (
     BatchCandidates,
     Finding,
     PlannedBatch,
+    certified_ratio,
     norm_of,
     surviving,
     survivors_of,
     with_results,
 )
 from sparse_bo.policies.elimination.refutation import judgement
-from sparse_bo.policies.elimination.regression import certified_ratio
 from sparse_bo.policies.elimination.settings import EliminationSettings
 from sparse_bo.policies.elimination.state import EliminationState, freeze_elimination, thaw_elimination
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait

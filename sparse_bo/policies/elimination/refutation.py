@@ -9,8 +9,9 @@ Every batch is picked without its own results, so they test the bounds of the ba
 quantile at a share :data:`SHARE` of inputs. Noise is independent between inputs, so the number of inputs outside is at most
 binomial, for any objective and any sub-Gaussian noise. The test is its exact tail, for the newest batch and for all together.
 
-*Size.* The quadratic form of a batch's results exceeds the value that F and the noise allow (:mod:`sparse_bo.widths.norms`). It
-detects a norm that is too small long before intervals miss, since it adds up the evidence of every input.
+*Size.* The quadratic form of a batch's results exceeds the value that F and the noise allow
+(:mod:`sparse_bo.widths.estimates`). It detects a norm that is too small long before intervals miss, since it adds up the
+evidence of every input.
 
 Each of the four tests of a batch (two events bound the form) has the level ``δ/(8B)``. So a certificate with valid assumptions
 is refuted with probability at most δ/2; the other half is that of the bounds.

@@ -1,30 +1,47 @@
-"""Expected improvement over all arms: kernel columns kept from batch to batch, and the exact argmax from upper bounds.
+"""Expected improvement over all arms, of one outcome or of a hypervolume: the exact argmax from upper bounds.
 
 A variance falls with every further observation, and log expected improvement rises with the variance. So a variance computed
 earlier under the same hyper-parameters gives an upper bound, at posterior means that are those of now. Arms are evaluated
 exactly in the order of their bounds, until none is left that could be the best: O(a n) for most of ``a`` arms, not O(a n²).
+Kernel columns are kept from batch to batch.
+
+With several outcomes, the front grows within an ask, too. Log expected hypervolume improvement falls with the front, so values
+computed for earlier picks are upper bounds. The probability of feasibility can rise as variances fall: it is computed for all
+arms at every pick, from exact variances, and added to the bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.expected_improvement import log_augmented_improvement
+from sparse_bo.arms.sweep import AppendedRows
+from sparse_bo.gp.expected_improvement import (
+    Cells,
+    front_rows,
+    least_crowded,
+    log_augmented_improvement,
+    log_feasibility,
+    log_noise_factor,
+)
 from sparse_bo.gp.posterior import Covariance, Moments, Posterior, exact
+from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.chunking import row_slices, tile_rows
 from sparse_bo.linalg.reductions import first_largest
-from sparse_bo.linalg.storage import AppendedRows
+from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain
 from sparse_bo.policies.trust_region.search import is_resolved
 
 BLOCK = 128
 """Arms evaluated exactly at first; twice as many each further time."""
 SLACK = 1e-6
 """Of log expected improvement: arms whose bound is this close to the best one are evaluated, as ties go to the first."""
+COARSE = 8
+"""Points of the front that all arms are compared with; the bounds of few arms are refined by the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +143,37 @@ def _tiles(X: Tensor, n: int) -> Iterator[slice]:
     return row_slices(len(X), chunk=tile_rows(n, device=X.device))
 
 
+class ArmPicks(Protocol):
+    """Arms of the highest acquisition values, one after the other, each pending for the next."""
+
+    def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
+        """Return the best arm, one index; ``None`` if all are excluded.
+
+        Args:
+            excluded: ``a`` booleans.
+            share: Of the noise variance, at which an arm is resolved and excluded; ``None``: none is.
+        """
+
+    def after(self, arm: Tensor) -> None:
+        """Condition on a pick (1 arm)."""
+
+
+def known_scores(scores: Callable[[], Tensor], exact: Tensor, evaluate: Callable[[Tensor], None]) -> Tensor:
+    """Return the exact scores, ``a``, once no upper bound of another arm is above all of them; −∞ elsewhere.
+
+    ``scores()`` are exact where ``exact`` says so, else upper bounds; ``evaluate`` makes those of some arms exact, in both.
+    """
+    size = BLOCK
+    while True:
+        score = scores()
+        known, unknown = score.masked_fill(~exact, -torch.inf), score.masked_fill(exact, -torch.inf)
+        if not bool((unknown > known.max() - SLACK).any()):
+            return known
+        rows = unknown.topk(min(size, len(unknown))).indices
+        evaluate(rows[unknown[rows] > -torch.inf])
+        size *= 2
+
+
 class ImprovingArms:
     """The arms of the highest log expected improvement, one after the other, each pending for the next. Lives in one ask."""
 
@@ -153,23 +201,15 @@ class ImprovingArms:
         self.given = torch.cat([self.given, x])
 
     def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
-        """Return the best arm, one index; ``None`` if all are excluded.
+        """See :meth:`ArmPicks.next`; an arm is resolved by :func:`.is_resolved`."""
+        score = self._scores(slice(None), excluded, share)
 
-        Args:
-            excluded: ``a`` booleans.
-            share: Of the noise variance, at which an arm is resolved (:func:`.is_resolved`) and excluded; ``None``: none is.
-        """
-        score, size = self._scores(slice(None), excluded, share), BLOCK
-        while True:
-            known = score.masked_fill(~self.exact, -torch.inf)
-            unknown = score.masked_fill(self.exact, -torch.inf)
-            if not bool((unknown > known.max() - SLACK).any()):
-                return first_largest(known, scale=1.0).unsqueeze(0) if bool((known > -torch.inf).any()) else None
-            rows = unknown.topk(min(size, len(unknown))).indices
-            rows = rows[unknown[rows] > -torch.inf]
+        def evaluate(rows: Tensor) -> None:
             self._evaluate(rows)
             score[rows] = self._scores(rows, excluded, share)
-            size *= 2
+
+        known = known_scores(lambda: score, self.exact, evaluate)
+        return first_largest(known, scale=1.0).unsqueeze(0) if bool((known > -torch.inf).any()) else None
 
     def _scores(self, rows: Tensor | slice, excluded: Tensor, share: float | None) -> Tensor:
         """Return log expected improvement of some arms, −∞ of those that are excluded or resolved."""
@@ -189,16 +229,6 @@ class ImprovingArms:
         self.at = Moments(*(torch.cat([known, new], dim=-1) for known, new in zip(self.at, more, strict=True)))
         self.arms = torch.cat([self.arms, rows])
         self.variance[rows], self.exact[rows] = more.variance, True
-
-
-class ArmPicks(Protocol):
-    """Arms of the highest acquisition values, one after the other, each pending for the next."""
-
-    def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
-        """Return the best arm neither excluded (``a`` booleans) nor, with a share of the noise, resolved; ``None``: none."""
-
-    def after(self, arm: Tensor) -> None:
-        """Condition on a pick (1 arm)."""
 
 
 def best_arms(picks: ArmPicks, q: int, *, refused: Tensor, seen: Tensor, outside: Tensor, again: bool, pulls: int) -> Tensor:
@@ -227,3 +257,144 @@ def best_arms(picks: ArmPicks, q: int, *, refused: Tensor, seen: Tensor, outside
         found.append(arm)
         picks.after(arm)
     return torch.cat([arms[:0], *found])
+
+
+class ConditionedArms:
+    """Posterior variances of all arms given pending ones. Lives in one ask, or tell."""
+
+    def __init__(self, sweep: ArmSweep, X: Tensor) -> None:
+        """Begin with the variances of a sweep of ``a x d`` arms."""
+        self.X, self.columns, self.gp, self.variance = X, sweep.columns, sweep.gp, sweep.bound
+        self.given = sweep.columns[:0]  # p x a, prior correlations of those conditioned on with all arms
+
+    def condition(self, arms: Tensor) -> None:
+        """Condition on ``p`` more arms; repeats are allowed. O(a (n + p) p), and p kernel values for each arm."""
+        if not len(arms):
+            return
+        gp, n = self.gp, len(self.columns)
+        across = correlations(gp.prior.kernel, self.X, self.X[arms])
+        K_DF = torch.cat([self.columns[:, arms], self.given[:, arms]])
+        weights = gp.root.lift(gp.root.columns(K_DF)).mT
+        C = across - weights[:, :n] @ self.columns - weights[:, n:] @ self.given
+        corner = C[:, arms]
+        corner.diagonal().add_(gp.noise)
+        rows = solve_lower(safe_cholesky(corner).factor, C)  # p x a
+        left = self.variance - gp.prior.scale * rows.square().sum(dim=0)
+        self.variance = left.clamp_min(gp.floor * gp.prior.scale)
+        self.gp, self.given = gp.condition(self.X[arms]), torch.cat([self.given, across])
+
+
+class OutcomePicks:
+    """The arms of the highest log expected hypervolume improvement plus log feasibility, one after the other. Lives in one ask.
+
+    Before a feasible arm is known, log feasibility and a little of the objectives' means (:class:`.OutcomeGain`). As many means
+    of pending arms and picks enter the front as points of it count (:data:`.MOST_OF_FRONT`): cells are computed anew for each.
+    """
+
+    def __init__(
+        self,
+        sweeps: Sequence[ArmSweep],
+        X: Tensor,
+        gain: OutcomeGain,
+        *,
+        pending: Tensor,
+        failing: Tensor,
+        noisy: bool,
+    ) -> None:
+        """Condition on pending arms, whose means count as reached where they keep the limits, and on arms that failed lately.
+
+        Args:
+            sweeps: Of the ``m`` outcomes, with exact variances.
+            X: ``a x d`` arms as the models know them.
+            gain: Beyond all evaluations.
+            pending: Arms.
+            failing: Arms.
+            noisy: Whether replicates have shown noise: improvement that noise would hide counts for less. The factor is the
+                geometric mean of those of the objectives (:func:`.log_noise_factor`).
+        """
+        self.each = [ConditionedArms(sweep, X) for sweep in sweeps]
+        self.mean = torch.stack([sweep.mean for sweep in sweeps], dim=-1)
+        noises = [sweep.gp.noise_variance for sweep in sweeps[: gain.objectives]]
+        self.noise = self.mean.new_tensor(noises) if noisy else None
+        self.picks, self.gain = 0, gain
+        self.cells: Cells | None = None
+        self._condition(torch.cat([pending, failing]))
+        self._reach(gain.given(self.mean[pending]).reached)
+
+    @property
+    def variance(self) -> Tensor:
+        """``a x m`` variances given pending arms and picks."""
+        return torch.stack([one.variance for one in self.each], dim=-1)
+
+    def after(self, arm: Tensor) -> None:
+        """Condition on a pick (1 arm)."""
+        self.picks += 1
+        self._condition(arm)
+        reached, most = self.gain.given(self.mean[arm]).reached, MOST_OF_FRONT[self.gain.objectives]
+        if len(reached) == len(self.gain.reached):
+            return
+        if self.cells is None:
+            self._reach(reached)
+            return
+        front = front_rows(reached)
+        if len(front) <= 2 * most and int(front[-1]) == len(reached) - 1:  # the pick's
+            self.gain = replace(self.gain, reached=reached[front])
+            self.cells = self._cells(self.gain.reached)
+
+    def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
+        """See :meth:`ArmPicks.next`; an arm is resolved if all of its outcomes are, by :func:`.is_resolved`."""
+        variance, limits = self.variance, self.gain.limits
+        allowed = ~excluded
+        if share is not None:
+            allowed = allowed & ~self._resolved(share)
+        if not bool(allowed.any()):
+            return None
+        likely = self.mean.new_zeros(len(self.mean))
+        if len(limits.columns):
+            at = limits.columns
+            likely = log_feasibility(self.mean[:, at], variance[:, at], limits.lower, limits.upper).value
+        likely = likely.masked_fill(~allowed, -torch.inf)
+        known = known_scores(lambda: self.improvement + likely, self.exact, partial(self._evaluate, variance=variance))
+        return first_largest(known, scale=1.0).unsqueeze(0)
+
+    def _resolved(self, share: float) -> Tensor:
+        """Return the arms of which the models know all outcomes as well as an evaluation could show, ``a`` booleans."""
+        each = [
+            is_resolved(one.gp, Moments(mean, one.variance, one.variance[:0]), picked=self.picks, share=share)
+            for one, mean in zip(self.each, self.mean.unbind(-1), strict=True)
+        ]
+        return torch.stack(each).all(dim=0)
+
+    def _evaluate(self, rows: Tensor, variance: Tensor) -> None:
+        k = self.gain.objectives
+        if self.cells is not None:
+            self.improvement[rows] = self._improvement(self.cells, self.mean[rows, :k], variance[rows, :k])
+        self.exact[rows] = True
+
+    def _reach(self, reached: Tensor) -> None:
+        """Compute the bounds of all arms from ``n x k`` values of feasible arms, and fix the reference point of the ask."""
+        k = self.gain.objectives
+        objectives = self.mean[:, :k]
+        if not len(reached):
+            self.cells, self.improvement = None, OBJECTIVES_FIRST * objectives.mean(dim=-1)
+            return
+        front = reached[front_rows(reached)]
+        front = front[least_crowded(front, MOST_OF_FRONT[k])]
+        self.gain = replace(self.gain, reached=front).beyond(self.mean)
+        self.cells = self._cells(front)
+        coarse = self._cells(front[least_crowded(front, COARSE)])
+        self.improvement = self._improvement(coarse, objectives, self.variance[:, :k])
+
+    def _improvement(self, cells: Cells, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return log expected improvements at moments of the objectives (``N x k``); they rise with the variances."""
+        value = cells.log_improvement(mean, variance).value
+        return value if self.noise is None else value + log_noise_factor(variance, self.noise)[0].mean(dim=-1)
+
+    def _cells(self, front: Tensor) -> Cells:
+        assert self.gain.reference is not None
+        return Cells.of(front, self.gain.reference)
+
+    def _condition(self, arms: Tensor) -> None:
+        for one in self.each:
+            one.condition(arms)
+        self.exact = torch.zeros(len(self.mean), dtype=torch.bool, device=self.mean.device)

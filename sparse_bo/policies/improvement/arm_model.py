@@ -1,4 +1,7 @@
-"""The model of one outcome over arms: when its hyper-parameters are learned, and its posterior over all arms."""
+"""The model of one outcome over arms: when its hyper-parameters are learned, and its posterior over all arms.
+
+Under a kernel of the user's only mean, scale, noise and warping are learned.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.domains import Arms
+from sparse_bo.gp.learn import FAMILIES, PRIORS, Given
+from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep
-from sparse_bo.policies.improvement.given_kernel import GivenKernel, fitted_kernel
-from sparse_bo.policies.trust_region.observations import KINDS, Replicates
-from sparse_bo.policies.trust_region.surrogate import CHOOSE_AGAIN, FittedRegion, fitted_region, known_rows
+from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warps
+from sparse_bo.policies.trust_region.surrogate import (
+    CHOOSE_AGAIN,
+    EXACT_NOISE,
+    LEARNED_FROM,
+    FittedRegion,
+    LearningData,
+    fitted_region,
+    known_rows,
+    local_posterior,
+)
 
 OFTEN = 100
 """Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
@@ -22,6 +36,77 @@ posterior over all arms is not computed anew."""
 GROWTH, CHOICE_GROWTH = 1.1, 2.0
 """Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
 chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
+
+
+@dataclass(frozen=True, eq=False)
+class GivenKernel:
+    """A kernel as a function of tensors, of mean variance 1 over the arms: its scale is learned."""
+
+    covariance: CovarianceFunction
+    variance: float
+
+    @classmethod
+    def of(cls, kernel: Kernel, arms: Tensor) -> GivenKernel:
+        """Return the function of a GPyTorch kernel, checked on ``a x d`` arms.
+
+        Raises:
+            ValueError: If its variances there are not positive numbers.
+        """
+        covariance = covariance_function(kernel, like=arms[:2])
+        variances = covariance.diagonal(arms)
+        if not bool((torch.isfinite(variances) & (variances >= 0.0)).all()) or not bool((variances > 0.0).any()):
+            raise ValueError(
+                f"expected a covar_module with positive variances k(x, x) of the arms, got {float(variances.min()):.4g} to "
+                f"{float(variances.max()):.4g}; pass another kernel"
+            )
+        return cls(covariance, float(variances.mean()))
+
+    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Return ``k(X, Y)``, ``a x b``."""
+        return self.covariance.cross(X, Y) / self.variance
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Return ``k(x, x)`` of each point, ``a``."""
+        return self.covariance.diagonal(X) / self.variance
+
+
+def fitted_kernel(
+    kernel: GivenKernel,
+    X: Tensor,
+    seen: Replicates,
+    *,
+    ranking: Tensor,
+    centre: Tensor,
+    most: int,
+    kinds: Sequence[str] = KINDS,
+) -> FittedRegion:
+    """Return the model: mean, scale, noise and warping of the highest evidence under the kernel. O(n³) per step.
+
+    Args:
+        kernel: Stays as it is.
+        X: ``n x d`` evaluated arms.
+        seen: Their observations.
+        ranking: ``n`` numbers: if there are too many arms, the model knows those of the highest.
+        centre: ``d``, or several, ``c x d``: the model knows the nearest arms, too.
+        most: Arms that the model knows, at most.
+        kinds: Of warpings to choose among.
+    """
+    priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
+    at = seen.rows
+    rows = at[known_rows(X[at], ranking[at], centre=centre, learned=None, most=most)]
+    v = seen.values[rows]
+    some = rows[known_rows(X[rows], ranking[rows], centre=centre, learned=None, most=LEARNED_FROM)]
+    data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
+    given = Given(correlation=kernel.cross(X[some], X[some]))
+
+    def fitted(candidate: Warp) -> tuple[float, FittedRegion]:
+        learned = data.learned(candidate, FAMILIES[:1], priors, given=given)
+        counts = seen.worth(rows, candidate, learned)
+        gp = local_posterior(X[rows], candidate(v), learned, counts=counts, kernel=kernel)
+        region = FittedRegion(gp=gp, learned=learned, warp=candidate, rows=rows, chosen_at=len(at))
+        return learned.evidence + data.log_slope(candidate), region
+
+    return max((fitted(candidate) for candidate in warps(v, kinds)), key=lambda one: one[0])[1]
 
 
 def modelled_arms(domain: Arms, arms: Tensor, kernel: GivenKernel | None) -> Tensor:

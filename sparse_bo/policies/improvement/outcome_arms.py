@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Arms
-from sparse_bo.gp.hypervolume import least_crowded
+from sparse_bo.gp.expected_improvement import least_crowded
 from sparse_bo.policies.bandits.state import random_arms, tried_arms
 from sparse_bo.policies.failures import Refusal, box_correlation, refused, spared
-from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, best_arms, moments_of_all
-from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
-from sparse_bo.policies.improvement.given_kernel import GivenKernel
-from sparse_bo.policies.improvement.outcome_picks import ConditionedArms, OutcomePicks
+from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ConditionedArms, OutcomePicks, best_arms, moments_of_all
+from sparse_bo.policies.improvement.arm_model import ArmModel, GivenKernel, learned_model, modelled_arms
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, Wait

@@ -19,8 +19,7 @@ from sparse_bo.policies.bandits.state import (
     unseen_arms,
 )
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms, best_arms
-from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
-from sparse_bo.policies.improvement.given_kernel import GivenKernel
+from sparse_bo.policies.improvement.arm_model import ArmModel, GivenKernel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under

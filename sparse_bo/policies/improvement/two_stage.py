@@ -91,7 +91,7 @@ class TwoStage:
     :class:`sparse_bo.policies.ExpectedImprovement` finds the best region in few evaluations, but each costs it more than the
     one before. :class:`sparse_bo.BBKB` makes ten thousand in seconds, but learns its prior from the first few dozen arms, and
     stays where these led it. Here the second stage begins with all observations of the first, and with its lengthscales, until
-    learning is due again (:func:`sparse_bo.gp.learn.learning_is_due`).
+    learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`).
 
     The first stage has explored, so that the second's intervals can be narrower than those of a policy on its own.
     With :data:`WIDTH` regret per evaluation is 0.0031 on Cadata (193 evaluations in the first stage, 10⁴ in all, means of

@@ -13,9 +13,8 @@ from torch import Tensor
 from sparse_bo.domains import Box
 from sparse_bo.gp.observations import in_range
 from sparse_bo.models.gradient_subset import Gradient, gradient_subset
-from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.persistence import KEPT
-from sparse_bo.policies.states import Report
+from sparse_bo.policies.states import BoxState, Report
 
 Pool = Literal["buffer", "exact", "all"]
 """Observations that a diverse subset is chosen from: the last subset and the newest, or all, exactly or in low rank."""

@@ -27,18 +27,23 @@ from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.observations import in_range
 from sparse_bo.models import fit_to_rows
 from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters, shapes
-from sparse_bo.policies.box_states import design_points, initial_box_state
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import DESIGN_AT_ONCE, Frozen, Mechanism, Proposal, Wait, box_of
-from sparse_bo.policies.states import Stopwatch
+from sparse_bo.policies.states import Stopwatch, design_points, initial_box_state
 from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
-from sparse_bo.policies.subset.surrogate_models import Fitter, Learning, MakeModel, fit_likelihood, subset_errors
-from sparse_bo.policies.subset.upper_confidence import upper_confidence_bound
+from sparse_bo.policies.subset.surrogate_models import (
+    Fitter,
+    Learning,
+    MakeModel,
+    fit_likelihood,
+    subset_errors,
+    upper_confidence_bound,
+)
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_choice, check_count, check_flag
 from sparse_bo.widths import SurrogateConfidence, SurrogateWidth
-from sparse_bo.widths.gp_ucb import check_surrogate_width
+from sparse_bo.widths.multipliers import check_surrogate_width
 
 Acquisition = Callable[[Any, Tensor, Tensor], AcquisitionFunction]
 """From a fitted model, its inputs in the unit cube (``n x d``) and observations (``n``) to an acquisition function there."""

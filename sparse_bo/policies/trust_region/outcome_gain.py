@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.hypervolume import Cells, LogGain, front_rows, least_crowded, log_feasibility, reference_point
+from sparse_bo.gp.expected_improvement import Cells, LogGain, front_rows, least_crowded, log_feasibility, reference_point
 from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.policies.trust_region.search import is_resolved
 

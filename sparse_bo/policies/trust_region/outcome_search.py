@@ -13,19 +13,17 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.gp.hypervolume import hypervolume, least_crowded, reference_point
+from sparse_bo.gp.expected_improvement import hypervolume, least_crowded, reference_point
 from sparse_bo.linalg.reductions import unit_of
-from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal
-from sparse_bo.policies.states import Stopwatch
+from sparse_bo.policies.states import Stopwatch, design_points
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomePosteriors
 from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
-from sparse_bo.policies.trust_region.points import points_anywhere, points_around
-from sparse_bo.policies.trust_region.region import Region, RegionSettings
+from sparse_bo.policies.trust_region.region import Region, RegionSettings, points_anywhere, points_around
 from sparse_bo.policies.trust_region.search import (
     Corners,
     SearchCandidates,

@@ -10,11 +10,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.hypervolume import front_rows, hypervolume, least_crowded, reference_point
-from sparse_bo.policies.box_states import PointState
+from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT
-from sparse_bo.policies.states import Report, State
+from sparse_bo.policies.states import PointState, Report, State
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of, with_sds
 from sparse_bo.policies.trust_region.outcome_gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.region import Region

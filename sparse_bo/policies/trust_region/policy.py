@@ -10,16 +10,22 @@ from torch import Tensor
 
 from sparse_bo.domains import Box, Domain
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, box_of
-from sparse_bo.policies.states import Stopwatch
+from sparse_bo.policies.states import Stopwatch, design_points
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
-from sparse_bo.policies.trust_region.points import combined_points, points_along, points_anywhere, points_around
-from sparse_bo.policies.trust_region.region import Region, RegionSettings
+from sparse_bo.policies.trust_region.region import (
+    Region,
+    RegionSettings,
+    RegionState,
+    combined_points,
+    points_along,
+    points_anywhere,
+    points_around,
+)
 from sparse_bo.policies.trust_region.search import (
     Corners,
     Improvement,
@@ -28,7 +34,6 @@ from sparse_bo.policies.trust_region.search import (
     batch_of,
     candidates_of,
 )
-from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import (
     FittedRegion,
     fitted_region,

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.box import Box
-from sparse_bo.gp.expected_improvement import LogImprovement, log_augmented_improvement
-from sparse_bo.gp.hypervolume import LogGain
-from sparse_bo.gp.lbfgsb import lbfgsb
+from sparse_bo.domains.base import Box
+from sparse_bo.gp.expected_improvement import LogGain, LogImprovement, log_augmented_improvement
+from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.trust_region.observations import Warp

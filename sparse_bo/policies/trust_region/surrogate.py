@@ -17,11 +17,10 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, OPEN, PRIORS, learn
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
-from sparse_bo.gp.priors import Priors
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warp, warps

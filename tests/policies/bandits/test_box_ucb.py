@@ -7,7 +7,7 @@ import torch
 
 from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, maximize
 from sparse_bo.dictionary import UniformSampler
-from sparse_bo.domains.box import Box
+from sparse_bo.domains.base import Box
 from sparse_bo.policies import Wait
 from tests.builders import rbf_kernel
 from tests.oracles import exact_gp, rbf

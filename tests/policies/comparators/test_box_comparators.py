@@ -7,7 +7,7 @@ from botorch.sampling.pathwise import draw_matheron_paths
 
 from sparse_bo import AskTell
 from sparse_bo.dictionary import FirstSampler
-from sparse_bo.domains.box import Box
+from sparse_bo.domains.base import Box
 from sparse_bo.policies import QFFTS, REMBO, SGPTS, BoTorchUCB, HeSBO, RandomSearch, SparseUCB, VecchiaUCB
 from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
 from tests.policies.builders import SMALL, bowl, box, keep_parameters

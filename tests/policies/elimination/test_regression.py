@@ -11,7 +11,7 @@ import torch
 
 from sparse_bo.dictionary import FirstSampler, RecursiveRLSSampler, UniformSampler
 from sparse_bo.policies import max_variance_design
-from sparse_bo.policies.elimination.regression import rls_resampling
+from sparse_bo.policies.elimination.policy import rls_resampling
 from sparse_bo.widths import SBPETheory
 from tests.builders import arms, rbf_kernel
 from tests.oracles import dtc, exact_gp, nystrom, rbf, residual_ratio

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Box
-from sparse_bo.gp.hypervolume import Cells, front_rows, hypervolume, reference_point
+from sparse_bo.gp.expected_improvement import Cells, front_rows, hypervolume, reference_point
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import BBKB, ExpectedImprovement, Wait
 from sparse_bo.policies.outcomes import Outcomes

@@ -16,8 +16,13 @@ from linear_operator.utils.warnings import NumericalWarning
 
 from sparse_bo import AskTell, SparseGP
 from sparse_bo.policies import BoTorchUCB
-from sparse_bo.policies.subset.surrogate_models import exact_gp, fit_likelihood, sparse_gp
-from sparse_bo.policies.subset.upper_confidence import ClosedFormUpperConfidenceBound, upper_confidence_bound
+from sparse_bo.policies.subset.surrogate_models import (
+    ClosedFormUpperConfidenceBound,
+    exact_gp,
+    fit_likelihood,
+    sparse_gp,
+    upper_confidence_bound,
+)
 
 
 def data(n=20, d=3):

@@ -8,7 +8,7 @@ import torch
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 
 from sparse_bo.domains import Box, Float, Int, space_domain
-from sparse_bo.gp.hypervolume import front_rows, hypervolume
+from sparse_bo.gp.expected_improvement import front_rows, hypervolume
 from sparse_bo.policies import TrustRegion, Wait
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.trust_region.outcome_gain import Limits, OutcomeGain

@@ -1,6 +1,6 @@
 import torch
 
-from sparse_bo.linalg.storage import AppendedRows
+from sparse_bo.arms.sweep import AppendedRows
 
 
 def _appended(storage: AppendedRows, value: float) -> AppendedRows:

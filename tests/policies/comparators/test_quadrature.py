@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
+from sparse_bo.policies.comparators.thompson import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 
 
 def _rbf(X, Y, lengthscale):

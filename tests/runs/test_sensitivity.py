@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from sparse_bo.domains.box import sobol_points
-from sparse_bo.gp.sensitivity import gaussian_effects, sampled_effects
+from sparse_bo.domains.base import sobol_points
+from sparse_bo.runs.columns import gaussian_effects, sampled_effects
 
 
 def drawn(n, d, seed=0):

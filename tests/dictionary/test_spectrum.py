@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from sparse_bo.linalg.spectrum import SpectralBound, certified_factor, largest_eigenvalue
+from sparse_bo.dictionary.certificate import SpectralBound, certified_factor, largest_eigenvalue
 from tests.oracles import certificate_factor, tolerance
 
 
