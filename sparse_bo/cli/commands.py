@@ -123,9 +123,10 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     view = view_of_recorded(audit.recorded, certificate=audit.certificate, differing=audit.differing)
     failing, drift = audit.failing, audit.drift
     newest_failed, newest = failing.newest
-    failures = (
-        f"{failing.failed:,} of {audit.recorded.told + audit.recorded.failed:,}; {newest_failed:,} of the newest {newest:,}"
-    )
+    done = audit.recorded.told + audit.recorded.failed
+    failures = f"{failing.failed:,} of {done:,}"
+    if newest < done:
+        failures += f"; {newest_failed:,} of the newest {newest:,}"
     damaged = f"{audit.damaged:,} damaged records are left out, as they follow from the others"
     checksums = damaged if audit.damaged else "all checksums fit"
     lines = {
@@ -154,7 +155,7 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         kind = "repeated evaluations" if audit.repeated else "leave-one-out errors"
         kind = kind if audit.drifting is None else f"{kind} of {audit.drifting}"
         moves = f"{kind} move by {1000 * drift.slope:+.3g} per 1,000 evaluations"
-        lines["drift"] = f"{moves}, {abs(drift.score):.1f} standard errors (below {MOST_ERRORS:g}: no sign of any)"
+        lines["drift"] = f"{moves}, {abs(drift.score):.1f} standard errors (a sign of drift from {MOST_ERRORS:g} on)"
     title = f"audit of {audit.recorded.about['policy']}, seed {audit.recorded.about['seed']}, in {path}"
     what = "objective" if audit.drifting is None else f"outcome {audit.drifting}"
     warnings = [

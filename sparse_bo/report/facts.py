@@ -236,8 +236,8 @@ def _failures(view: RunView) -> Iterator[Advice]:
     elif done >= FEWEST and view.failed > 0.2 * done:
         yield Advice(
             f"{view.failed:,} of {done:,} evaluations failed.",
-            "See the table of failures; leave out inputs that cannot be evaluated (feasible=, fewer arms), or give workers "
-            "more time (Workers(timeout=…, retries=…)).",
+            "See which inputs fail (the page of the run has a table); leave out those that cannot be evaluated (feasible=, "
+            "fewer arms), or give workers more time (Workers(timeout=…, retries=…)).",
         )
     out = view.asked - done - view.unseen
     if out > 0:
@@ -257,11 +257,13 @@ def _of_outcomes(outcomes: OutcomeColumns | None) -> Iterator[Advice]:
             f"No evaluation is feasible after {n:,}: {violated}.",
             "Check that limit and its units; search a range where it can be kept; or begin with a feasible point (initial=).",
         )
+    lost = "feasible" if outcomes.limits else "one of the front"
     for name, count in gone.items():
         if n >= FEWEST and count > 0.2 * n:
             yield Advice(
                 f"{name} is missing in {count:,} of {n:,} evaluations.",
-                "Where it is missing, no evaluation counts as feasible. Return float('nan') only for what cannot be measured.",
+                f"Where it is missing, an evaluation does not count as {lost}. Return float('nan') only for what cannot be "
+                "measured.",
             )
     columns = {name: y[~outcomes.failed] for name, y in outcomes.values.items()}
     for name, y in columns.items():
@@ -313,17 +315,19 @@ def miscalibrated(found: Calibration | None, *, policy: str | None, exact: bool 
     if found is None or found.results < FEWEST:
         return
     seen = f"of {found.results:,} results, {calibrated(found)}"
-    if found.within_68 < WITHIN_68[0] or found.within_95 < WITHIN_95:
+    inside, nearly_all = round(found.within_68, 2), round(found.within_95, 2)  # as they are shown
+    if inside < WITHIN_68[0] or nearly_all < WITHIN_95:
         remedy = "Do not trust the intervals where no results are: picks are where the model expects most, and fall short of it"
         if not exact:
             remedy += "; evaluate some points several times to see the noise, and look for inputs that matter and are not here"
         if policy in ("bbkb", "bkb"):
             remedy += "; try another kernel (covar_module=, on the command line --kernel)"
         yield Advice(f"The model was too sure: {seen}.", f"{remedy}.")
-    elif found.within_68 > WITHIN_68[1]:
+    elif inside > WITHIN_68[1]:
         yield Advice(
             f"The model was too unsure: {seen}.",
-            "The intervals are wider than they need be. Give noise_variance= (--noise-variance) if you know it.",
+            "The intervals are wider than they need be; the best point stands. Where kernel or noise were given "
+            "(covar_module=, regularization=), leave them out: then they are learned.",
         )
 
 
