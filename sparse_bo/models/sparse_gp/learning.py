@@ -35,13 +35,14 @@ from torch import Tensor
 from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
-from sparse_bo.models.sparse_gp.prior import standardize_again, stationary_parts
+from sparse_bo.models.sparse_gp.prior import lengthscale_module, standardize_again, stationary_parts
 from sparse_bo.models.sparse_gp.refinement import (
     RefinementSettings,
     Residuals,
     autocorrelation,
     kernel_distances,
     last_groups,
+    neighbour_correlation,
     outlier_scores,
     residuals_given,
     shorten,
@@ -80,7 +81,7 @@ class LearningSettings:
     robust_rounds: int = 6
     """They are looked for so many times, each time given the others."""
     autocorrelation: float = 5.0
-    """Standard errors beyond which a correlation of residuals along an input shows a function that was taken for noise."""
+    """Standard errors beyond which a correlation of neighbours' residuals shows a function that was taken for noise."""
     gain: float = 0.01
     """Log-likelihood of the points of the second search that is not worth another step (nats)."""
     exact_gain: float = 1e-6
@@ -274,7 +275,7 @@ def coarse_to_fine(
     An ``optimizer=`` of ``fit_gpytorch_mll``. Both searches obey ``options["maxiter"]``; with other options or ``kwargs``,
     BoTorch's optimiser does the second one, too. After a ``NotPSDError`` BoTorch tries another start.
     """
-    model, learner = mll.model, mll.model.learner
+    model, learner, start = mll.model, mll.model.learner, parameters_of(mll.model)
     at, options = learner.settings, options or {}
     rows, n, own = learner.rows(model), model.train_inputs[0].shape[-2], not kwargs and not set(options) - {"maxiter"}
     if len(rows) < at.coarse_from:
@@ -282,13 +283,13 @@ def coarse_to_fine(
             found = fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
             if not own or n < at.residuals_from:
                 return found
-            return _searched_again(mll, found, learner.looked_at(model, rows, rows), options)
+            return _searched_again(mll, start, found, learner.looked_at(model, rows, rows), options)
     few = rows[uniform_rows(len(rows), at.coarse, generator=learner.generator(), device=rows.device)]
     coarse = {**learner.coarse_options(model), **options}
     with learner.learning_from(few), warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)  # the second search decides
         first = fit_gpytorch_mll_scipy(mll, options=coarse)
-        first = _searched_again(mll, first, learner.looked_at(model, few, rows), coarse)
+        first = _searched_again(mll, start, first, learner.looked_at(model, few, rows), coarse)
     _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
     batch = model.train_targets.shape[:-1].numel()
     search = _ParameterVector.of(mll, at.max_parameters // min(batch, 4)) if own else None  # each curvature costs all GPs
@@ -307,29 +308,41 @@ def coarse_to_fine(
     return found
 
 
-def _searched_again(mll: Any, found: OptimizationResult, residuals: Residuals, options: dict[str, Any]) -> OptimizationResult:
-    """Search from finer lengthscales, too, if the residuals show some; the better result stays."""
-    model, parts = mll.model, stationary_parts(mll.model.prior_kernel)
-    finer = None if parts is None else _finer_lengthscales(model, parts.module, residuals)
-    if parts is None or finer is None:
+def _searched_again(
+    mll: Any, start: dict[str, Tensor], found: OptimizationResult, residuals: Residuals, options: dict[str, Any]
+) -> OptimizationResult:
+    """Search from the start with finer lengthscales, too, if the residuals show some; the better result stays."""
+    model, module = mll.model, lengthscale_module(mll.model.prior_kernel)
+    finer = None if module is None else _finer_lengthscales(model, module, residuals)
+    if module is None or finer is None:
         return found
     before = parameters_of(model)
-    parts.module.lengthscale = finer
-    again = fit_gpytorch_mll_scipy(mll, options=options)
-    _LOGGER.debug("searched again from finer lengthscales: %.6g, before %.6g", again.fval, found.fval)
-    if again.fval < found.fval:
+    set_parameters(model, start)
+    module.lengthscale = finer
+    try:
+        again = fit_gpytorch_mll_scipy(mll, options=options)
+    except NotPSDError:
+        _LOGGER.debug("a search from finer lengthscales met a covariance that cannot be factorised")
+        again = None
+    if again is not None and again.fval < found.fval:
+        _LOGGER.debug("searched again from finer lengthscales: %.6g, before %.6g", again.fval, found.fval)
         return again
     set_parameters(model, before)
     return found
 
 
 def _finer_lengthscales(model: Any, module: Any, residuals: Residuals) -> Tensor | None:
-    """Return lengthscales, ``batch_shape x 1 x d``, shortened along inputs with correlated residuals; ``None``: in none."""
+    """Return lengthscales, ``batch_shape x 1 x d``, shortened where neighbours' residuals are correlated; ``None``: nowhere.
+
+    Along an input to the distance at which these decay, in all inputs to that of neighbours.
+    """
     lengthscales, shape = module.lengthscale.detach(), (*residuals.values.shape[:-1], 1, residuals.X.shape[-1])
     if not module.raw_lengthscale.requires_grad or lengthscales.shape != shape:
         return None
-    score, distance = autocorrelation(residuals.X, residuals.values)
-    finer = torch.where(score > model.learner.settings.autocorrelation, distance, torch.inf).unsqueeze(-2)
+    finer = torch.full_like(lengthscales, torch.inf)
+    for found in (autocorrelation(residuals.X, residuals.values), neighbour_correlation(residuals.X, residuals.values)):
+        shorter = torch.where(found.score > model.learner.settings.autocorrelation, found.distance, torch.inf)
+        finer = torch.minimum(finer, shorter.unsqueeze(-2))
     least = module.raw_lengthscale_constraint.lower_bound.to(lengthscales)
     return torch.maximum(finer, least).minimum(lengthscales) if bool((finer < lengthscales).any()) else None
 

@@ -220,6 +220,14 @@ def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
     return StationaryParts("rbf" if type(inner) is RBFKernel else "matern52", lengthscales, variance, inner)
 
 
+def lengthscale_module(kernel: PriorKernel) -> Any | None:
+    """Return the part of a kernel over all columns, or of one scaled, that has lengthscales; ``None`` without one."""
+    outer: Any = kernel
+    inner = outer.base_kernel if type(outer) is ScaleKernel else outer
+    whole = all(getattr(part, "active_dims", None) is None for part in (outer, inner))
+    return inner if whole and getattr(inner, "has_lengthscale", False) else None
+
+
 def noise_at(model: Any, X: Tensor, shape: torch.Size, **kwargs: Any) -> Tensor:
     """Return the noise variances of observations at ``X`` (``… x q x d``), broadcast to ``shape`` (``… x q``)."""
     zeros = X.new_zeros(shape)

@@ -104,12 +104,13 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
 
 
 class Autocorrelation(NamedTuple):
-    """Correlation of the residuals of neighbours along each input."""
+    """Correlation of the residuals of neighbours: along each input (``k = d``), or in all inputs (``k = 1``)."""
 
     score: Tensor
-    """``batch_shape x d``: of the nearest, in standard errors; about standard normal for noise."""
+    """``batch_shape x k``: of the nearest, in standard errors; about standard normal for noise."""
     distance: Tensor
-    """``batch_shape x d``: along the input, at which the correlation has fallen to 0.6: a Gaussian's lengthscale."""
+    """``batch_shape x k``: along the input, at which the correlation has fallen to 0.6: a Gaussian's lengthscale; in all inputs
+    the median distance of the nearest, below which nothing can be told from noise."""
 
 
 def autocorrelation(X: Tensor, residuals: Tensor) -> Autocorrelation:
@@ -127,6 +128,28 @@ def autocorrelation(X: Tensor, residuals: Tensor) -> Autocorrelation:
         apart = (values[..., lag:, :] - values[..., :-lag, :]).mean(dim=-2)
         distance = torch.where(correlation < 0.6 * first, torch.minimum(distance, apart), distance)
     return Autocorrelation(first * math.sqrt(n), distance)
+
+
+def neighbour_correlation(X: Tensor, residuals: Tensor) -> Autocorrelation:
+    """Return the correlation of residuals (``batch_shape x n``) with those of the nearest points (``… x n x d``). O(n² d).
+
+    It sees what inputs do together: the correlation along each of them averages over the others.
+    """
+    nearest, apart = [], []
+    for some in row_slices(X.shape[-2], chunk=4096):
+        D = torch.cdist(X[..., some, :], X)
+        own = torch.arange(some.start, some.start + D.shape[-2], device=X.device)
+        D[..., torch.arange(len(own), device=X.device), own] = torch.inf
+        found = D.min(dim=-1)
+        nearest.append(found.indices)
+        apart.append(found.values)
+    centred = residuals - residuals.mean(dim=-1, keepdim=True)
+    others = centred.gather(-1, torch.cat(nearest, dim=-1).expand(centred.shape))
+    variance = centred.square().mean(dim=-1, keepdim=True).clamp_min(torch.finfo(centred.dtype).tiny)
+    correlation = (centred * others).mean(dim=-1, keepdim=True) / variance
+    distance = torch.cat(apart, dim=-1).median(dim=-1, keepdim=True).values
+    # Two points are often the nearest of each other, and count twice.
+    return Autocorrelation(correlation * math.sqrt(0.5 * X.shape[-2]), distance.expand(correlation.shape))
 
 
 def outlier_scores(model: Any, residuals: Residuals, reference: Tensor) -> Tensor:
