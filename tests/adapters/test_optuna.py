@@ -444,6 +444,17 @@ def trial_with(number, **params):
     return made
 
 
+def test_what_a_pruned_trial_lacks_tells_less_than_what_a_completed_one_lacks():
+    trials = [{"k": "a", "x": 1}, {"k": "b"}, {"k": "a"}]
+    forms = TrialForms()
+    forms.read(trial_with(number, **params) for number, params in enumerate(trials[:2]))
+    ended = trial_with(2, **trials[2])
+    ended.state = optuna.trial.TrialState.PRUNED
+    forms.read([ended])
+    assert {name: condition for name, (_, condition) in forms.space().items()} == {"k": None, "x": ("k", (0,))}
+    assert conditions_of(*trials) == {}
+
+
 def conditions_of(*trials):
     forms = TrialForms()
     forms.read(trial_with(number, **params) for number, params in enumerate(trials))
