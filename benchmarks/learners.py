@@ -232,6 +232,7 @@ order of magnitude.
         "methods": Option("to run", tuple(NAMES), ("default", "tpe", "random"), choices=tuple(NAMES), parse=str),
         "budget": Option("trials of a run", 60, 30, 12),
     },
+    pooled=True,
     seeds=(5, 1, 1),
     devices=("cpu",),
 )
