@@ -109,7 +109,7 @@ def test_the_history_and_its_file_have_the_objectives_sign(tmp_path):
 
 @pytest.mark.parametrize("domain", [{"bounds": BOX}, {"arms": arms()}], ids=["box", "arms"])
 def test_predictions_are_of_the_objective(domain):
-    result = minimize(valley, **domain, policy=BBKB() if "arms" in domain else None, budget=40)
+    result = minimize(valley, **domain, policy=BBKB() if "arms" in domain else None, budget=24)
     X = arms()[:50]
     found = predictions_of(result.state, torch.arange(50) if "arms" in domain else X, minimize=True)
     assert ((found.lower <= found.median) & (found.median <= found.upper)).all()

@@ -120,7 +120,7 @@ def test_the_lightest_gear_is_found_where_models_know_the_limits():
         bounds=gear.bounds,
         objectives={"weight": "min"},
         constraints=dict.fromkeys(limits, (0.0, None)),
-        budget=36,
+        budget=20,
         seed=40,
         vectorized=False,
     )
