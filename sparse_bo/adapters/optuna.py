@@ -324,8 +324,11 @@ class _Search:
                     self.out[trial.number] = self.domain.check("trials", [point])
                 continue
             self.ended.add(trial.number)
-            self.out.pop(trial.number, None)
-            if point is not None:
+            pick = self.out.pop(trial.number, None)
+            if point is None and pick is not None and trial.state != TrialState.COMPLETE:
+                point = self._point(trial, self.domain.named(pick)[0])  # it ended before it asked for all, and has failed
+                bad += [] if point is None else [point]
+            elif point is not None:
                 value = self._result(trial)
                 bad.append(point) if value is None else good.append((point, value))
         if good:
@@ -362,15 +365,16 @@ class _Search:
                 return None
             self.completed.append(value)
             return value
-        if trial.state == TrialState.PRUNED and self.completed:
+        if trial.state == TrialState.PRUNED:
             last = trial.last_step
             reached = math.inf if last is None else self.sign * trial.intermediate_values[last]
-            typical = float(torch.tensor(self.completed, dtype=torch.float64, device="cpu").median())
-            return min(reached, typical) if math.isfinite(reached) or reached == math.inf else None
+            typical = float(torch.tensor(self.completed or [math.inf], dtype=torch.float64, device="cpu").median())
+            value = min(reached, typical)
+            return value if math.isfinite(value) else None
         return None
 
-    def _point(self, trial: FrozenTrial) -> dict[str, Any] | None:
-        """Return a trial's point of the space.
+    def _point(self, trial: FrozenTrial, asked: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return a trial's point of the space; what it lacks is taken from the point at which it was asked for, if given.
 
         ``None`` if it lacks a parameter that is there under its conditions, or has a value that the range does not have: it may
         have had another range, and Optuna lets trials be enqueued with any value.
@@ -379,6 +383,9 @@ class _Search:
         for name, distribution in self.distributions.items():
             condition = self.conditions.get(name)
             if condition is not None and point.get(repr(condition.parent)) not in condition.values:
+                continue
+            if asked is not None and name not in trial.distributions and repr(name) in asked:
+                point[repr(name)] = asked[repr(name)]
                 continue
             if type(trial.distributions.get(name)) is not type(distribution):
                 return None

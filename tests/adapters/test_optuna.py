@@ -269,6 +269,34 @@ def test_a_trial_that_ended_before_it_asked_leaves_the_others_to_the_model(ends)
     assert len(search_of(made.sampler).state.y) == 28
 
 
+@pytest.mark.parametrize("ends", ["pruned", "nan", "raises"])
+def test_trials_that_end_within_their_parameters_are_not_repeated(ends):
+    """The failure was never told, as the trial had no point: the same point was asked for ever."""
+
+    def objective(trial):
+        x = trial.suggest_float("x", 0.0, 1.0)
+        if x > 0.5 and ends == "pruned":
+            raise optuna.TrialPruned
+        if x > 0.5 and ends == "raises":
+            raise RuntimeError
+        return math.nan if x > 0.5 else (x - 0.3) ** 2 + (trial.suggest_float("y", 0.0, 1.0) - 0.7) ** 2
+
+    made = optuna.create_study(sampler=SparseBOSampler(seed=0))
+    made.optimize(objective, n_trials=30, catch=RuntimeError)
+    assert len({trial.params["x"] for trial in made.trials}) >= 28
+    assert sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in made.trials) >= 12
+    assert made.best_value < 0.01
+
+
+def test_pruned_trials_count_before_any_has_completed():
+    def objective(trial):
+        trial.report((trial.suggest_float("x", 0.0, 1.0) - 0.3) ** 2 + (trial.suggest_float("y", 0.0, 1.0) - 0.7) ** 2, 0)
+        raise optuna.TrialPruned
+
+    made = study(SparseBOSampler(seed=0), objective, 25)
+    assert min(trial.intermediate_values[0] for trial in made.trials) < 1e-3
+
+
 def test_a_branch_whose_trials_are_all_pruned_is_known():
     def objective(trial):
         if trial.suggest_categorical("kind", ["a", "b"]) == "b":
