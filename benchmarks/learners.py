@@ -2,7 +2,7 @@
 
 python benchmarks/learners.py            # 8 tasks, 5 tuners, 5 seeds: an hour on one core
 python benchmarks/learners.py --quick    # 2 tasks, 3 tuners, 1 seed
-python benchmarks/learners.py --half conditional --methods default sampler tpe smac random --budget 100
+python benchmarks/learners.py --half conditional --methods default sampler tpe random    # the learner is chosen, too
 """
 
 from __future__ import annotations

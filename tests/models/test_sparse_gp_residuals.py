@@ -78,6 +78,30 @@ def test_a_ripple_of_two_inputs_together_is_not_noise(n, seed, kernel):
         assert float((model.posterior(T).mean - ripple(T)).square().mean().sqrt() / ripple(T).std()) < 0.05
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_ripple_on_a_steep_trend_is_not_noise(seed):
+    """Its residuals are correlated among neighbours, too; lengthscales that are short in all inputs lead to noise alone."""
+    g = torch.Generator().manual_seed(seed)
+    X, T = (torch.rand(1000, 4, generator=g, dtype=torch.float64) for _ in range(2))
+
+    def steep(X):
+        return 5 * X.sum(dim=-1, keepdim=True) + torch.sin(20 * X[:, :1])
+
+    model = fitted(SparseGP(X, steep(X) + 0.02 * torch.randn(1000, 1, generator=g, dtype=torch.float64)))
+    with torch.no_grad():
+        assert float((model.posterior(T).mean - steep(T)).square().mean().sqrt()) < 0.05
+
+
+@pytest.mark.parametrize("times", [2, 60])
+def test_repeated_points_with_a_ripple_are_searched_again(times):
+    """The nearest point of most is an equal one: lengthscales were 0."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(600 // times, 2, generator=g, dtype=torch.float64).repeat(times, 1)
+    model = fitted(SparseGP(X, torch.sin(20 * X[:, :1]) + 0.05 * torch.randn(len(X), 1, generator=g, dtype=torch.float64)))
+    assert bool((model.covar_module.lengthscale.detach() > 0.0).all())
+    assert float(model.likelihood.noise.detach()) < 0.02
+
+
 def test_few_data_with_a_ripple_are_searched_again():
     g = torch.Generator().manual_seed(1)
     X = torch.rand(300, 3, generator=g, dtype=torch.float64)
@@ -114,6 +138,10 @@ def test_correlation_among_neighbours_of_what_two_inputs_do_together():
     apart = torch.cdist(X, X).fill_diagonal_(torch.inf).amin(dim=-1)
     assert found.distance.flatten().tolist() == [pytest.approx(float(apart.median()), rel=1e-9)] * 2
     assert float(found.score[0]) > 25.0
+    twice = neighbour_correlation(X.repeat(2, 1), both.repeat(2))
+    assert twice.distance.tolist() == [pytest.approx(float(apart.median()), rel=1e-9)]
+    alone = neighbour_correlation(X[:1].repeat(30, 1), noise[:30])
+    assert alone.distance.tolist() == [torch.inf]
     scores = neighbour_correlation(X, torch.randn(400, 2000, generator=g, dtype=torch.float64)).score
     assert 0.8 < float(scores.std()) < 1.2
 

@@ -311,40 +311,42 @@ def coarse_to_fine(
 def _searched_again(
     mll: Any, start: dict[str, Tensor], found: OptimizationResult, residuals: Residuals, options: dict[str, Any]
 ) -> OptimizationResult:
-    """Search from the start with finer lengthscales, too, if the residuals show some; the better result stays."""
+    """Search from finer lengthscales, too, where the residuals show some, all else as at the start; the best result stays."""
     model, module = mll.model, lengthscale_module(mll.model.prior_kernel)
-    finer = None if module is None else _finer_lengthscales(model, module, residuals)
-    if module is None or finer is None:
+    if module is None:
         return found
-    before = parameters_of(model)
-    set_parameters(model, start)
-    module.lengthscale = finer
-    try:
-        again = fit_gpytorch_mll_scipy(mll, options=options)
-    except NotPSDError:
-        _LOGGER.debug("a search from finer lengthscales met a covariance that cannot be factorised")
-        again = None
-    if again is not None and again.fval < found.fval:
-        _LOGGER.debug("searched again from finer lengthscales: %.6g, before %.6g", again.fval, found.fval)
-        return again
-    set_parameters(model, before)
+    for finer in _finer_lengthscales(model, module, residuals):
+        best = parameters_of(model)
+        set_parameters(model, start)
+        module.lengthscale = finer
+        try:
+            again = fit_gpytorch_mll_scipy(mll, options=options)
+        except NotPSDError:
+            _LOGGER.debug("a search from finer lengthscales met a covariance that cannot be factorised")
+            again = None
+        if again is not None and again.fval < found.fval:
+            _LOGGER.debug("searched again from finer lengthscales: %.6g, before %.6g", again.fval, found.fval)
+            found = again
+        else:
+            set_parameters(model, best)
     return found
 
 
-def _finer_lengthscales(model: Any, module: Any, residuals: Residuals) -> Tensor | None:
-    """Return lengthscales, ``batch_shape x 1 x d``, shortened where neighbours' residuals are correlated; ``None``: nowhere.
+def _finer_lengthscales(model: Any, module: Any, residuals: Residuals) -> list[Tensor]:
+    """Return lengthscales, ``batch_shape x 1 x d`` each, that are shorter where neighbours' residuals are correlated.
 
-    Along an input to the distance at which these decay, in all inputs to that of neighbours.
+    One is shortened along single inputs, to the distance at which the correlation decays; one in all inputs, to that of nearest
+    points.
     """
     lengthscales, shape = module.lengthscale.detach(), (*residuals.values.shape[:-1], 1, residuals.X.shape[-1])
     if not module.raw_lengthscale.requires_grad or lengthscales.shape != shape:
-        return None
-    finer = torch.full_like(lengthscales, torch.inf)
-    for found in (autocorrelation(residuals.X, residuals.values), neighbour_correlation(residuals.X, residuals.values)):
-        shorter = torch.where(found.score > model.learner.settings.autocorrelation, found.distance, torch.inf)
-        finer = torch.minimum(finer, shorter.unsqueeze(-2))
-    least = module.raw_lengthscale_constraint.lower_bound.to(lengthscales)
-    return torch.maximum(finer, least).minimum(lengthscales) if bool((finer < lengthscales).any()) else None
+        return []
+    least, made = module.raw_lengthscale_constraint.lower_bound.to(lengthscales), list[Tensor]()
+    for seen in (autocorrelation(residuals.X, residuals.values), neighbour_correlation(residuals.X, residuals.values)):
+        shorter = torch.where(seen.score > model.learner.settings.autocorrelation, seen.distance, torch.inf).unsqueeze(-2)
+        if bool((shorter < lengthscales).any()):
+            made.append(torch.maximum(shorter, least).minimum(lengthscales))
+    return made
 
 
 class _ParameterVector:

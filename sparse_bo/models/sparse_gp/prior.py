@@ -211,16 +211,16 @@ class StationaryParts(NamedTuple):
 def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
     """Return the parts of an unmodified RBF or Matérn-5/2 kernel over all columns, or of one scaled; else ``None``. O(d)."""
     outer: Any = kernel
-    inner = outer.base_kernel if type(outer) is ScaleKernel else outer
+    inner = lengthscale_module(kernel)
     known = type(inner) is RBFKernel or (type(inner) is MaternKernel and inner.nu == 2.5)
-    if not known or not all(part.active_dims is None and untouched(part) for part in (outer, inner)):
+    if not known or not (untouched(outer) and untouched(inner)):
         return None
     lengthscales = inner.lengthscale.squeeze(-2)
     variance = lengthscales.new_ones(()) if inner is outer else outer.outputscale
     return StationaryParts("rbf" if type(inner) is RBFKernel else "matern52", lengthscales, variance, inner)
 
 
-def lengthscale_module(kernel: PriorKernel) -> Any | None:
+def lengthscale_module(kernel: PriorKernel) -> Any:
     """Return the part of a kernel over all columns, or of one scaled, that has lengthscales; ``None`` without one."""
     outer: Any = kernel
     inner = outer.base_kernel if type(outer) is ScaleKernel else outer

@@ -133,14 +133,13 @@ def autocorrelation(X: Tensor, residuals: Tensor) -> Autocorrelation:
 def neighbour_correlation(X: Tensor, residuals: Tensor) -> Autocorrelation:
     """Return the correlation of residuals (``batch_shape x n``) with those of the nearest points (``… x n x d``). O(n² d).
 
-    It sees what inputs do together: the correlation along each of them averages over the others.
+    It sees what inputs do together: the correlation along each of them averages over the others. No equal point is
+    the nearest one.
     """
     nearest, apart = [], []
     for some in row_slices(X.shape[-2], chunk=4096):
-        D = torch.cdist(X[..., some, :], X)
-        own = torch.arange(some.start, some.start + D.shape[-2], device=X.device)
-        D[..., torch.arange(len(own), device=X.device), own] = torch.inf
-        found = D.min(dim=-1)
+        D = torch.cdist(X[..., some, :], X, compute_mode="donot_use_mm_for_euclid_dist")  # of equal points exactly 0
+        found = D.masked_fill(D == 0.0, torch.inf).min(dim=-1)
         nearest.append(found.indices)
         apart.append(found.values)
     centred = residuals - residuals.mean(dim=-1, keepdim=True)
