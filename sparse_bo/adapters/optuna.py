@@ -115,7 +115,7 @@ class SparseBOSampler(BaseSampler):
         self._forms: dict[int | None, TrialForms] = {}
         self._generators: dict[int | None, torch.Generator] = {}
         self._warned: set[str] = set()
-        self._begun = False
+        self._begun, self._first = False, [0, 0]  # seed, and number of the first trial
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without values that can be read from the study again."""
