@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
@@ -32,6 +33,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
@@ -283,13 +285,14 @@ def coarse_to_fine(
             found = fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
             if not own or n < at.residuals_from:
                 return found
-            return _searched_again(mll, start, found, learner.looked_at(model, rows, rows), options)
+            return _searched_again(mll, start, found, learner.looked_at(model, rows, rows), options)  # options: maxiter
     few = rows[uniform_rows(len(rows), at.coarse, generator=learner.generator(), device=rows.device)]
     coarse = {**learner.coarse_options(model), **options}
     with learner.learning_from(few), warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)  # the second search decides
         first = fit_gpytorch_mll_scipy(mll, options=coarse)
-        first = _searched_again(mll, start, first, learner.looked_at(model, few, rows), coarse)
+        own_options = {"ftol": at.coarse_tolerance, **{name: options[name] for name in options if name == "maxiter"}}
+        first = _searched_again(mll, start, first, learner.looked_at(model, few, rows), own_options)
     _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
     batch = model.train_targets.shape[:-1].numel()
     search = _ParameterVector.of(mll, at.max_parameters // min(batch, 4)) if own else None  # each curvature costs all GPs
@@ -311,39 +314,41 @@ def coarse_to_fine(
 def _searched_again(
     mll: Any, start: dict[str, Tensor], found: OptimizationResult, residuals: Residuals, options: dict[str, Any]
 ) -> OptimizationResult:
-    """Search from finer lengthscales, too, where the residuals show some, all else as at the start; the best result stays."""
-    model, module = mll.model, lengthscale_module(mll.model.prior_kernel)
-    if module is None:
+    """Search from finer lengthscales, too, where the residuals show some, all else as at the start; the best result stays.
+
+    Lengthscales are searched by their logarithms: BoTorch searches themselves, and its first step, of length 1, would lead
+    from a short one to where the ripple is noise again.
+    """
+    model, module, search = mll.model, lengthscale_module(mll.model.prior_kernel), _ParameterVector.of(mll)
+    if module is None or search is None:
         return found
+    best = search.point
+    least = search(best)[0]
     for finer in _finer_lengthscales(model, module, residuals):
-        best = parameters_of(model)
         set_parameters(model, start)
         module.lengthscale = finer
-        try:
-            again = fit_gpytorch_mll_scipy(mll, options=options)
-        except NotPSDError:
-            _LOGGER.debug("a search from finer lengthscales met a covariance that cannot be factorised")
-            again = None
-        if again is not None and again.fval < found.fval:
-            _LOGGER.debug("searched again from finer lengthscales: %.6g, before %.6g", again.fval, found.fval)
-            found = again
-        else:
-            set_parameters(model, best)
+        x, value, steps = search.minimum(options)
+        if value < least:
+            _LOGGER.debug("searched again from finer lengthscales: %.6g, before %.6g", value, least)
+            best, least, found = x, value, OptimizationResult(fval=value, step=steps, status=OptimizationStatus.SUCCESS)
+    search.move(best)
     return found
 
 
 def _finer_lengthscales(model: Any, module: Any, residuals: Residuals) -> list[Tensor]:
     """Return lengthscales, ``batch_shape x 1 x d`` each, that are shorter where neighbours' residuals are correlated.
 
-    One is shortened along single inputs, to the distance at which the correlation decays; one in all inputs, to that of nearest
-    points.
+    One is shortened along single inputs, to the distance at which the correlation decays; one in all inputs, to twice that of
+    nearest points.
     """
     lengthscales, shape = module.lengthscale.detach(), (*residuals.values.shape[:-1], 1, residuals.X.shape[-1])
     if not module.raw_lengthscale.requires_grad or lengthscales.shape != shape:
         return []
     least, made = module.raw_lengthscale_constraint.lower_bound.to(lengthscales), list[Tensor]()
-    for seen in (autocorrelation(residuals.X, residuals.values), neighbour_correlation(residuals.X, residuals.values)):
-        shorter = torch.where(seen.score > model.learner.settings.autocorrelation, seen.distance, torch.inf).unsqueeze(-2)
+    along, nearest = autocorrelation(residuals.X, residuals.values), neighbour_correlation(residuals.X, residuals.values)
+    for seen, factor in ((along, 1.0), (nearest, 2.0)):
+        shown = seen.score > model.learner.settings.autocorrelation
+        shorter = torch.where(shown, factor * seen.distance, torch.inf).unsqueeze(-2)
         if bool((shorter < lengthscales).any()):
             made.append(torch.maximum(shorter, least).minimum(lengthscales))
     return made
@@ -364,8 +369,8 @@ class _ParameterVector:
         self.bounds = torch.where(self.positive, low.log(), low), torch.where(self.positive, high.log(), high)
 
     @classmethod
-    def of(cls, mll: Any, most: int) -> _ParameterVector | None:
-        """Return the search over all free parameters, if they are at most ``most``."""
+    def of(cls, mll: Any, most: float = math.inf) -> _ParameterVector | None:
+        """Return the search over all free parameters, if there are some, and at most ``most``."""
         named, bounds = get_parameters_and_bounds(mll)
         parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         size = sum(parameter.numel() for parameter in parameters.values())
@@ -383,8 +388,25 @@ class _ParameterVector:
             value, gradient = self.closure(state.numpy())
         except NotPSDError:
             return math.inf, torch.zeros_like(x)
+        if not math.isfinite(value):
+            return math.inf, torch.zeros_like(x)
         found = torch.from_numpy(gradient.copy())
-        return (float(value) if math.isfinite(value) else math.inf), torch.where(self.positive, state * found, found)
+        return float(value), torch.where(self.positive, state * found, found)
+
+    def move(self, x: Tensor) -> None:
+        """Set the parameters."""
+        self.closure.state = torch.where(self.positive, x.exp(), x).numpy()
+
+    def minimum(self, options: dict[str, Any]) -> tuple[Tensor, float, int]:
+        """Return the minimiser that SciPy's L-BFGS-B finds from the parameters' values, its value, and the number of steps."""
+
+        def function(x: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self(torch.from_numpy(x))
+            return value, gradient.numpy()
+
+        limits = list(zip(*(bound.tolist() for bound in self.bounds), strict=True))
+        found = lbfgsb(function, self.point.numpy(), limits=limits, **options)
+        return torch.from_numpy(found.x), float(found.fun), int(found.nit)
 
     def refined(self, before: Tensor, now: Tensor, *, gain: float, steps: int) -> OptimizationResult:
         """Go on from the optimum of some rows, and its curvature, to that of others; ``gain`` nats are worth no step."""
@@ -399,7 +421,7 @@ class _ParameterVector:
                 found = descend(self, start, bounds=self.bounds, hessian=hessian, tolerance=tolerance, max_steps=steps)
         except ValueError as error:  # no value at the start
             raise NotPSDError(str(error)) from error
-        self.closure.state = torch.where(self.positive, found.x.exp(), found.x).numpy()
+        self.move(found.x)
         _LOGGER.debug("learned from all points in %d evaluations", found.evaluations)
         status = OptimizationStatus.SUCCESS if found.converged else OptimizationStatus.STOPPED
         return OptimizationResult(fval=found.value, step=found.evaluations, status=status)
