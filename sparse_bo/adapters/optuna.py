@@ -336,7 +336,7 @@ class _Search:
             y = torch.tensor([value for _, value in good], dtype=torch.float64, device="cpu")
             self.state = self.mechanism.observe(self.state, picks, y, generator=self.generator)
         if bad:
-            self.state = self.mechanism.fail(self.state, self.domain.check("trials", bad))
+            self.state = self.mechanism.fail(self.state, self.domain.check("trials", bad), generator=self.generator)
 
     def _result(self, trial: FrozenTrial) -> float | list[float] | None:
         """Return the objective of a finished trial, to be maximised, or its outcomes; ``None`` if it failed."""

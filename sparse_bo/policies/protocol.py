@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -162,7 +162,7 @@ class Mechanism(ABC, Generic[S]):
 
     @abstractmethod
     def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
-        """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""
+        """Return the state after observing ``y`` (``q``, finite, y) at ``picks``; q = 0 where failures end a design."""
 
     def observe(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
         """Return the state after observing ``y`` (``q``) at ``picks`` before the run; by default :meth:`tell`.
@@ -171,12 +171,23 @@ class Mechanism(ABC, Generic[S]):
         """
         return self.tell(state, picks, y, generator=generator)
 
-    def fail(self, state: S, picks: Tensor) -> S:
+    def design_left(self, state: S) -> int:
+        """Return how many evaluations the initial design still needs; 0 without one, or once there is a model."""
+        return 0
+
+    def fail(self, state: S, picks: Tensor, *, generator: torch.Generator) -> S:
         """Return the state after failed evaluations at ``picks``, q ≥ 1, and after :meth:`tell` of the same update.
 
-        Default: the state counts them (:mod:`sparse_bo.policies.failures`).
+        Default: the state counts them (:mod:`sparse_bo.policies.failures`); if that ends the initial design, a :meth:`tell` of
+        no results fits the model.
         """
-        return state.with_failures(picks) if isinstance(state, State) else state
+        if not isinstance(state, State):
+            return state
+        after = state.with_failures(picks)
+        if self.design_left(state) <= 0 or self.design_left(after) > 0:
+            return after
+        ended = self.tell(after, picks[:0], after.no_results, generator=generator)
+        return replace(ended, round=after.round)
 
     def freeze(self, state: S) -> Frozen | None:
         """Return a snapshot for :meth:`thaw`, without the domain; ``None``: no snapshots, runs are replayed."""
@@ -213,17 +224,12 @@ class BatchMechanism(KnownNoiseMechanism[S]):
     settings: Any
     """Settings with ``largest_batch``, a number by that of the results so far."""
 
-    @abstractmethod
-    def design_end(self, state: S) -> int | None:
-        """Return the number of results at which the initial design ends; ``None`` once there is a model."""
-
     def ask(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return as many picks of :meth:`ask_beyond_batch` as the initial design, or the batch, has room for."""
-        end, out = self.design_end(state), len(pending)
-        if end is not None:
-            q = design_batch(end, pulls=state.pulls, out=out, max_q=max_q)
+        left, room = self.design_left(state), self.settings.largest_batch(state.pulls) - len(pending)
+        if left > 0:
+            q = design_batch(left, state, room=room, out=len(pending), max_q=max_q)
         else:
-            room = self.settings.largest_batch(state.pulls) - out
             q = min(max_q, room) if room > 0 else Wait(1 - room)
         return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
 
@@ -232,12 +238,17 @@ DESIGN_AT_ONCE = 65_536
 """Most picks of an initial design that one ask makes; the next ask continues the design."""
 
 
-def design_batch(size: int, *, pulls: int, out: int, max_q: int) -> int | Wait:
-    """Return the number of picks that an initial design of ``size`` results asks for next, with ``out`` evaluations pending."""
-    missing = size - pulls
+def design_batch(left: int, state: State, *, room: int, out: int, max_q: int) -> int | Wait:
+    """Return the number of picks that an initial design asks for next, ``left`` of which are needed and ``out`` are pending.
+
+    After failures a whole batch, for which there is ``room``: few alone would cost a batch. While others are pending, failures
+    are replaced: a worker that waits gains nothing.
+    """
+    failures = 0 if state.failures is None else state.failures.total
+    missing = left + failures if out else left
     if missing <= out and out:
-        return Wait(max(missing, 1))
-    return min(max_q, max(1, missing - out), DESIGN_AT_ONCE)
+        return Wait(max(left, 1 - room))  # a model then has room for a pick
+    return min(max_q, max(missing - out, room if failures else 0), DESIGN_AT_ONCE)
 
 
 ON_ARMS = {"trust-region": "ExpectedImprovement", "s-gp-ts": "SGPTSArms", "qff-ts": "QFFTSArms"}

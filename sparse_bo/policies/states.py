@@ -133,9 +133,22 @@ class State(ABC):
     def succeeded(self) -> Tensor:
         """Picks with a success: arms, or ``n x d`` points."""
 
+    @property
+    def no_results(self) -> Tensor:
+        """An empty tensor of results, 0 (``0 x m`` outcomes)."""
+        return torch.empty(0, dtype=torch.float64, device=self.succeeded.device)
+
     @abstractmethod
     def report(self) -> Report:
         """Return the best points and the size of the model."""
+
+    def design_left(self, size: int) -> int:
+        """Return how many evaluations an initial design of ``size`` still needs, at most 0 at its end.
+
+        A failure counts as one of them, so that it is not replaced alone, outside of a batch; but half need results.
+        """
+        failures = 0 if self.failures is None else self.failures.total
+        return max(size - self.pulls - failures, (size + 1) // 2 - self.pulls)
 
     def without_results(self) -> Self:
         """Return the state after a batch without results."""

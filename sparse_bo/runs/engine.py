@@ -353,7 +353,7 @@ class Engine:
         else:
             state = self.state.without_results()
         if bad:
-            state = self.mechanism.fail(state, batch.picks[torch.tensor(bad, device=device)])
+            state = self.mechanism.fail(state, batch.picks[torch.tensor(bad, device=device)], generator=generator)
         seconds = time.perf_counter() - start
         certified = self.certify_every is not None and state.round % self.certify_every == 0
         certificate = self.certificate(state) if certified else None

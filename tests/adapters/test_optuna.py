@@ -283,7 +283,7 @@ def test_trials_that_end_within_their_parameters_are_not_repeated(ends):
 
     made = optuna.create_study(sampler=SparseBOSampler(seed=0))
     made.optimize(objective, n_trials=30, catch=RuntimeError)
-    assert len({trial.params["x"] for trial in made.trials}) >= 28
+    assert len({trial.params["x"] for trial in made.trials}) >= 25
     assert sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in made.trials) >= 12
     assert made.best_value < 0.01
 

@@ -80,7 +80,7 @@ def test_arms_that_keep_failing_are_left_alone(name):
     assert float(smooth(result.best_x[None])) > float(smooth(feasible).quantile(0.9))
 
 
-@pytest.mark.parametrize("policy", [RandomSearch(batch_size=5), BBKB(initial_design=100, max_batch_size=5)])
+@pytest.mark.parametrize("policy", [RandomSearch(batch_size=5), BBKB(initial_design=250, max_batch_size=5)])
 def test_random_arms_of_a_design_keep_away_from_failing_neighbours(policy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FailureWarning)
@@ -247,7 +247,7 @@ def test_an_arm_with_a_success_does_not_speak_against_its_neighbours():
     mechanism, zero = RandomSearch().on(Arms(arms)), torch.zeros(1, dtype=torch.float64)
     succeeded = mechanism.tell(mechanism.init(), torch.tensor([0]), zero, generator=torch.Generator())
     for state, expected in ((mechanism.init(), True), (succeeded, False)):
-        refuse = mechanism.fail(state, torch.tensor([0, 1])).refusal()
+        refuse = mechanism.fail(state, torch.tensor([0, 1]), generator=torch.Generator()).refusal()
         assert refuse(torch.tensor([2])).tolist() == [expected]
 
 
@@ -271,7 +271,7 @@ def test_snapshots_without_failures_mean_none():
 
 def test_failed_evaluations_leave_the_states_of_other_mechanisms_alone():
     state = object()
-    assert Mechanism.fail(None, state, torch.tensor([1])) is state
+    assert Mechanism.fail(None, state, torch.tensor([1]), generator=torch.Generator()) is state
 
 
 @pytest.mark.sampled(2)

@@ -50,7 +50,7 @@ def test_a_failed_point_of_the_initial_design_is_replaced_at_once(policy):
     loop.tell(batch.tickets[:1], bowl(batch.X[:1]))
     loop.fail(batch.tickets[1:2])
     assert len(loop.ask()) == 1
-    assert results_needed(loop) == 3
+    assert results_needed(loop) == 2  # the failure counts as one of the four: then there is a model
 
 
 def test_more_points_out_than_a_batch_holds_are_waited_for(generator):

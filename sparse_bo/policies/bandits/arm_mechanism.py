@@ -100,7 +100,8 @@ class ArmUCB(UCBMechanism[BanditState]):
         if not left:
             return Wait(out)
         if fitted is None:
-            q = design_batch(self.design_size, pulls=state.pulls, out=out, max_q=max_q)
+            room = min(self.design_size, self.max_batch_size) - out
+            q = design_batch(self.design_left(state), state, room=room, out=out, max_q=max_q)
             if isinstance(q, Wait):
                 return q
             if tried is not None:
@@ -177,7 +178,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         with watch.phase("observe"):
             after = state.with_results(picks, y)
             observations = after.observations
-        if before is None and observations.pulls < self.design_size:
+        if self.design_left(after) > 0:
             return replace(after, seconds=watch.seconds)
         prior, learned_at = self._next_prior(before, observations, watch, generator=generator, correlation=correlation)
         if before is not None and prior is before.prior:

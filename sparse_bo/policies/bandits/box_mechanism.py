@@ -204,7 +204,8 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         """
         fitted, out = state.fitted, len(pending)
         if fitted is None:
-            q = design_batch(self.design_size, pulls=state.pulls, out=out, max_q=max_q)
+            room = min(self.design_size, self.max_batch_size) - out
+            q = design_batch(self.design_left(state), state, room=room, out=out, max_q=max_q)
             return q if isinstance(q, Wait) else Proposal(design_points(q, state, pending=pending, generator=generator))
         room = self.max_batch_size - out
         if room <= 0:
@@ -238,7 +239,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         """Observe, learn if it is time, resparsify and refit. Draws for the learning, then for the sampler."""
         before, watch = state.fitted, Stopwatch()
         after = state.with_results(picks, y)
-        if before is None and after.pulls < self.design_size:
+        if self.design_left(after) > 0:
             return replace(after, seconds=watch.seconds)
         observations = merge_observations(after.X, in_range(after.y))
         warn_if_uncentred(self.given, observations, before=state.pulls)

@@ -96,6 +96,10 @@ class UCBMechanism(Mechanism[U], ABC):
         dictionary = persistence.freeze_dictionary(fitted.posterior.dictionary)
         return frozen | persistence.freeze_fields(fitted) | dictionary | persistence.freeze_prior(fitted.prior)
 
+    def design_left(self, state: Any) -> int:
+        """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
+        return 0 if state.fitted is not None else state.design_left(self.design_size)
+
     @abstractmethod
     def _evaluations(self, state: Any) -> dict[str, Any]:
         """Return a snapshot of the evaluations."""

@@ -253,10 +253,10 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
         inner = self.inner.tell(state.inner, inside, y, generator=generator)
         return replace(state.with_results(picks, y), inner=inner, seconds=inner.seconds)
 
-    def fail(self, state: EmbeddedState, picks: Tensor) -> EmbeddedState:
+    def fail(self, state: EmbeddedState, picks: Tensor, *, generator: torch.Generator) -> EmbeddedState:
         """Let the inner policy know of the low-dimensional points."""
         inside, _ = self.embedding.preimage(state.to_cube(picks))
-        return replace(state, inner=self.inner.fail(state.inner, inside))
+        return replace(state, inner=self.inner.fail(state.inner, inside, generator=generator))
 
     def freeze(self, state: EmbeddedState) -> Frozen | None:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`; ``None`` where the inner policy has no snapshots."""

@@ -87,7 +87,7 @@ class Elimination(Mechanism[EliminationState], ABC):
             ScheduleComplete: If all batches are complete.
         """
         if state.prior is None:
-            missing = self.design_size - state.pulls - len(pending)
+            missing = self.design_left(state) - len(pending)
             if missing <= 0:
                 return Wait(len(pending))
             q = min(max_q, missing)
@@ -113,7 +113,7 @@ class Elimination(Mechanism[EliminationState], ABC):
             after = _recorded(state, picks, y)
         if after.prior is None:
             with watch.phase("learn"):
-                if after.pulls >= self.design_size:
+                if self.design_left(after) <= 0:
                     prior = learn_prior(self.settings.given, after.observations, self.domain.hull(), generator=generator)
                     if not LEAST <= prior.regularization <= MOST:
                         raise ValueError(
@@ -143,13 +143,17 @@ class Elimination(Mechanism[EliminationState], ABC):
                 after = self._concluded(after, plan)
         return replace(after, seconds=watch.seconds)
 
-    def fail(self, state: EliminationState, picks: Tensor) -> EliminationState:
+    def design_left(self, state: EliminationState) -> int:
+        """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
+        return 0 if state.prior is not None else state.design_left(self.design_size)
+
+    def fail(self, state: EliminationState, picks: Tensor, *, generator: torch.Generator) -> EliminationState:
         """Count failures of planned picks: each is evaluated once more at the end of its batch, then left out.
 
         A batch without any result is followed by the next one, over the same arms.
         """
         if state.prior is None:
-            return state.with_failures(picks)
+            return super().fail(state, picks, generator=generator)
         if state.plan is not None:
             return replace(state, plan=state.plan.failed(picks)[0])
         return replace(state, failed=picks if state.failed is None else torch.cat([state.failed, picks]))

@@ -143,11 +143,13 @@ class OutcomeArmSearch(BatchMechanism[OutcomeArmState]):
         unit = modelled_arms(self.domain, self.arms, self.kernel)
         return OutcomeArmState(arms=self.arms, unit=unit, told=self.domain.no_picks, Y=nothing, outcomes=self.outcomes)
 
-    def design_end(self, state: OutcomeArmState) -> int | None:
-        """See :class:`.BatchMechanism`; the design goes on while an outcome has fewer than two results."""
+    def design_left(self, state: OutcomeArmState) -> int:
+        """See :meth:`sparse_bo.policies.Mechanism.design_left`; not 0 while an outcome has fewer than two results."""
         if state.fitted:
-            return None
-        return self.design_size if state.pulls < self.design_size else state.pulls + self.settings.largest_batch(state.pulls)
+            return 0
+        left = state.design_left(self.design_size)
+        scarce = left <= 0 and min(len(seen.y) for seen in state.replicates) < 2
+        return self.settings.largest_batch(state.pulls) if scarce else left
 
     def ask_beyond_batch(
         self, state: OutcomeArmState, *, max_q: int, pending: Tensor, generator: torch.Generator
@@ -179,8 +181,7 @@ class OutcomeArmSearch(BatchMechanism[OutcomeArmState]):
     ) -> OutcomeArmState:
         """Observe ``q x m`` results, and fit the models. Draws nothing."""
         watch, after = Stopwatch(), state.with_outcomes(picks, y, sd)
-        scarce = min(len(seen.y) for seen in after.replicates) < 2
-        if not state.fitted and (after.pulls < self.design_size or scarce):
+        if self.design_left(after) > 0:
             return replace(after, seconds=watch.seconds)
         with watch.phase("learn"), one_thread():
             models = self._models(state, after)

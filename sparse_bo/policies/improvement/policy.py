@@ -120,9 +120,9 @@ class ArmSearch(BatchMechanism[ImprovementState]):
         nothing = initial_state(self.arms).observations
         return ImprovementState(self.arms, nothing, unit=unit, told=self.domain.no_picks, y=self.arms.new_empty(0))
 
-    def design_end(self, state: ImprovementState) -> int | None:
-        """See :class:`.BatchMechanism`."""
-        return self.design_size if state.surrogate is None else None
+    def design_left(self, state: ImprovementState) -> int:
+        """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
+        return 0 if state.surrogate is not None else state.design_left(self.design_size)
 
     def ask_beyond_batch(
         self, state: ImprovementState, *, max_q: int, pending: Tensor, generator: torch.Generator
@@ -156,7 +156,7 @@ class ArmSearch(BatchMechanism[ImprovementState]):
         watch = Stopwatch()
         with watch.phase("observe"):
             after = state.with_results(picks, y, sd)
-        if state.surrogate is None and after.pulls < self.design_size:
+        if self.design_left(after) > 0:
             return replace(after, seconds=watch.seconds)
         with watch.phase("learn"), one_thread():
             after = self._learned(state, after)

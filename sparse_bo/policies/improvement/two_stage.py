@@ -66,11 +66,11 @@ class ArmStages(Mechanism[BanditState]):
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
         return self.then.take_over(told, results, correlation=learned, like=state, generator=generator)
 
-    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
+    def fail(self, state: BanditState, picks: Tensor, *, generator: torch.Generator) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.fail`."""
         if isinstance(state, ImprovementState):
-            return self.first.fail(state, picks)
-        return self.then.fail(state, picks)
+            return self.first.fail(state, picks, generator=generator)
+        return self.then.fail(state, picks, generator=generator)
 
     def freeze(self, state: BanditState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`."""

@@ -29,7 +29,7 @@ from sparse_bo.models import fit_to_rows
 from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters, shapes
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import DESIGN_AT_ONCE, Frozen, Mechanism, Proposal, Wait, box_of
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of, design_batch
 from sparse_bo.policies.states import Stopwatch, design_points, initial_box_state
 from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
 from sparse_bo.policies.subset.surrogate_models import (
@@ -162,11 +162,8 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         out = len(pending)
         over = 1 + out - self.settings.batch_size  # results needed before the batch has room for a point
         if state.surrogate is None or state.subset is None or state.width is None:
-            missing = self.settings.initial_design - len(state.y)
-            if missing <= out:
-                return Wait(max(missing, over))
-            q = min(max_q, missing - out, DESIGN_AT_ONCE)
-            return Proposal(design_points(q, state, pending=pending, generator=generator))
+            q = design_batch(self.design_left(state), state, room=1 - over, out=out, max_q=max_q)
+            return q if isinstance(q, Wait) else Proposal(design_points(q, state, pending=pending, generator=generator))
         if over > 0:
             return Wait(over)
         with seeded(generator, device=self.box.device):
@@ -175,12 +172,16 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         refuse = state.refusal()
         return Proposal(picks if refuse is None else self._elsewhere(state, picks, refuse, generator))
 
+    def design_left(self, state: SurrogateState) -> int:
+        """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
+        return 0 if state.surrogate is not None else state.design_left(self.settings.initial_design)
+
     def tell(self, state: SurrogateState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> SurrogateState:
         """Observe, choose the subset, and fit. Draws for the subset, then once for BoTorch's seed."""
         watch = Stopwatch()
         with watch.phase("observe"):
             state = state.with_results(picks, y)
-        if len(state.y) < self.settings.initial_design:
+        if self.design_left(state) > 0:
             return replace(state, seconds=watch.seconds)
         with watch.phase("sample"):
             subset = self.buffer.rows(state, newest=len(picks), generator=generator)

@@ -68,11 +68,13 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
         nothing = self.box.bounds.new_empty(0, len(self.outcomes.names))
         return OutcomeState(self.box, self.box.no_picks, Y=nothing, outcomes=self.outcomes)
 
-    def design_end(self, state: OutcomeState) -> int | None:
-        """See :class:`.BatchMechanism`; the design goes on while an outcome has fewer than two results."""
-        if state.region is not None:
-            return None
-        return self.design_size if state.pulls < self.design_size else state.pulls + self.settings.largest_batch(state.pulls)
+    def design_left(self, state: OutcomeState) -> int:
+        """See :meth:`sparse_bo.policies.Mechanism.design_left`; not 0 while an outcome has fewer than two results."""
+        if state.fitted:
+            return 0
+        left = state.design_left(self.design_size)
+        scarce = left <= 0 and min(len(seen.y) for seen in state.replicates) < 2
+        return self.settings.largest_batch(state.pulls) if scarce else left
 
     def ask_beyond_batch(self, state: OutcomeState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return points of a Sobol sequence before the first models, then maximisers of expected improvement.
@@ -93,8 +95,7 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
     ) -> OutcomeState:
         """Observe ``q x m`` results, fit the models around the centres, and move the region. Draws nothing."""
         watch, after = Stopwatch(), state.with_outcomes(picks, y, sd)
-        scarce = min(len(seen.y) for seen in after.replicates) < 2
-        if not state.fitted and (after.pulls < self.design_size or scarce):
+        if self.design_left(after) > 0:
             return replace(after, seconds=watch.seconds)
         with watch.phase("learn"):
             fitted = self._fitted(state, after)

@@ -71,6 +71,11 @@ class OutcomeModels(State):
     """``n x m`` known standard deviations of the noise in ``Y``, NaN where one is not known; ``None``: none is."""
 
     @property
+    def no_results(self) -> Tensor:
+        """See :attr:`.State.no_results`."""
+        return self.Y[:0]
+
+    @property
     @abstractmethod
     def points(self) -> Tensor:
         """The evaluated points in the user's units, ``n x d``."""

@@ -70,9 +70,9 @@ class RegionSearch(BatchMechanism[RegionState]):
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), merges=self.settings.cumulative)
 
-    def design_end(self, state: RegionState) -> int | None:
-        """See :class:`.BatchMechanism`."""
-        return self.design_size if state.fitted is None or state.region is None else None
+    def design_left(self, state: RegionState) -> int:
+        """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
+        return 0 if state.fitted is not None else state.design_left(self.design_size)
 
     def ask_beyond_batch(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return points of a Sobol sequence before the first model, then maximisers of expected improvement.
@@ -94,7 +94,7 @@ class RegionSearch(BatchMechanism[RegionState]):
     ) -> RegionState:
         """Observe, fit the model around the centre, and move the region. Draws nothing."""
         watch, after = Stopwatch(), state.with_results(picks, y, sd)
-        if state.fitted is None and after.pulls < self.design_size:
+        if self.design_left(after) > 0:
             return replace(after, seconds=watch.seconds)
         U, seen, highest = after.U, after.replicates, int(after.y.argmax())
         region = state.region or Region(centre=highest, length=self.settings.first_length)

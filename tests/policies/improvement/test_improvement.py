@@ -231,7 +231,7 @@ def test_failed_arms_shrink_the_variances_around_them():
     evaluated = torch.tensor([3, 17, 42, 60, 71, 8, 33, 3])
     mechanism, state = told(ExpectedImprovement(initial_design=8), X, evaluated, waves(X[evaluated]))
     failed = dense_picks(state, 2, [], noise_variance=0.0)
-    state = mechanism.fail(state, torch.tensor(failed))
+    state = mechanism.fail(state, torch.tensor(failed), generator=torch.Generator())
     refused = state.refusal(torch.arange(0))(torch.arange(80)).nonzero().flatten().tolist()
     expected = dense_picks(state, 3, [], noise_variance=0.0, failed=failed, refused=refused)
     assert expected != dense_picks(state, 3, [], noise_variance=0.0, refused=refused)

@@ -323,7 +323,7 @@ def test_a_thawed_state_makes_the_same_picks():
     Y = results(LIMITED, X[evaluated])
     Y[2, 1] = NAN
     mechanism, state = told(LIMITED, X, evaluated, Y)
-    state = mechanism.fail(state, torch.tensor([4, 5]))
+    state = mechanism.fail(state, torch.tensor([4, 5]), generator=torch.Generator())
     again = mechanism.thaw(mechanism.freeze(state))
     assert again.learned_at == state.learned_at
     assert torch.equal(again.Y.isnan(), state.Y.isnan())
@@ -337,9 +337,9 @@ def test_failed_arms_are_left_alone():
     evaluated = torch.cat([torch.arange(0, 100, 9), torch.tensor([0])])
     mechanism, state = told(TWO, X, evaluated, results(TWO, X[evaluated]))
     first = ask(mechanism, state, 2)
-    state = mechanism.fail(state, torch.tensor(first))
+    state = mechanism.fail(state, torch.tensor(first), generator=torch.Generator())
     assert not set(first) & set(ask(mechanism, state, 4))
-    design = mechanism.fail(mechanism.init(), torch.tensor([3]))
+    design = mechanism.fail(mechanism.init(), torch.tensor([3]), generator=torch.Generator())
     picks = mechanism.ask(design, max_q=4, pending=NONE, generator=generator()).picks
     assert len(picks) == 4
 

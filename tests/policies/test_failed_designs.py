@@ -1,0 +1,81 @@
+"""A failure in an initial design does not cost a batch: it counts as one of its evaluations, and the next batch is whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bo import AskTell
+from sparse_bo.policies import BBKB, BKB, GPUCB, GSSBO, SBPE, ExpectedImprovement, TrustRegion, TwoStage
+
+ARMS = torch.rand(1500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+BOX = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
+TWO = {"objectives": {"a": "max", "b": "min"}}
+
+WHOLE = {"batch_size": 12, "initial_design": 12}
+PLATES = {
+    "arms": ({"arms": ARMS, "policy": ExpectedImprovement(batch_size=12)}, 12),
+    "arms without repeats": (
+        {"arms": ARMS, "policy": ExpectedImprovement(repeats=False, **WHOLE)},
+        12,
+    ),
+    "arms, two outcomes": ({"arms": ARMS, "policy": ExpectedImprovement(batch_size=12), **TWO}, 12),
+    "BBKB": ({"arms": ARMS, "policy": BBKB(repeats=False, **WHOLE)}, 12),
+    "box": ({"bounds": BOX, "policy": TrustRegion(**WHOLE)}, 12),
+    "box, two outcomes": ({"bounds": BOX, "policy": TrustRegion(**WHOLE), **TWO}, 12),
+    "workers": ({"bounds": BOX, "workers": 8}, 8),
+    "GSSBO": ({"bounds": BOX, "policy": GSSBO(**WHOLE)}, 12),
+}
+
+
+def told(loop, batch, failed):
+    y = -(batch.X - 0.4).square().sum(dim=-1, keepdim=True)
+    y = torch.cat([y, batch.X[:, :1]], dim=-1) if hasattr(loop.state, "Y") else y.squeeze(-1)
+    good = [i for i in range(len(y)) if i not in failed]
+    if good:
+        loop.tell([batch.tickets[i] for i in good], y[good])
+    if len(failed):
+        loop.fail([batch.tickets[i] for i in failed])
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+@pytest.mark.parametrize("failed", [1, 6, 9, 12], ids=lambda failed: f"{failed} of 12")
+@pytest.mark.parametrize("case", PLATES)
+def test_the_batch_after_a_failure_in_the_design_is_whole(case, failed):
+    options, size = PLATES[case]
+    loop = AskTell(**options, seed=1)
+    first = loop.ask(size)
+    assert len(first) == size
+    told(loop, first, range(failed * size // 12))
+    assert len(loop.ask(size)) == size
+
+
+@pytest.mark.parametrize("policy", [BBKB(), BKB(), TwoStage(), ExpectedImprovement(), SBPE(horizon=100)], ids=lambda p: p.name)
+def test_a_failure_ends_a_design_over_arms(policy):
+    loop = AskTell(ARMS, policy, seed=1)
+    design = loop.ask()
+    told(loop, design, [0])
+    assert loop.state.pulls == len(design) - 1
+    assert any(getattr(loop.state, model, None) is not None for model in ("posterior", "surrogate", "prior"))
+
+
+@pytest.mark.parametrize("policy", [TrustRegion(), BBKB(), GPUCB(), GSSBO()], ids=lambda policy: policy.name)
+def test_a_failure_ends_a_design_on_a_box_and_the_resumed_run_is_the_same(policy, tmp_path):
+    loop = AskTell(bounds=BOX, policy=policy, seed=1, storage=tmp_path / "run.journal")
+    design = loop.ask(20)
+    told(loop, design, [3])
+    picks = loop.ask(2).X
+    loop.close()
+    again = AskTell.resume(tmp_path / "run.journal", policy=policy)
+    assert torch.equal(again.reissue().X, picks)
+    assert again.state.model is not None
+    assert again.state.round == 1  # results and failure are one update
+
+
+def test_half_of_a_design_needs_results():
+    loop = AskTell(bounds=BOX, policy=TrustRegion(initial_design=8), seed=1)
+    design = loop.ask(8)
+    told(loop, design, range(5))
+    assert loop.state.fitted is None
+    told(loop, loop.ask(1), [])
+    assert loop.state.fitted is not None
