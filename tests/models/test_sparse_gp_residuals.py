@@ -232,6 +232,67 @@ def test_rows_that_are_off_are_named_where_the_noise_is_known(seed):
 
 
 @pytest.mark.filterwarnings("error::botorch.exceptions.InputDataWarning")
+def curved(X):
+    return torch.sin(6 * X[:, :1]) + 3 * X[:, 1:2].square() + torch.cos(5 * X[:, 2:3] * X[:, 3:4])
+
+
+def one_bad_row(n, seed, size):
+    """n rows, row 7 off by ``size``, and 300 inputs."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 4, generator=g, dtype=torch.float64)
+    Y = curved(X) + 0.05 * torch.randn(n, 1, generator=g, dtype=torch.float64)
+    Y[7] += size
+    return X, Y, torch.rand(300, 4, generator=g, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("n", "seed", "size"), [(1000, 7, 1e4), (1040, 2, 1e4), (1041, 4, 1e4), (1040, 2, 100.0)])
+def test_a_row_that_its_neighbours_follow_is_left_out(n, seed, size):
+    """A learned spike at the row spoils the predictions of its ten nearest: by their scale the row was not far off."""
+    X, Y, T = one_bad_row(n, seed, size)
+    model = fitted(SparseGP(X, Y, robust=True))
+    assert model.outlying_rows.tolist() == [7]
+    with torch.no_grad():
+        assert float((model.posterior(T).mean - curved(T)).square().mean().sqrt()) < 0.03
+
+
+@pytest.mark.parametrize(("n", "seed"), [(500, 2), (1040, 5), (1041, 4), (1500, 2), (3000, 2)])
+def test_a_row_that_no_search_has_seen_is_named(n, seed):
+    """All rows are looked at, not those alone that hyper-parameters are learned from."""
+    X, Y, _ = one_bad_row(n, seed, 1e4)
+    with pytest.warns(InputDataWarning, match=f"1 of {n} observations .*: row 7 of train_X"):
+        fitted(SparseGP(X, Y))
+
+
+def test_residuals_without_two_rows_are_those_of_dense_algebra():
+    X, Y, _ = one_bad_row(60, 0, 3.0)
+    model = SparseGP(X, Y).train()
+    rows = torch.arange(60)
+    known, nearest = rows[::2], torch.stack([torch.arange(30).roll(1), torch.arange(30).roll(5)], dim=-1)
+    found = residuals_given(model, known, rows)
+    with torch.no_grad():
+        x, y = X[known], model.train_targets[known] - model.mean_module(X[known])
+        K = model.covar_module(x).to_dense() + model.likelihood.noise * torch.eye(30, dtype=torch.float64)
+        for i, j in ((0, 1), (7, 0), (29, 1)):
+            at = int(nearest[i, j])
+            kept = [k for k in range(30) if k not in (i, at)]
+            assert found.without(nearest)[i, j].item() == pytest.approx(
+                float(y[at] - K[at, kept] @ torch.linalg.solve(K[kept][:, kept], y[kept])), rel=1e-8
+            )
+
+
+@pytest.mark.filterwarnings("ignore:Very small noise values:linear_operator.utils.warnings.NumericalWarning")  # as all rows'
+@pytest.mark.parametrize("size", [1e4, 1e5])
+def test_known_noise_is_that_of_the_other_rows(size):
+    """BoTorch's least noise, in units of all rows, was 0.4 to 4 here, in place of 0.05."""
+    X, Y, T = one_bad_row(600, 0, size)
+    noise, good = torch.full_like(Y, 0.05**2), torch.arange(600) != 7
+    model, without = fitted(SparseGP(X, Y, noise, robust=True)), fitted(SparseGP(X[good], Y[good], noise[good]))
+    assert model.outlying_rows.tolist() == [7]
+    with torch.no_grad():
+        torch.testing.assert_close(model.posterior(T).mean, without.posterior(T).mean, rtol=0.0, atol=1e-3)
+        torch.testing.assert_close(model.posterior(T).stddev, without.posterior(T).stddev, rtol=1e-2, atol=0.0)
+
+
 @pytest.mark.parametrize("share", [0.01, 0.05])
 @pytest.mark.parametrize("n", [N, 1500])
 def test_a_robust_fit_leaves_out_the_rows_that_are_off(n, share):

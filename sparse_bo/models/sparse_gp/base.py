@@ -118,6 +118,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def _configure(
         self,
         train_X: Tensor,
+        train_Yvar: Tensor | None,
         *,
         dictionary: DictionaryOption = None,
         max_dictionary: int | None = None,
@@ -132,7 +133,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)
-        self.settings, self.rule, self.learner = settings, rule, Learner(fit, seed, settings.learning, robust=robust)
+        learner = Learner(fit, seed, settings.learning, robust=robust, given_noise=train_Yvar if robust else None)
+        self.settings, self.rule, self.learner = settings, rule, learner
         self.register_buffer("data_noise_factor", None)  # of a calibrated model alone
         diagnostics.log_defaults(self)
         if previous is None:

@@ -43,6 +43,7 @@ from sparse_bo.models.sparse_gp.refinement import (
     Residuals,
     autocorrelation,
     kernel_distances,
+    large_residuals,
     last_groups,
     neighbour_correlation,
     outlier_scores,
@@ -105,11 +106,21 @@ class Learner:
     an unknown one raises ``ValueError``. ``robust`` must be a bool (``TypeError``).
     """
 
-    def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, *, robust: bool = False) -> None:
+    def __init__(
+        self,
+        fit: Fit | None,
+        seed: int,
+        settings: LearningSettings,
+        *,
+        robust: bool = False,
+        given_noise: Tensor | None = None,
+    ) -> None:
         if fit is not None:
             check_choice("fit", fit, get_args(Fit))
         check_flag("robust", robust)
         self.fit_name, self.seed, self.settings, self.robust = fit, seed, settings, robust
+        self.given_noise = given_noise
+        """``batch_shape x n x m`` known noise variances in the user's units, of a robust model; else ``None``."""
         self.active = False
         """Whether ``fit_gpytorch_mll`` runs for :meth:`fit`."""
         self._points: tuple[Any, ...] | None = None  # rows and external points, chosen once per fit
@@ -196,21 +207,35 @@ class Learner:
         return {"ftol": self.settings.coarse_tolerance, **({"factr": None} if several else {})}
 
     def looked_at(self, model: Any, known: Tensor, rows: Tensor) -> Residuals:
-        """Return the residuals of ``rows`` given ``known`` ones, with a warning if some are far off and none were left out.
+        """Return the residuals of ``rows`` given ``known`` ones, with a warning if some of all rows are far off, not left out.
 
+        Known rows that are far off are looked at again without each other, and so are all others: they may be near.
         Where the noise is known, outlying rows make lengthscales short, and predictive deviations large everywhere: for the
         warning, these are at most 1.48 times the median absolute deviation of the observations.
         """
-        residuals = residuals_given(model, known, rows)
-        if not self.robust:
-            judged, reference = residuals, torch.arange(len(rows), device=rows.device)
-            if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-                y = model.train_targets
-                spread = 1.4826 * (y - y.median(dim=-1, keepdim=True).values).abs().median(dim=-1, keepdim=True).values
-                spread = spread.where(spread > 0, torch.inf)  # more than half of the observations are equal
-                judged = residuals._replace(variances=torch.minimum(residuals.variances, spread.square()))
-            warn_of_outliers(rows, outlier_scores(model, judged, reference), limit=self.settings.outlying)
-        return residuals
+        first = residuals_given(model, known, rows)
+        if self.robust:
+            return first
+        limit, good = self.settings.outlying, known
+        judged = torch.unique(torch.cat([rows, large_residuals(model, known, limit=0.5 * limit)]))
+        residuals = first if len(judged) == len(rows) else residuals_given(model, known, judged)
+        scores = self._scores(model, residuals, torch.isin(judged, rows))
+        for _ in range(self.settings.robust_rounds):
+            kept = good[~torch.isin(good, judged[scores > limit])]
+            if len(kept) == len(good) or len(kept) < self.settings.residuals_from:
+                break
+            good = kept
+            scores = self._scores(model, residuals_given(model, good, judged), torch.isin(judged, rows))
+        warn_of_outliers(judged, scores, limit=limit, n=model.train_targets.shape[-1])
+        return first
+
+    def _scores(self, model: Any, residuals: Residuals, reference: Tensor) -> Tensor:
+        if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+            y = model.train_targets
+            spread = 1.4826 * (y - y.median(dim=-1, keepdim=True).values).abs().median(dim=-1, keepdim=True).values
+            spread = spread.where(spread > 0, torch.inf)  # more than half of the observations are equal
+            residuals = residuals._replace(variances=torch.minimum(residuals.variances, spread.square()))
+        return outlier_scores(model, residuals, reference.nonzero().squeeze(-1))
 
     def _leave_out(self, mll: Any) -> None:
         """Leave out the rows that are far off given few others, anew after each search, until they stay the same."""

@@ -23,6 +23,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
+from gpytorch.settings import min_fixed_noise
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.nn import Module
@@ -261,7 +262,8 @@ def outlying_noise(model: Any) -> Tensor | None:
 def standardize_again(model: Any, outlying: Tensor | None, *, first: int | None = None) -> None:
     """Standardise the outcomes by the ``first`` rows (all) but outlying ones, if the outcome transform is ``Standardize``.
 
-    By a row that is 10⁴ standard deviations off all others would lie within the least noise of BoTorch's likelihood.
+    By a row that is 10⁴ standard deviations off all others would lie within the least noise of BoTorch's likelihood. That
+    noise is in standardised units, too: known noise is standardised anew from what was given.
     """
     transform: Any = getattr(model, "outcome_transform", None)
     if type(transform) is not Standardize:
@@ -277,5 +279,11 @@ def standardize_again(model: Any, outlying: Tensor | None, *, first: int | None 
     transform.train(trains)
     model.train_targets = Y.mT if several else Y.squeeze(-1)
     if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-        known, ratio = model.likelihood.noise_covar, (before / transform.stdvs).square()  # … x 1 x m
-        known.noise = known.noise * (ratio.mT if several else ratio.squeeze(-1))
+        known, given = model.likelihood.noise_covar, model.learner.given_noise
+        if given is None:
+            ratio = (before / transform.stdvs).square()  # … x 1 x m
+            known.noise = known.noise * (ratio.mT if several else ratio.squeeze(-1))
+        else:
+            noise = given.to(Y) / transform.stdvs.square()
+            least = min_fixed_noise.value(noise.dtype)
+            known.noise = (noise.mT if several else noise.squeeze(-1)).clamp_min(least)

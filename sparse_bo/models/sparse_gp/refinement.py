@@ -78,12 +78,33 @@ class Residuals(NamedTuple):
     """``batch_shape x r``."""
     variances: Tensor
     """``batch_shape x r`` predictive variances of the function."""
+    known: Tensor
+    """``c`` positions, among the rows, of those that the others are predicted from; each of them is from the others of them."""
+    root: Tensor
+    """``batch_shape x c x c``: ``R Rᵀ`` is the inverse covariance of their observations."""
+    weights: Tensor
+    """``batch_shape x c``: ``R Rᵀ (y − μ)``."""
+
+    def without(self, nearest: Tensor) -> Tensor:
+        """Return the residuals of known rows (``c x k``, numbers among these) predicted without a further one each, O(c² k).
+
+        Entry (i, j) is the residual of row ``nearest[i, j]`` given all known rows but itself and i, ``batch_shape x c x k``:
+        the inverse of two rows and columns of ``R Rᵀ`` times their weights (Rasmussen & Williams 2006, Eq. 5.12, for two rows).
+        """
+        own, a = self.root.square().sum(dim=-1), self.weights
+        found = []
+        for some in row_slices(len(nearest), chunk=256):
+            at = nearest[some]
+            shared = (self.root[..., some, :].unsqueeze(-2) * self.root[..., at, :]).sum(dim=-1)
+            top = own[..., some, None] * a[..., at] - shared * a[..., some, None]
+            found.append(top / (own[..., some, None] * own[..., at] - shared.square()))
+        return torch.cat(found, dim=-2)
 
 
 def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
     """Predict ``rows`` from ``known`` rows, and each of these from the others. O(c³ + r c²) for c known and r rows.
 
-    Of a sparse model whose hyper-parameters fit ``known``. Both are row numbers, ascending; ``rows`` has all of ``known``.
+    Both are row numbers, ascending; ``rows`` has all of ``known``.
     """
     with torch.no_grad():
         X = model.transform_inputs(model.train_inputs[0]) if model.training else model.train_inputs[0]
@@ -100,7 +121,24 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
         mean, variance = torch.cat(means, dim=-1), torch.cat(variances, dim=-1)
         among = torch.isin(rows, known)
         mean[..., among], variance[..., among] = left_out_of_exact(posterior, **data)
-        return Residuals(X[..., rows, :], residuals[..., rows] - mean, variance)
+        values, at = residuals[..., rows] - mean, among.nonzero().squeeze(-1)
+        return Residuals(X[..., rows, :], values, variance, at, posterior.root, posterior.alpha)
+
+
+def large_residuals(model: Any, known: Tensor, *, limit: float) -> Tensor:
+    """Return the rows whose residuals, given known rows, are beyond ``limit`` of :func:`outlier_scores`'s scales of all rows.
+
+    Of an outcome of several any. No other row scores more than ``limit``. O(n c d) for c known rows, without variances.
+    """
+    with torch.no_grad():
+        X = model.transform_inputs(model.train_inputs[0]) if model.training else model.train_inputs[0]
+        kernel, targets = model.prior_kernel, model.train_targets
+        residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
+        posterior = exact_representation(kernel, X[..., known, :], residuals=residuals[..., known], noise=noise[..., known])
+        parts = [posterior.project(kernel, X[..., some, :]).mean for some in row_slices(X.shape[-2], chunk=4096)]
+        sizes = (residuals - torch.cat(parts, dim=-1)).abs()
+        typical = torch.maximum(1.4826 * sizes.median(dim=-1, keepdim=True).values, 0.01 * targets.std(dim=-1, keepdim=True))
+        return (sizes > limit * typical).reshape(-1, sizes.shape[-1]).any(dim=0).nonzero().squeeze(-1)
 
 
 class Autocorrelation(NamedTuple):
@@ -156,6 +194,7 @@ def outlier_scores(model: Any, residuals: Residuals, reference: Tensor) -> Tenso
 
     The deviation is ``√(v + s²)``, v the predictive variance of the function. s is the larger of two scales, 1.48 times the
     median of absolute residuals: of all reference rows, and of the ten nearest; at least 1 % of the observations' deviation.
+    The nearest ones of a known row are predicted without it: with it, what it does to its neighbours would hide it.
 
     Nearness is measured by the lengthscales of ``model``, where it has some. ``reference`` are positions among the rows whose
     residuals are not those of outlying rows.
@@ -172,18 +211,28 @@ def outlier_scores(model: Any, residuals: Residuals, reference: Tensor) -> Tenso
         apart = apart.masked_fill(positions[some].unsqueeze(-1) == reference, torch.inf)
         nearest = reference[apart.topk(min(10, len(reference)), largest=False).indices]
         local.append(1.4826 * sizes[..., nearest].median(dim=-1).values)
-    scale = torch.maximum(torch.cat(local, dim=-1), typical)
+    scale, known = torch.cat(local, dim=-1), residuals.known
+    nearest = torch.cat(
+        [
+            torch.cdist(Z[known[some]], Z[known]).topk(min(11, len(known)), largest=False).indices
+            for some in row_slices(len(known), chunk=4096)
+        ]
+    )
+    itself = nearest == torch.arange(len(known), device=known.device).unsqueeze(-1)
+    others = residuals.without(nearest).abs().masked_fill(itself, torch.nan)  # equal rows may come before a row itself
+    scale[..., known] = 1.4826 * others.nanmedian(dim=-1).values
+    scale = torch.maximum(scale, typical)
     scores = sizes / (residuals.variances + scale.square()).sqrt()
     return scores.reshape(-1, scores.shape[-1]).amax(dim=0)
 
 
-def warn_of_outliers(rows: Tensor, scores: Tensor, *, limit: float) -> None:
-    """Warn of observations beyond ``limit`` standard deviations, with the numbers of some rows, the farthest first."""
+def warn_of_outliers(rows: Tensor, scores: Tensor, *, limit: float, n: int) -> None:
+    """Warn of observations, of ``n``, beyond ``limit`` standard deviations, with some of their numbers, the farthest first."""
     order = scores.argsort(descending=True)
     off = rows[order[: int((scores > limit).sum())]].tolist()
     if off:
         warnings.warn(
-            f"{len(off)} of {len(rows)} observations are more than {limit:g} standard deviations off what the others predict: "
+            f"{len(off)} of {n} observations are more than {limit:g} standard deviations off what the others predict: "
             f"{'row' if len(off) == 1 else 'rows'} {', '.join(map(str, off[:10]))}{' …' if len(off) > 10 else ''} of train_X. "
             "A few such rows ruin lengthscales and noise; check them, or pass robust=True to leave them out",
             InputDataWarning,

@@ -137,7 +137,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         super().__init__(
             train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
         )
-        self._configure(train_X, previous=previous, **options)
+        self._configure(train_X, train_Yvar, previous=previous, **options)
 
 
 class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # the base class ships no types
@@ -174,7 +174,7 @@ class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # th
         super().__init__(
             train_X, train_Y, cat_dims, train_Yvar, cont_kernel_factory, likelihood, outcome_transform, input_transform
         )
-        self._configure(train_X, **options)
+        self._configure(train_X, train_Yvar, **options)
 
 
 class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ignore[misc]  # the base ships no types
@@ -215,7 +215,7 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
         fidelities = (iteration_fidelity, data_fidelities, linear_truncated, nu)
         rest = (covar_module, likelihood, outcome_transform, input_transform)
         super().__init__(train_X, train_Y, train_Yvar, *fidelities, *rest)
-        self._configure(train_X, **options)
+        self._configure(train_X, train_Yvar, **options)
 
 
 class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the base class ships no types
@@ -265,7 +265,7 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
         tasks = (task_covar_prior, output_tasks, rank, all_tasks)
         rest = (outcome_transform, input_transform, validate_task_values)
         super().__init__(train_X, train_Y, task_feature, train_Yvar, *modules, *tasks, *rest)
-        self._configure(train_X, **options)
+        self._configure(train_X, train_Yvar, **options)
 
 
 def register_with_ax() -> None:
