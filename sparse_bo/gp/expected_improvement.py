@@ -176,7 +176,8 @@ def hypervolume(F: Tensor, reference: Tensor) -> float:
     beyond, reference, unit = beyond / scale, reference / scale, float(scale.prod())
     if beyond.shape[-1] == 1:
         return unit * float(beyond.max() - reference)
-    return unit * float(DominatedPartitioning(ref_point=reference, Y=beyond).compute_hypervolume())
+    with reference.device:  # not the user's default device
+        return unit * float(DominatedPartitioning(ref_point=reference, Y=beyond).compute_hypervolume())
 
 
 def _scale(F: Tensor) -> Tensor:
@@ -238,7 +239,8 @@ class Cells:
             lower = torch.cat([beyond, reference.cpu().unsqueeze(0)]).amax(dim=0, keepdim=True)
             bounds = torch.stack([lower, torch.full_like(lower, torch.inf)])
         else:
-            bounds = FastNondominatedPartitioning(ref_point=reference.cpu(), Y=beyond).get_hypercell_bounds()
+            with beyond.device:  # not the user's default device
+                bounds = FastNondominatedPartitioning(ref_point=reference.cpu(), Y=beyond).get_hypercell_bounds()
         return cls(bounds[0].to(F), bounds[1].to(F))
 
     def log_improvement(self, mean: Tensor, variance: Tensor, *, elements: int = ELEMENTS) -> LogGain:

@@ -77,10 +77,10 @@ def scaled_kernel(family: str, lengthscales: Tensor, outputscale: float) -> Scal
     Numbers are set as tensors: GPyTorch takes plain ones through float32, where 10⁶⁰ is infinite.
     """
     d = len(lengthscales)
-    inner = RBFKernel(ard_num_dims=d) if family == "rbf" else MaternKernel(nu=2.5, ard_num_dims=d)
-    inner = inner.to(lengthscales)
+    with lengthscales.device:  # not the user's default device
+        inner = RBFKernel(ard_num_dims=d) if family == "rbf" else MaternKernel(nu=2.5, ard_num_dims=d)
+        kernel = ScaleKernel(inner).to(lengthscales)
     inner.lengthscale = lengthscales
-    kernel = ScaleKernel(inner).to(lengthscales)
     kernel.outputscale = lengthscales.new_tensor(outputscale)
     return kernel
 

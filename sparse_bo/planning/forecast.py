@@ -131,7 +131,8 @@ def _unit_grid(arms: int, dims: int, device: torch.device) -> ProductGrid:
 
 def default_kernel(arms: ArmSet) -> Kernel:
     """Return an RBF kernel with a lengthscale per column, in proportion to its range."""
-    kernel = RBFKernel(ard_num_dims=arms.shape[1]).double()
+    with torch.device("cpu"):  # not the user's default device
+        kernel = RBFKernel(ard_num_dims=arms.shape[1]).double()
     ranges = (arms.amax(dim=0) - arms.amin(dim=0)).cpu()
     # The mode of BoTorch's prior on lengthscales in the unit cube (Hvarfner et al. 2024): exp(√2 + log(d)/2 − 3).
     kernel.lengthscale = torch.where(ranges > 0, ranges, 1.0) * math.exp(math.sqrt(2.0) - 3.0) * arms.shape[1] ** 0.5

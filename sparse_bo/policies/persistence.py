@@ -239,8 +239,13 @@ def _kernel_parts(kernel: Kernel) -> dict[str, Any] | None:
 
 
 def _rebuild_kernel(description: Mapping[str, Any]) -> Kernel:
+    with torch.device("cpu"):  # not the user's default device
+        return _rebuilt_kernel(description)
+
+
+def _rebuilt_kernel(description: Mapping[str, Any]) -> Kernel:
     name, arguments = description["kernel"], dict(description["arguments"])
-    parts = [_rebuild_kernel(part) for part in description["parts"]]
+    parts = [_rebuilt_kernel(part) for part in description["parts"]]
     if name == "ScaleKernel":
         kernel = ScaleKernel(parts[0], **arguments)
     elif name in WRAPPERS:

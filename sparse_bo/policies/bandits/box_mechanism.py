@@ -95,9 +95,10 @@ class BoxModel:
 
 def sparse_model(prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Dictionary) -> SparseGP:
     """Return SparseGP with the prior as it is, on ``y`` (``n``) at ``X`` (``n x d``) in the units of the prior."""
-    mean = ConstantMean().to(X)
+    with X.device:  # not the user's default device
+        mean = ConstantMean().to(X)
+        likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(X)
     mean.constant = plain(prior.prior_mean, like=X)
-    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(X)
     likelihood.noise = plain(prior.regularization, like=X)
     model = SparseGP(
         X,
