@@ -318,15 +318,17 @@ class _Search:
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number == current or trial.number in self.ended:
                 continue
-            point = self._point(trial)
+            pick = self.out.get(trial.number)
+            asked = {} if pick is None else self.domain.named(pick)[0]
+            point = self._point(trial, asked)
             if not trial.state.is_finished():
                 if point is not None:
                     self.out[trial.number] = self.domain.check("trials", [point])
                 continue
             self.ended.add(trial.number)
-            pick = self.out.pop(trial.number, None)
-            if point is None and pick is not None and trial.state != TrialState.COMPLETE:
-                point = self._point(trial, self.domain.named(pick)[0])  # it ended before it asked for all, and has failed
+            self.out.pop(trial.number, None)
+            if point is None and asked and trial.state != TrialState.COMPLETE:
+                point = self._point(trial, asked, ended=True)  # before it asked for all, and has failed
                 bad += [] if point is None else [point]
             elif point is not None:
                 value = self._result(trial)
@@ -373,8 +375,10 @@ class _Search:
             return value if math.isfinite(value) else None
         return None
 
-    def _point(self, trial: FrozenTrial, asked: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Return a trial's point of the space; what it lacks is taken from the point at which it was asked for, if given.
+    def _point(self, trial: FrozenTrial, asked: Mapping[str, Any], *, ended: bool = False) -> dict[str, Any] | None:
+        """Return a trial's point of the space; if it ended early, what it lacks is taken from the point that was asked for.
+
+        Of categories that are equal (0 and False) Optuna stores the first one: it is the one that was asked for.
 
         ``None`` if it lacks a parameter that is there under its conditions, or has a value that the range does not have: it may
         have had another range, and Optuna lets trials be enqueued with any value.
@@ -384,7 +388,7 @@ class _Search:
             condition = self.conditions.get(name)
             if condition is not None and point.get(repr(condition.parent)) not in condition.values:
                 continue
-            if asked is not None and name not in trial.distributions and repr(name) in asked:
+            if ended and name not in trial.distributions and repr(name) in asked:
                 point[repr(name)] = asked[repr(name)]
                 continue
             if type(trial.distributions.get(name)) is not type(distribution):
@@ -393,6 +397,10 @@ class _Search:
             if not distribution._contains(number):
                 return None
             point[repr(name)] = number if isinstance(distribution, FloatDistribution) else round(number)
+            if isinstance(distribution, CategoricalDistribution) and repr(name) in asked:
+                category = distribution.choices[asked[repr(name)]]
+                if distribution.to_internal_repr(category) == number:
+                    point[repr(name)] = asked[repr(name)]
         return point
 
 

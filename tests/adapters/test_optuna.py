@@ -653,3 +653,17 @@ def test_a_trial_costs_the_same_however_many_there_are():
     made.optimize(objective, n_trials=100)
     assert (time.process_time() - start) / 100 < 0.2
     assert len(search_of(made.sampler).state.y) == 10_100
+
+
+def test_categories_that_are_equal_are_told_apart():
+    """Optuna stores the first of them: the trial of the other one was never told, and asked for again, for ever."""
+    seen = []
+
+    def objective(trial):
+        kind, x = trial.suggest_categorical("kind", [0, False, 2]), trial.suggest_float("x", -1.0, 1.0)
+        seen.append((repr(kind), x))
+        return (x - 0.2) ** 2 + (kind is not False)
+
+    made = study(SparseBOSampler(seed=0), objective, 30)
+    assert made.best_value < 1e-6
+    assert {kind for kind, _ in seen} == {"0", "False", "2"}
