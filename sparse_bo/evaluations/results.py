@@ -158,15 +158,18 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[in
 
     Args:
         tickets: ``q`` tickets.
-        y: ``q x m`` real values; ``q`` dictionaries by name, or rows of ``m``; or a dictionary of ``q`` values by name. NaN or
-            ``None``: the outcome is missing; in place of a row: the evaluation failed. Other names are ignored. A value may be
-            a :class:`Measured`, or a pair of a number and the standard deviation of its noise (``None``: not known).
+        y: ``q x m`` real values; ``q`` dictionaries by name, or rows of ``m``; or ``q`` values by name, as a dictionary or a
+            pandas table. NaN or ``None``: the outcome is missing; in place of a row: the evaluation failed. Other names are
+            ignored. A value may be a :class:`Measured`, or a pair of a number and the standard deviation of its noise
+            (``None``: not known).
         names: Of the ``m`` outcomes.
 
     Raises:
         ValueError: If a row lacks an outcome, the number of rows or values is another one, or a value is infinite.
         TypeError: If values are not real numbers.
     """
+    if hasattr(y, "columns") and hasattr(y, "to_dict"):  # a pandas table
+        y = y.to_dict("list")
     if isinstance(y, Mapping):
         _check_names(y, names)
         columns = [_listed(y[name]) for name in names]
@@ -199,7 +202,7 @@ def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
 
         got = ", ".join(map(repr, row)) or "none"
         others = [name for name in row if isinstance(name, str) and name not in names]
-        fix = nearest(missing[0], others) if others else ""
+        fix = f"; write {missing[0]!r}" if nearest(missing[0].lower(), [name.lower() for name in others]) else ""
         raise ValueError(
             f"expected a value of every outcome ({', '.join(names)}), got none of {', '.join(missing)} among {got}"
             f"{fix or '; return nan for one that could not be measured'}"
@@ -275,13 +278,25 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     if isinstance(value, complex):
         raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
     if isinstance(value, (str, bytes, bytearray)):
-        raise _not_numbers(tickets, y, f"an entry is {value!r}")
+        raise _not_numbers(tickets, y, _text(_rows(tickets, y)))
     if value is None:
         raise _not_numbers(tickets, y, "an entry is None; write float('nan') for a failed evaluation")
     try:
         return value if isinstance(value, Measured) else float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise _not_numbers(tickets, y, error) from error
+
+
+def _text(rows: Sequence[Any]) -> str:
+    """Return why a column with text is none of numbers: its first entry that cannot be read as one, else its first text."""
+    texts = [(row, value) for row, value in enumerate(rows) if isinstance(value, (str, bytes, bytearray))]
+    for row, value in texts:
+        try:
+            float(value)
+        except ValueError:
+            return f"entry {row} is {value!r}"
+    row, value = texts[0] if texts else (0, rows[0])
+    return f"entry {row} is {value!r}, a number in writing"
 
 
 def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:

@@ -110,6 +110,9 @@ class Report(Summary):
     """Rows of the feasible evaluations that no other one dominates, in the order of the state; ``None`` with one outcome."""
     reference: Tensor | None = None
     """Reference point of the hypervolume, one number for each objective (y); ``None`` with one objective."""
+    estimates: Tensor | None = None
+    """``n x m`` values in the order of the state, of which front and hypervolume are: of outcomes with noise, as replicates
+    show, the models' medians, of others the results; ``None`` with one outcome."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -48,7 +48,7 @@ def facts(view: RunView, *, most_inputs: int = 10) -> dict[str, str]:
     elif view.variance_factor is not None:
         lines["certificate"] = f"sparse and exact variance differ by at most a factor {view.variance_factor:.3g}, anywhere"
     if view.calibration is not None:
-        lines["calibration"] = f"of {view.calibration.results:,} results, {calibrated(view.calibration)}"
+        lines["calibration"] = f"of {view.calibration.results:,} predictions, {calibrated(view.calibration)}"
     return {name: text for name, text in lines.items() if text}
 
 
@@ -123,7 +123,8 @@ def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
     size = len(outcomes.front)
     lines = {
         "front": f"{size:,} evaluation{'' if size == 1 else 's'}",
-        "hypervolume": f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}",
+        "hypervolume": f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}"
+        + (", of results as observed (the page has the model's estimates)" if outcomes.observed else ""),
     }
     for name, direction in outcomes.directions.items():
         values = outcomes.values[name][list(outcomes.front)]
@@ -205,8 +206,8 @@ def dictionary(view: RunView) -> str:
 def calibrated(found: Calibration) -> str:
     """Return shares within intervals and the spread of standardised errors, beside their values for a right model."""
     low, high = WITHIN_68
-    inside = f"{found.within_68:.0%} within 68 % bounds (right: {low:.0%} to {high:.0%})"
-    return f"{inside}, {found.within_95:.0%} within 95 % bounds (right: from {WITHIN_95:.0%} on); spread {found.spread:.2f}"
+    inside = f"{found.within_68:.0%} within 68 % bounds (expected: {low:.0%} to {high:.0%})"
+    return f"{inside}, {found.within_95:.0%} within 95 % bounds (expected: at least {WITHIN_95:.0%}); spread {found.spread:.2f}"
 
 
 class Advice(NamedTuple):
@@ -243,8 +244,8 @@ def _failures(view: RunView) -> Iterator[Advice]:
     if out > 0:
         yield Advice(
             f"{out:,} evaluations are out: asked for, with no result yet.",
-            "If the run is over, they were lost: `python -m sparse_bo resume`, or run(…) of what AskTell.resume(…) returns, "
-            "evaluates them first; its reissue() hands them out.",
+            "Tell their results when they come. If they were lost, AskTell.resume(…).reissue() hands them out again; "
+            "`python -m sparse_bo resume` of a run of the command line, or run(…) after AskTell.resume(…), makes them first.",
         )
 
 
@@ -314,10 +315,13 @@ def miscalibrated(found: Calibration | None, *, policy: str | None, exact: bool 
     """Yield the warning about a model whose intervals are too narrow or too wide; ``exact``: results have no noise."""
     if found is None or found.results < FEWEST:
         return
-    seen = f"of {found.results:,} results, {calibrated(found)}"
+    seen = f"of {found.results:,} predictions, {calibrated(found)}"
     inside, nearly_all = round(found.within_68, 2), round(found.within_95, 2)  # as they are shown
     if inside < WITHIN_68[0] or nearly_all < WITHIN_95:
-        remedy = "Do not trust the intervals where no results are: picks are where the model expects most, and fall short of it"
+        remedy = (
+            "Do not trust the intervals where no results are: picks are where the model is most optimistic, so that on average "
+            "they disappoint"
+        )
         if not exact:
             remedy += "; evaluate some points several times to see the noise, and look for inputs that matter and are not here"
         if policy in ("bbkb", "bkb"):

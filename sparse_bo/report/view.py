@@ -104,6 +104,8 @@ class OutcomeColumns:
     """Reference point of the hypervolume, by objective; empty with one objective, and without a feasible evaluation."""
     inferred: bool = False
     """Whether the reference point was inferred from the results."""
+    observed: bool = True
+    """Whether front and hypervolume are those of the results, not of a model's estimates."""
     hypervolume: float | None = None
     """Of the front; ``None`` with one objective."""
     volumes: tuple[Numbers, Numbers] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))

@@ -42,17 +42,17 @@ SAMPLE = 1_024
 def outcome_columns(outcomes: Outcomes, results: Sequence[object], report: Report | None = None) -> OutcomeColumns:
     """Return the outcomes of ``n`` results (rows of ``m``, NaN: missing) as columns. O(n · front), and ≤ 100 hypervolumes.
 
-    Front and hypervolumes are those of the results, as they were observed. Without a reference point in the report, it is that
-    of the outcomes, or inferred from the front.
+    Front and hypervolumes are those of the report's estimates, without a report those of the results. Without a reference point
+    in the report, it is that of the outcomes, or inferred from the front.
     """
+    report = report or Report()
     Y = torch.tensor(results, dtype=torch.float64, device="cpu").reshape(-1, len(outcomes.names))
     feasible, total = outcomes.feasible(Y), outcomes.total_violation(Y)
-    gains = torch.where(feasible.unsqueeze(-1), outcomes.gains(Y), torch.nan)
+    gains = gains_of(outcomes, Y, report)
     front = front_rows(gains)
     front = front[gains[front, 0].argsort(descending=True, stable=True)]
     entered = entering(gains.numpy())
-    several, report = outcomes.only is None, report or Report()
-    hypervolume = report.hypervolume
+    several, hypervolume = outcomes.only is None, report.hypervolume
     worst, volumes = None, (np.zeros(0), np.zeros(0))
     if report.reference is not None:
         worst = outcomes.gains(report.reference.to(Y))
@@ -82,10 +82,20 @@ def outcome_columns(outcomes: Outcomes, results: Sequence[object], report: Repor
         entered=entered,
         reference=dict(zip(outcomes.objectives, signed, strict=False)),
         inferred=outcomes.reference is None,
+        observed=report.estimates is None,
         hypervolume=hypervolume,
         volumes=volumes,
         best_row=best,
     )
+
+
+def gains_of(outcomes: Outcomes, Y: Tensor, report: Report) -> Tensor:
+    """Return objectives, to be maximised, by the report's estimates of ``n x m`` results; NaN: failed, or not feasible."""
+    done, estimates = ~Y.isnan().all(dim=-1), report.estimates
+    if estimates is not None and len(estimates) == int(done.sum()):  # else the report is older than the last results
+        Y = Y.clone()
+        Y[done] = estimates.to(Y)
+    return torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
 
 
 def entering(gains: Numbers) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.results import has_sds, sds_of
 from sparse_bo.gp.expected_improvement import front_rows
 from sparse_bo.policies import Outcomes, Report, State
-from sparse_bo.runs.columns import importance_of
+from sparse_bo.runs.columns import gains_of, importance_of
 from sparse_bo.runs.history import History, report_of, written_whole
 from sparse_bo.runs.view import columns_of, view_of
 from sparse_bo.widths.estimates import Calibration
@@ -114,7 +114,8 @@ class Result(Report):
     def pareto_front(self) -> list[FrontPoint]:
         """The feasible evaluations that no other one dominates, by their first objective, the best first; O(n²).
 
-        With one objective it is the best of the feasible evaluations; of equal ones the first.
+        Where replicates show noise, by the models' estimates: some results are better by luck. With one objective it is the
+        best of the feasible evaluations; of equal ones the first.
 
         Raises:
             ValueError: If the run has one outcome.
@@ -123,7 +124,7 @@ class Result(Report):
         if outcomes is None:
             raise ValueError("expected a run with objectives=, got one of one outcome; its best point is result.best")
         Y, X, named = self._evaluations(outcomes)
-        gains = torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
+        gains = gains_of(outcomes, Y, self)
         rows = front_rows(gains)
         rows = rows[gains[rows, 0].argsort(descending=True, stable=True)]
         tickets = [ticket for row in self.history.rows for ticket in row.tickets]

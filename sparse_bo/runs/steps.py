@@ -32,7 +32,7 @@ from sparse_bo.errors import (
 from sparse_bo.evaluations.job import Batch, EvaluationFailed, Loop, some
 from sparse_bo.evaluations.results import Value
 from sparse_bo.journal import Event
-from sparse_bo.policies import State
+from sparse_bo.policies import Mechanism, State
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.lockstep import Lockstep
@@ -239,10 +239,13 @@ class Steps:
         if beyond_batch and (isinstance(handing, int) or len(handing.picks) < limit):
             handing = engine.propose_beyond_batch(limit)
         if isinstance(handing, int):
-            pending = engine.ledger.pending
+            pending, kind = engine.ledger.pending, type(engine.mechanism)
+            beyond = (
+                "" if kind.ask_beyond_batch is Mechanism.ask_beyond_batch else ", or ask(q, beyond_batch=True) does not wait"
+            )
             raise PendingBatchError(
                 f"{len(pending)} evaluations are pending (tickets {some(pending)}), and the policy needs about {handing} of "
-                "their results for the next ones; tell or fail them before the next ask",
+                f"their results for the next ones; tell them before the next ask, and fail those that are lost{beyond}",
                 needed=handing,
                 pending=len(pending),
             )

@@ -141,7 +141,7 @@ def test_a_page_tells_of_a_run_over_arms(pages):
     assert re.search(r"\d+ results less the prediction made before them.*\d+% within 68 % bounds", text)
     of_result = " ".join(Checker(pages["arms, of the result"]).texts)
     assert "Standardised residuals" not in of_result
-    assert re.search(r"Of \d+ results, \d+% within 68 % bounds", of_result)
+    assert re.search(r"Of \d+ predictions, \d+% within 68 % bounds", of_result)
 
 
 def test_residuals_are_normal_where_the_model_is_right(tmp_path):
@@ -162,7 +162,7 @@ def test_a_running_journal_is_reported_and_left_alone(tmp_path):
     loop.tell(batch.tickets[:2], [1.0, math.nan])
     page = run_page(view_of_journal(tmp_path / "run.journal"))
     assert f"{len(batch)} asked, 1 told, 1 failed, {len(batch) - 2} out" in page
-    assert "AskTell.resume(…) returns" in page
+    assert "AskTell.resume(…).reissue() hands them out again" in page
     loop.tell(batch.tickets[2:], [0.5] * (len(batch) - 2))
     loop.close()
 
@@ -247,7 +247,7 @@ def test_a_best_point_at_an_end_of_its_range_is_told(about, best, edge, computed
         ({"residuals": 3.0 * np.random.default_rng(1).standard_normal(100)}, "too sure"),
         (
             {"residuals": np.r_[np.full(44, 0.5), np.full(56, 1.91)]},
-            "of 100 results, 44% within 68 % bounds (right: 50% to 86%)",
+            "of 100 predictions, 44% within 68 % bounds (expected: 50% to 86%)",
         ),
         ({"residuals": np.r_[np.full(44, 0.5), np.full(56, 1.91)]}, "too sure"),
         ({"residuals": np.full(20, 1.49)}, "too sure"),

@@ -89,7 +89,7 @@ def test_a_batch_that_fails_whole_changes_nothing_but_the_round():
 def test_ask_while_a_full_batch_is_out_says_what_is_missing():
     loop, batch = loop_with_a_batch()
     with pytest.raises(
-        PendingBatchError, match=rf"{len(batch)} evaluations are pending.* needs about \d+ .*tell or fail"
+        PendingBatchError, match=rf"{len(batch)} evaluations are pending.* needs about \d+ .*tell them before"
     ) as caught:
         loop.ask()
     assert caught.value.pending == len(batch)

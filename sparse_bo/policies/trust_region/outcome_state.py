@@ -212,7 +212,7 @@ class OutcomeModels(State):
         """
         outcomes, Y = self.outcomes, self.Y
         feasible = outcomes.feasible(Y)
-        counts = Report(feasible=int(feasible.sum()), front=self.front)
+        counts = Report(feasible=int(feasible.sum()), front=self.front, estimates=self.estimates)
         if outcomes.only is not None:
             return self._of_one(counts)
         gains, signs = outcomes.gains(self.estimates[self.front]), self.signs[: len(outcomes.objectives)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 
+from sparse_bo import optimize
 from sparse_bo.domains import Box, Float, Int, space_domain
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume
 from sparse_bo.policies import TrustRegion, Wait
@@ -281,6 +282,22 @@ def test_where_replicates_show_noise_front_and_volume_are_those_of_the_models():
     signs, reference = torch.tensor([-1.0, 1.0]).double(), torch.tensor([-1.0, 2.0]).double()
     lucky, truth = (hypervolume(signs * values, reference) for values in (state.Y, pair(state.X)))
     assert abs(report.hypervolume - truth) < 0.5 * abs(lucky - truth)
+
+
+def test_with_noise_front_and_volume_are_the_same_everywhere():
+    generator = torch.Generator().manual_seed(1)
+
+    def measured(p):
+        noise = 0.1 * torch.randn(2, generator=generator, dtype=torch.float64, device="cpu")
+        return {"v": p["x"] - p["y"] ** 2 + float(noise[0]), "w": p["x"] ** 2 + abs(p["y"] - 0.3) + float(noise[1])}
+
+    space = {"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)}
+    result = optimize(measured, space, objectives={"v": "max", "w": "min"}, budget=30, seed=1)
+    assert result.state.exact is False
+    columns = result.history.outcome_columns(result)
+    assert sorted(result.front.tolist()) == sorted(columns.front) == sorted(point.ticket for point in result.pareto_front)
+    assert columns.hypervolume == result.hypervolume == pytest.approx(columns.volumes[1][-1])
+    assert list(columns.reference.values()) == result.reference.tolist()
 
 
 def test_points_where_evaluations_fail_are_avoided():
