@@ -140,7 +140,7 @@ def sections_of(view: RunView) -> Iterator[Section]:
         yield Section("calibration", "Calibration", plots=[_calibration(view)])
     elif view.calibration is not None:
         yield Section(
-            "calibration", "Calibration", f"Of {view.calibration.results:,} results, {facts.calibrated(view.calibration)}."
+            "calibration", "Calibration", f"Of {view.calibration.results:,} predictions, {facts.calibrated(view.calibration)}."
         )
     sparse = list(_sparse(view))
     if sparse:
