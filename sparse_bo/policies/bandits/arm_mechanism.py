@@ -195,10 +195,11 @@ class ArmUCB(UCBMechanism[BanditState]):
         with watch.phase("fit"):
             fit, columns = fit_arms(surrogate, observations, dictionary, columns)
         noise, seen, last = prior.regularization, observations, None if before is None else before.posterior
+        design = after.observations.rows.repeat_interleave(after.observations.counts.long())  # all pulls, told at once or not
         numbers = self._numbers(
             before,
             y,
-            leverages=surrogate.variances_at(picks) / noise if last is None else last.leverages_at(picks),
+            leverages=surrogate.variances_at(design) / noise if last is None else last.leverages_at(picks),
             means=None if last is None else last.means_at(picks),
             pulls=observations.pulls,
             prior=prior,

@@ -253,7 +253,8 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         with watch.phase("fit"):
             model = fit(dictionary=dictionary)
             effective_dimension = float(model.known(after.X)[0].sum())
-        known = (covariance.diagonal(picks) / noise, None) if before is None else before.posterior.known(picks)
+        # Before the first model no pull of the design, told at once or not, has been counted.
+        known = (covariance.diagonal(after.X) / noise, None) if before is None else before.posterior.known(picks)
         seen = torch.cat([self.domain.bounds, after.X])
         numbers = self._numbers(
             before,

@@ -19,8 +19,9 @@ from sparse_bo.dictionary import (
     RecursiveRLSSampler,
     UniformSampler,
 )
-from sparse_bo.widths import ConstantWidth
-from tests.builders import arms, noisy, rbf_kernel, waves
+from sparse_bo.domains import Arms, Box
+from sparse_bo.widths import BBKBTheory, ConstantWidth
+from tests.builders import arms, noisy, rbf_kernel, unit_box, waves
 
 SETTINGS = {"regularization": 0.05, "width": 2.0}
 POLICIES = [
@@ -152,6 +153,27 @@ def test_published_settings_are_accepted_and_give_the_authors_width():
     gain = math.log1p(1.0 / 0.2)  # the first arm's leverage under the prior is k/λ
     expected = math.sqrt(0.2) * 20.0 + math.sqrt(0.01 * (2.0 * gain + math.log(1e4)))
     assert loop.state.width == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("domain", [Arms(arms(80)), Box(unit_box())], ids=["arms", "box"])
+def test_information_knows_a_design_that_is_told_in_pieces_or_ends_with_a_failure(domain):
+    """Theorem 2 of BBKB sums over all evaluations; only those told last were counted, and none where a failure came last."""
+    policy = BBKB(covar_module=rbf_kernel(0.3), regularization=0.05, initial_design=8, width=BBKBTheory(rkhs_norm=1.0))
+    mechanism = policy.on(domain)
+
+    def seeded():
+        return torch.Generator().manual_seed(0)
+
+    start, options = mechanism.init(), {"pending": domain.no_picks, "generator": seeded()}
+    picks = mechanism.ask(start, max_q=8, **options).picks
+    y = waves(domain.inputs(picks) if isinstance(domain, Arms) else picks)
+    failed = mechanism.fail(mechanism.tell(start, picks[:7], y[:7], generator=seeded()), picks[7:], generator=seeded())
+    pieces = start
+    for row in range(8):
+        pieces = mechanism.tell(pieces, picks[row : row + 1], y[row : row + 1], generator=seeded())
+    gain = math.log1p(3.0 / 0.05)
+    assert pieces.fitted.information == pytest.approx(8 * gain)
+    assert failed.fitted.information == pytest.approx(7 * gain)
 
 
 def test_information_sums_the_leverages_at_the_start_of_each_batch():
