@@ -2,6 +2,7 @@
 
 In Optuna an objective asks for parameters while it runs, so that a study does not know that ``depth`` is there where ``kind``
 is ``"tree"``. The trials show it: whether they have a parameter is a function of the value of another one.
+:func:`parameter_of` makes a parameter of a space from a distribution of Optuna's and its condition.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
+
+from sparse_bo.domains import Choice, Float, Int, Parameter
 
 MOST_VALUES = 100
 """Of an integer on which another parameter may depend."""
@@ -112,3 +115,25 @@ class TrialForms:
             return None
         above = min(here) > max(away)
         return len(choices), Condition(parent, tuple(v for v in choices if (v >= min(here) if above else v <= max(here))))
+
+
+def parameter_of(name: str, distribution: BaseDistribution, condition: Condition | None) -> Parameter:
+    """Return one of Optuna's distributions as a parameter, there under a condition; categories by their number.
+
+    Raises:
+        NotImplementedError: If it is of another kind.
+        ValueError: If its range is too wide.
+    """
+    when = None if condition is None else {repr(condition.parent): condition.values}
+    try:
+        if isinstance(distribution, FloatDistribution):
+            return Float(distribution.low, distribution.high, log=distribution.log, step=distribution.step, when=when)
+        if isinstance(distribution, IntDistribution):
+            step = 1 if distribution.log else distribution.step
+            return Int(distribution.low, distribution.high, log=distribution.log, step=step, when=when)
+        if isinstance(distribution, CategoricalDistribution):
+            return Choice(*range(len(distribution.choices)), when=when)
+    except ValueError as error:
+        raise ValueError(f"SparseBOSampler cannot encode parameter {name!r}: {error}") from error
+    kinds = "FloatDistribution, IntDistribution and CategoricalDistribution"
+    raise NotImplementedError(f"SparseBOSampler takes {kinds}, got {type(distribution).__name__} for {name!r}")

@@ -23,7 +23,7 @@ from sparse_bo.errors import install_hint
 
 try:
     import optuna
-    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
     from optuna.samplers import BaseSampler, RandomSampler
     from optuna.samplers._base import _process_constraints_after_trial  # the one writer of them; samplers of others use it
     from optuna.storages import BaseStorage
@@ -33,8 +33,8 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(f"SparseBOSampler needs Optuna; install it with: {install_hint('optuna')}") from error
 
-from sparse_bo.adapters.conditions import Condition, TrialForms
-from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
+from sparse_bo.adapters.conditions import Condition, TrialForms, parameter_of
+from sparse_bo.domains import Space, space_domain
 from sparse_bo.policies import Mechanism, Outcomes, Policy, State, Wait
 from sparse_bo.policies.outcomes import MOST_OBJECTIVES
 from sparse_bo.policies.protocol import mechanism_of
@@ -258,7 +258,7 @@ class _Search:
         self.distributions = first | {name: search_space[name] for name in conditions}
         self.constraints = _constraints_of(study.get_trials(deepcopy=False))
         self.outcomes = _outcomes_of(study, self.constraints)
-        space = Space({repr(name): _parameter(name, kind, conditions.get(name)) for name, kind in self.distributions.items()})
+        space = Space({repr(name): parameter_of(name, kind, conditions.get(name)) for name, kind in self.distributions.items()})
         self.domain = space_domain(space)
         policy = policy or chosen_policy(self.domain, budget=TRIALS, several=self.outcomes is not None).policy
         try:
@@ -416,25 +416,3 @@ def _outcomes_of(study: optuna.Study, constraints: frozenset[str]) -> Outcomes |
     minimised = optuna.study.StudyDirection.MINIMIZE
     objectives = {f"objective {k}": "min" if way == minimised else "max" for k, way in enumerate(study.directions)}
     return Outcomes.of(objectives, {f"constraint {name}": (None, 0.0) for name in sorted(constraints)})
-
-
-def _parameter(name: str, distribution: BaseDistribution, condition: Condition | None) -> Parameter:
-    """Return one of Optuna's distributions as a parameter, there under a condition; categories by their number.
-
-    Raises:
-        NotImplementedError: If it is of another kind.
-        ValueError: If its range is too wide.
-    """
-    when = None if condition is None else {repr(condition.parent): condition.values}
-    try:
-        if isinstance(distribution, FloatDistribution):
-            return Float(distribution.low, distribution.high, log=distribution.log, step=distribution.step, when=when)
-        if isinstance(distribution, IntDistribution):
-            step = 1 if distribution.log else distribution.step
-            return Int(distribution.low, distribution.high, log=distribution.log, step=step, when=when)
-        if isinstance(distribution, CategoricalDistribution):
-            return Choice(*range(len(distribution.choices)), when=when)
-    except ValueError as error:
-        raise ValueError(f"SparseBOSampler cannot encode parameter {name!r}: {error}") from error
-    kinds = "FloatDistribution, IntDistribution and CategoricalDistribution"
-    raise NotImplementedError(f"SparseBOSampler takes {kinds}, got {type(distribution).__name__} for {name!r}")

@@ -289,14 +289,14 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
 
 def _text(rows: Sequence[Any]) -> str:
     """Return why a column with text is none of numbers: its first entry that cannot be read as one, else its first text."""
-    texts = [(row, value) for row, value in enumerate(rows) if isinstance(value, (str, bytes, bytearray))]
-    for row, value in texts:
+    texts = {row: value for row, value in enumerate(rows) if isinstance(value, (str, bytes, bytearray))}
+    for row, value in texts.items():
         try:
             float(value)
         except ValueError:
-            return f"entry {row} is {value!r}"
-    row, value = texts[0] if texts else (0, rows[0])
-    return f"entry {row} is {value!r}, a number in writing"
+            return f"entry {row} is the text {value!r}"
+    row = min(texts, default=0)
+    return f"entry {row} is the text {rows[row]!r}; pass float({rows[row]!r})"
 
 
 def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:

@@ -175,7 +175,8 @@ def rebuild(description: Description) -> Any:
     if not isinstance(description, Mapping):
         return description
     if "kernel" in description:
-        return _rebuild_kernel(description)
+        with torch.device("cpu"):  # not the user's default device
+            return _rebuild_kernel(description)
     if "tensor" in description:
         held = torch.tensor(description["tensor"], dtype=_DTYPES[description["dtype"]], device="cpu")
         return held.reshape(description["shape"])
@@ -206,9 +207,9 @@ def _describe_kernel(kernel: Kernel) -> Description:
     description = _kernel_parts(kernel)
     if description is None:
         return _unknown(kernel)
-    again = _rebuild_kernel(description)
+    again = rebuild(description)
     before, after = kernel.state_dict(), again.state_dict()
-    # The kernel may be on any device, the rebuilt one is on the default device.
+    # The kernel may be on any device, the rebuilt one is on the CPU.
     equal = list(before) == list(after) and all(torch.equal(before[key].cpu(), after[key].cpu()) for key in before)
     same = equal and repr(again) == repr(kernel)
     return description if same else _unknown(kernel)
@@ -239,13 +240,8 @@ def _kernel_parts(kernel: Kernel) -> dict[str, Any] | None:
 
 
 def _rebuild_kernel(description: Mapping[str, Any]) -> Kernel:
-    with torch.device("cpu"):  # not the user's default device
-        return _rebuilt_kernel(description)
-
-
-def _rebuilt_kernel(description: Mapping[str, Any]) -> Kernel:
     name, arguments = description["kernel"], dict(description["arguments"])
-    parts = [_rebuilt_kernel(part) for part in description["parts"]]
+    parts = [_rebuild_kernel(part) for part in description["parts"]]
     if name == "ScaleKernel":
         kernel = ScaleKernel(parts[0], **arguments)
     elif name in WRAPPERS:

@@ -124,7 +124,7 @@ def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
     lines = {
         "front": f"{size:,} evaluation{'' if size == 1 else 's'}",
         "hypervolume": f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}"
-        + (", of results as observed (the page has the model's estimates)" if outcomes.observed else ""),
+        + (", of the results as observed" if outcomes.observed else ""),
     }
     for name, direction in outcomes.directions.items():
         values = outcomes.values[name][list(outcomes.front)]

@@ -11,30 +11,21 @@ starts at the lengthscale that they show. With ``robust=True`` outlying rows are
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
-from botorch.optim.closures import get_loss_closure_with_grads
-from botorch.optim.closures.core import NdarrayOptimizationClosure
 from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
-from botorch.optim.utils import get_parameters_and_bounds
-from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from sparse_bo.gp.learn import lbfgsb
-from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import lengthscale_module, standardize_again, stationary_parts
@@ -52,7 +43,7 @@ from sparse_bo.models.sparse_gp.refinement import (
     warn_of_outliers,
 )
 from sparse_bo.models.sparse_gp.state import parameters_of, set_parameters
-from sparse_bo.models.sparse_gp.training import Approximation, TrainingCovariance, TrainingPrior
+from sparse_bo.models.sparse_gp.training import Approximation, ParameterVector, TrainingCovariance, TrainingPrior
 from sparse_bo.validation import check_choice, check_flag
 
 Fit = Literal["exact", "subset", "vfe", "dtc"]
@@ -320,7 +311,7 @@ def coarse_to_fine(
         first = _searched_again(mll, start, first, learner.looked_at(model, few, rows), own_options)
     _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
     batch = model.train_targets.shape[:-1].numel()
-    search = _ParameterVector.of(mll, at.max_parameters // min(batch, 4)) if own else None  # each curvature costs all GPs
+    search = ParameterVector.of(mll, at.max_parameters // min(batch, 4)) if own else None  # each curvature costs all GPs
     if search is None:
         with learner.learning_from(rows):
             return fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
@@ -344,12 +335,14 @@ def _searched_again(
     Lengthscales are searched by their logarithms: BoTorch searches themselves, and its first step, of length 1, would lead
     from a short one to where the ripple is noise again.
     """
-    model, module, search = mll.model, lengthscale_module(mll.model.prior_kernel), _ParameterVector.of(mll)
+    model, module = mll.model, lengthscale_module(mll.model.prior_kernel)
+    starts = [] if module is None else _finer_lengthscales(model, module, residuals)
+    search = ParameterVector.of(mll) if starts else None
     if module is None or search is None:
         return found
     best = search.point
     least = search(best)[0]
-    for finer in _finer_lengthscales(model, module, residuals):
+    for finer in starts:
         set_parameters(model, start)
         module.lengthscale = finer
         x, value, steps = search.minimum(options)
@@ -377,76 +370,3 @@ def _finer_lengthscales(model: Any, module: Any, residuals: Residuals) -> list[T
         if bool((shorter < lengthscales).any()):
             made.append(torch.maximum(shorter, least).minimum(lengthscales))
     return made
-
-
-class _ParameterVector:
-    """The parameters of a likelihood as one vector: logarithms of those with a positive lower bound, the others unchanged."""
-
-    def __init__(self, mll: Any, parameters: dict[str, Tensor], bounds: Any) -> None:
-        self.learner: Learner = mll.model.learner
-        self.closure = NdarrayOptimizationClosure(get_loss_closure_with_grads(mll, parameters=parameters), parameters)
-        limits = get_bounds_as_ndarray(parameters, bounds)
-        size = sum(parameter.numel() for parameter in parameters.values())
-        low, high = (torch.full((size,), at, dtype=torch.float64, device="cpu") for at in (-math.inf, math.inf))
-        if limits is not None:
-            low, high = torch.from_numpy(limits).unbind(-1)
-        self.positive = low > 0.0
-        self.bounds = torch.where(self.positive, low.log(), low), torch.where(self.positive, high.log(), high)
-
-    @classmethod
-    def of(cls, mll: Any, most: float = math.inf) -> _ParameterVector | None:
-        """Return the search over all free parameters, if there are some, and at most ``most``."""
-        named, bounds = get_parameters_and_bounds(mll)
-        parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-        size = sum(parameter.numel() for parameter in parameters.values())
-        return cls(mll, parameters, bounds) if 0 < size <= most else None
-
-    @property
-    def point(self) -> Tensor:
-        state = torch.from_numpy(self.closure.state)
-        return torch.where(self.positive, state.clamp_min(1e-300).log(), state)
-
-    def __call__(self, x: Tensor) -> tuple[float, Tensor]:
-        """Return minus the likelihood per point at ``x``, and its gradient."""
-        state = torch.where(self.positive, x.exp(), x)
-        try:
-            value, gradient = self.closure(state.numpy())
-        except NotPSDError:
-            return math.inf, torch.zeros_like(x)
-        if not math.isfinite(value):
-            return math.inf, torch.zeros_like(x)
-        found = torch.from_numpy(gradient.copy())
-        return float(value), torch.where(self.positive, state * found, found)
-
-    def move(self, x: Tensor) -> None:
-        """Set the parameters."""
-        self.closure.state = torch.where(self.positive, x.exp(), x).numpy()
-
-    def minimum(self, options: dict[str, Any]) -> tuple[Tensor, float, int]:
-        """Return the minimiser that SciPy's L-BFGS-B finds from the parameters' values, its value, and the number of steps."""
-
-        def function(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = self(torch.from_numpy(x))
-            return value, gradient.numpy()
-
-        limits = list(zip(*(bound.tolist() for bound in self.bounds), strict=True))
-        found = lbfgsb(function, self.point.numpy(), limits=limits, **options)
-        return torch.from_numpy(found.x), float(found.fun), int(found.nit)
-
-    def refined(self, before: Tensor, now: Tensor, *, gain: float, steps: int) -> OptimizationResult:
-        """Go on from the optimum of some rows, and its curvature, to that of others; ``gain`` nats are worth no step."""
-        least, learner = self.learner.settings.least_information / len(before), self.learner
-        with learner.learning_from(before):
-            x = self.point
-            hessian = positive(curvature(self, x, self(x)[1]), least=least)
-        low, high = self.bounds
-        start, tolerance = torch.minimum(torch.maximum(x, low), high), gain / now.numel()
-        try:
-            with learner.learning_from(now):
-                found = descend(self, start, bounds=self.bounds, hessian=hessian, tolerance=tolerance, max_steps=steps)
-        except ValueError as error:  # no value at the start
-            raise NotPSDError(str(error)) from error
-        self.move(found.x)
-        _LOGGER.debug("learned from all points in %d evaluations", found.evaluations)
-        status = OptimizationStatus.SUCCESS if found.converged else OptimizationStatus.STOPPED
-        return OptimizationResult(fval=found.value, step=found.evaluations, status=status)

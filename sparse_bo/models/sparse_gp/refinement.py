@@ -107,10 +107,9 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
     Both are row numbers, ascending; ``rows`` has all of ``known``.
     """
     with torch.no_grad():
-        X = model.transform_inputs(model.train_inputs[0]) if model.training else model.train_inputs[0]
-        kernel, targets = model.prior_kernel, model.train_targets
-        residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
-        data = {"residuals": residuals[..., known], "noise": noise[..., known]}
+        kernel = model.prior_kernel
+        X, residuals, noise = _training_data(model)
+        data: dict[str, Any] = {"residuals": residuals[..., known], "noise": noise[..., known]}
         posterior = exact_representation(kernel, X[..., known, :], **data)
         means, variances = [], []
         for some in row_slices(len(rows), chunk=65_536):
@@ -125,19 +124,27 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
         return Residuals(X[..., rows, :], values, variance, at, posterior.root, posterior.alpha)
 
 
+def _training_data(model: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return transformed inputs (``… x n x d``), targets less the prior mean and noise variances (``batch_shape x n``)."""
+    X = model.transform_inputs(model.train_inputs[0]) if model.training else model.train_inputs[0]
+    targets = model.train_targets
+    return X, targets - model.prior_mean(X), model.data_noise(X, targets.shape)
+
+
 def large_residuals(model: Any, known: Tensor, *, limit: float) -> Tensor:
     """Return the rows whose residuals, given known rows, are beyond ``limit`` of :func:`outlier_scores`'s scales of all rows.
 
     Of an outcome of several any. No other row scores more than ``limit``. O(n c d) for c known rows, without variances.
     """
     with torch.no_grad():
-        X = model.transform_inputs(model.train_inputs[0]) if model.training else model.train_inputs[0]
-        kernel, targets = model.prior_kernel, model.train_targets
-        residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
-        posterior = exact_representation(kernel, X[..., known, :], residuals=residuals[..., known], noise=noise[..., known])
+        kernel = model.prior_kernel
+        X, residuals, noise = _training_data(model)
+        data: dict[str, Any] = {"residuals": residuals[..., known], "noise": noise[..., known]}
+        posterior = exact_representation(kernel, X[..., known, :], **data)
         parts = [posterior.project(kernel, X[..., some, :]).mean for some in row_slices(X.shape[-2], chunk=4096)]
         sizes = (residuals - torch.cat(parts, dim=-1)).abs()
-        typical = torch.maximum(1.4826 * sizes.median(dim=-1, keepdim=True).values, 0.01 * targets.std(dim=-1, keepdim=True))
+        least = 0.01 * model.train_targets.std(dim=-1, keepdim=True)
+        typical = torch.maximum(1.4826 * sizes.median(dim=-1, keepdim=True).values, least)
         return (sizes > limit * typical).reshape(-1, sizes.shape[-1]).any(dim=0).nonzero().squeeze(-1)
 
 

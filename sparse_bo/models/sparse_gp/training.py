@@ -1,25 +1,38 @@
 """The prior over the training data that a sparse model returns in training mode, with a likelihood that is never ``n x n``.
 
 ``ExactMarginalLogLikelihood`` adds the noise to the covariance, rebuilds the distribution from its class, a mean and a
-covariance, and asks for ``log_prob``. So all that a likelihood needs is in the covariance operator.
+covariance, and asks for ``log_prob``. So all that a likelihood needs is in the covariance operator. A search sees it as a
+function of one vector (:class:`ParameterVector`).
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.optim.closures import get_loss_closure_with_grads
+from botorch.optim.closures.core import NdarrayOptimizationClosure
+from botorch.optim.core import OptimizationResult, OptimizationStatus
+from botorch.optim.utils import get_parameters_and_bounds
+from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.gp.likelihood import gaussian_log_likelihood, log_likelihood_from_sums, stationary_log_likelihood
 from sparse_bo.linalg.chunking import broadcast_shapes
+from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
+
+_LOGGER = logging.getLogger(__name__)
 
 Approximation = Literal["subset", "vfe", "dtc"]
 """The likelihoods that are not the exact one of all points."""
@@ -193,3 +206,81 @@ class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class
             )
         likelihood: Tensor = covariance.log_likelihood(value, self.mean)
         return likelihood
+
+
+class ParameterVector:
+    """A likelihood as a function of one vector of p numbers: logarithms of those with a positive lower bound.
+
+    Attributes:
+        bounds: Least and greatest numbers, ``p`` each.
+    """
+
+    def __init__(self, mll: Any, parameters: dict[str, Tensor], bounds: Any) -> None:
+        self.learner = mll.model.learner
+        self.closure = NdarrayOptimizationClosure(get_loss_closure_with_grads(mll, parameters=parameters), parameters)
+        limits = get_bounds_as_ndarray(parameters, bounds)
+        size = sum(parameter.numel() for parameter in parameters.values())
+        low, high = (torch.full((size,), at, dtype=torch.float64, device="cpu") for at in (-math.inf, math.inf))
+        if limits is not None:
+            low, high = torch.from_numpy(limits).unbind(-1)
+        self.positive = low > 0.0
+        self.bounds = torch.where(self.positive, low.log(), low), torch.where(self.positive, high.log(), high)
+
+    @classmethod
+    def of(cls, mll: Any, most: float = math.inf) -> ParameterVector | None:
+        """Return the search over all free parameters, if there are some, and at most ``most``."""
+        named, bounds = get_parameters_and_bounds(mll)
+        parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        size = sum(parameter.numel() for parameter in parameters.values())
+        return cls(mll, parameters, bounds) if 0 < size <= most else None
+
+    @property
+    def point(self) -> Tensor:
+        """The parameters' values, ``p``, float64."""
+        state = torch.from_numpy(self.closure.state)
+        return torch.where(self.positive, state.clamp_min(1e-300).log(), state)
+
+    def __call__(self, x: Tensor) -> tuple[float, Tensor]:
+        """Return minus the likelihood per point at ``x``, and its gradient."""
+        state = torch.where(self.positive, x.exp(), x)
+        try:
+            value, gradient = self.closure(state.numpy())
+        except NotPSDError:
+            return math.inf, torch.zeros_like(x)
+        if not math.isfinite(value):
+            return math.inf, torch.zeros_like(x)
+        found = torch.from_numpy(gradient.copy())
+        return float(value), torch.where(self.positive, state * found, found)
+
+    def move(self, x: Tensor) -> None:
+        """Set the parameters to ``p`` numbers."""
+        self.closure.state = torch.where(self.positive, x.exp(), x).numpy()
+
+    def minimum(self, options: dict[str, Any]) -> tuple[Tensor, float, int]:
+        """Return the minimiser that SciPy's L-BFGS-B finds from the parameters' values, its value, and the number of steps."""
+
+        def function(x: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self(torch.from_numpy(x))
+            return value, gradient.numpy()
+
+        limits = list(zip(*(bound.tolist() for bound in self.bounds), strict=True))
+        found = lbfgsb(function, self.point.numpy(), limits=limits, **options)
+        return torch.from_numpy(found.x), float(found.fun), int(found.nit)
+
+    def refined(self, before: Tensor, now: Tensor, *, gain: float, steps: int) -> OptimizationResult:
+        """Go on from the optimum of some rows, and its curvature, to that of others; ``gain`` nats are worth no step."""
+        least, learner = self.learner.settings.least_information / len(before), self.learner
+        with learner.learning_from(before):
+            x = self.point
+            hessian = positive(curvature(self, x, self(x)[1]), least=least)
+        low, high = self.bounds
+        start, tolerance = torch.minimum(torch.maximum(x, low), high), gain / now.numel()
+        try:
+            with learner.learning_from(now):
+                found = descend(self, start, bounds=self.bounds, hessian=hessian, tolerance=tolerance, max_steps=steps)
+        except ValueError as error:  # no value at the start
+            raise NotPSDError(str(error)) from error
+        self.move(found.x)
+        _LOGGER.debug("learned from all points in %d evaluations", found.evaluations)
+        status = OptimizationStatus.SUCCESS if found.converged else OptimizationStatus.STOPPED
+        return OptimizationResult(fval=found.value, step=found.evaluations, status=status)

@@ -148,8 +148,8 @@ class UCBMechanism(Mechanism[U], ABC):
     ) -> UCBNumbers:
         """Return the numbers of the next round.
 
-        ``leverages`` and ``means`` (``None`` before the first model) are of the newest inputs, at the start of their batch; before
-        the first model of all inputs so far.
+        ``leverages`` and ``means`` (``None`` before the first model) are of the newest inputs, at the start of their batch;
+        before the first model of all inputs so far.
         """
         errors = StandardisedErrors()
         if before is not None and means is not None:

@@ -144,12 +144,8 @@ class OutcomeArmSearch(BatchMechanism[OutcomeArmState]):
         return OutcomeArmState(arms=self.arms, unit=unit, told=self.domain.no_picks, Y=nothing, outcomes=self.outcomes)
 
     def design_left(self, state: OutcomeArmState) -> int:
-        """See :meth:`sparse_bo.policies.Mechanism.design_left`; not 0 while an outcome has fewer than two results."""
-        if state.fitted:
-            return 0
-        left = state.design_left(self.design_size)
-        scarce = left <= 0 and min(len(seen.y) for seen in state.replicates) < 2
-        return self.settings.largest_batch(state.pulls) if scarce else left
+        """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
+        return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.pulls))
 
     def ask_beyond_batch(
         self, state: OutcomeArmState, *, max_q: int, pending: Tensor, generator: torch.Generator

@@ -75,6 +75,11 @@ class OutcomeModels(State):
         """See :attr:`.State.no_results`."""
         return self.Y[:0]
 
+    def design_left(self, size: int, *, batch: int = 1) -> int:
+        """See :meth:`.State.design_left`; a batch while an outcome has fewer than two results."""
+        left = super().design_left(size)
+        return batch if left <= 0 and min(len(seen.y) for seen in self.replicates) < 2 else left
+
     @property
     @abstractmethod
     def points(self) -> Tensor:
