@@ -139,7 +139,7 @@ def reference_point(F: Tensor) -> Tensor:
     """Return a reference point (``k``) for ``n x k`` values: below the front by a tenth of its span.
 
     As :func:`botorch.utils.multi_objective.hypervolume.infer_reference_point`. In an objective in which the front has no span,
-    it is that of all rows, and of equal rows a tenth of their size.
+    it is that of all rows, and of equal rows a tenth of their size (of zeros 0.01).
 
     Raises:
         ValueError: If there is no row without NaN.
@@ -153,7 +153,8 @@ def reference_point(F: Tensor) -> Tensor:
     F = F / scale
     front = F[front_rows(F)]
     lowest, span = front.amin(dim=0), F.amax(dim=0) - F.amin(dim=0)
-    fallback = lowest - SPAN * torch.where(span > 0.0, span, lowest.abs().clamp_min(SPAN))
+    size = torch.where(lowest != 0.0, lowest.abs(), SPAN)
+    fallback = lowest - SPAN * torch.where(span > 0.0, span, size)
     if len(front) == 1:
         return _sized(fallback, scale)
     width = front.amax(dim=0) - lowest
@@ -173,17 +174,24 @@ def hypervolume(F: Tensor, reference: Tensor) -> float:
         return 0.0
     reference = reference.cpu()
     scale = _scale(torch.cat([beyond, reference.unsqueeze(0)]))
-    beyond, reference, unit = beyond / scale, reference / scale, float(scale.prod())
+    beyond, reference = beyond / scale, reference / scale
     if beyond.shape[-1] == 1:
-        return unit * float(beyond.max() - reference)
-    with reference.device:  # not the user's default device
-        return unit * float(DominatedPartitioning(ref_point=reference, Y=beyond).compute_hypervolume())
+        volume = float(beyond.max() - reference)
+    else:
+        with reference.device:  # not the user's default device
+            volume = float(DominatedPartitioning(ref_point=reference, Y=beyond).compute_hypervolume())
+    # The product of the units may overflow where the volume does not.
+    exponent = int(torch.frexp(scale).exponent.sub(1).sum())
+    try:
+        return math.ldexp(volume, exponent)
+    except OverflowError:
+        return math.inf
 
 
 def _scale(F: Tensor) -> Tensor:
-    """Return the unit of each of ``k`` objectives: 1 except where differences of ``n x k`` values may overflow."""
-    size, large = F.abs().amax(dim=0), torch.finfo(F.dtype).max / 16.0
-    return torch.ones_like(size).masked_fill(size > large, large)
+    """Return the unit of each of ``k`` objectives: the power of two in units of which ``n x k`` values are below 2."""
+    size = F.abs().amax(dim=0)
+    return torch.where(size > 0.0, size / (2.0 * torch.frexp(size).mantissa), 1.0)
 
 
 def _sized(point: Tensor, scale: Tensor) -> Tensor:

@@ -144,6 +144,25 @@ def test_the_largest_values_have_a_reference_and_a_volume():
     assert hypervolume(largest, reference_point(largest)) == math.inf
 
 
+@pytest.mark.parametrize(
+    "sizes", [(1e200, 1e200, 1e-200), (1e-200, 1e-200, 1e200), (1e-320, 1e300, 1e10), (1e-150, 1e-150, 1.0)]
+)
+def test_a_volume_is_right_wherever_it_is_a_number(sizes, device, generator):
+    F, reference = values(6, 3, generator), torch.full((3,), 0.05, **CUBE)
+    unit = torch.tensor(sizes, **CUBE)
+    got = hypervolume((unit * F).to(device), (unit * reference).to(device))
+    wanted = math.log(hypervolume(F, reference)) + sum(map(math.log, sizes))
+    assert math.log(got) == pytest.approx(wanted, abs=1e-3 if min(sizes) < 1e-300 else 1e-11)  # 1e-320 has three digits
+    assert reference_point((unit * F).to(device)).div(unit.to(device)).isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-6, 1.0, 1e300])
+def test_the_reference_of_a_single_row_is_a_tenth_of_its_size_below(size, device):
+    row = size * torch.tensor([[1.0, -2.0]], **CUBE)
+    assert reference_point(row.to(device)).div(size).tolist() == pytest.approx([0.9, -2.2], rel=1e-14)
+    assert reference_point(torch.zeros(1, 2, **CUBE)).tolist() == pytest.approx([-0.01, -0.01])
+
+
 def test_the_least_crowded_rows_are_extremes_and_then_those_with_wide_gaps():
     F = torch.tensor([[0.0, 9.0], [1.0, 8.0], [1.5, 7.5], [5.0, 4.0], [9.0, 0.0]], **CUBE)
     assert least_crowded(F, 5).tolist() == [0, 4, 3, 2, 1]
