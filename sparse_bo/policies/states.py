@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -165,12 +165,27 @@ class State(ABC):
         """Return the failures after successes at ``picks``."""
         return None if self.failures is None else self.failures.forgiving(picks)
 
-    def tried_once(self, picks: Tensor, *, pending: Tensor, correlation: Correlation | None = None) -> Tensor:
-        """Return those of ``q`` picks to make, once evaluations have failed: none is tried twice before it succeeds."""
+    def tried_once(
+        self, pick: Callable[[int, Tensor], Tensor], q: int, *, pending: Tensor, correlation: Correlation | None = None
+    ) -> Tensor:
+        """Return the ``q`` next picks of a batch; once evaluations have failed, none is tried twice before it succeeds.
+
+        ``pick(q, pending)`` returns up to ``q`` picks that follow the pending ones, and avoids those of :meth:`refusal`. At a
+        repeat it is asked again, with the picks before it as pending. Fewer than ``q`` are returned where it has no others.
+        """
         if self.failures is None:
-            return picks
-        again = equal(picks, torch.cat([pending, picks]), correlation).tril(len(pending) - 1).any(dim=-1)
-        return picks[among(picks, self.succeeded, correlation) | ~again]
+            return pick(q, pending)
+        picks = pending[:0]
+        while len(picks) < q:
+            out = torch.cat([pending, picks])
+            found = pick(q - len(picks), out)
+            again = equal(found, torch.cat([out, found]), correlation).tril(len(out) - 1).any(dim=-1)
+            again &= ~among(found, self.succeeded, correlation)
+            first = int(again.int().argmax()) if bool(again.any()) else len(found)
+            picks = torch.cat([picks, found[:first]])
+            if first in (0, len(found)):
+                break
+        return picks
 
     @abstractmethod
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
@@ -211,9 +226,11 @@ class PointState(State):
         The distance is that of ``kernel``; ``None``: of a Gaussian one of fixed width.
         """
         failures = self.failures
-        if failures is None or not len(failures.where):
+        if failures is None or (pending is None and not len(failures.where)):
             return None
         correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
+        if pending is not None:
+            pending = pending[~among(pending, self.X, correlation)]
         return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation, pending=pending)
 
     def avoided(self, correlation: Correlation) -> tuple[Refusal | None, Tensor]:

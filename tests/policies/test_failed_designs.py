@@ -79,3 +79,40 @@ def test_half_of_a_design_needs_results():
     assert loop.state.fitted is None
     told(loop, loop.ask(1), [])
     assert loop.state.fitted is not None
+
+
+BATCHES = {
+    "BBKB": {"arms": ARMS, "policy": BBKB(batch_size=12)},
+    "BBKB on a box": {"bounds": BOX, "policy": BBKB(batch_size=12)},
+    "expected improvement": {"arms": ARMS, "policy": ExpectedImprovement(batch_size=12)},
+    "expected improvement, two outcomes": {"arms": ARMS, "policy": ExpectedImprovement(batch_size=12), **TWO},
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_other_picks_take_the_place_of_repeats_after_a_failure(case):
+    loop, noise = AskTell(**BATCHES[case], seed=2), torch.Generator().manual_seed(3)
+    succeeded = set()
+    for round in range(5):
+        batch = loop.ask()
+        assert len(batch) == 12 or round == 0
+        once = [tuple(x) for x in batch.X.tolist()]
+        assert all(once.count(x) == 1 for x in once if x not in succeeded)
+        y = -(batch.X - 0.4).square().sum(dim=-1) + 0.2 * torch.randn(len(batch), generator=noise, dtype=torch.float64)
+        loop.fail(batch.tickets[:1])
+        rows = y[1:] if "Y" not in vars(loop.state) else torch.stack([y, batch.X[:, 0]], dim=-1)[1:]
+        loop.tell(batch.tickets[1:], rows)
+        succeeded |= set(once[1:])
+
+
+def test_a_batch_after_failures_does_not_depend_on_the_pieces_it_is_asked_in():
+    sizes, picks = {"at once": [12], "in pieces": [5, 1, 6]}, {}
+    for name, pieces in sizes.items():
+        loop, picks[name] = AskTell(ARMS, BBKB(batch_size=12), seed=2), []
+        for _ in range(3):
+            first = loop.ask()
+            loop.fail(first.tickets[:1])
+            loop.tell(first.tickets[1:], -(first.X[1:, 0] - 0.4).square())
+        for size in pieces:
+            picks[name] += loop.ask(size).indices.tolist()
+    assert picks["at once"] == picks["in pieces"]

@@ -116,13 +116,20 @@ class ArmUCB(UCBMechanism[BanditState]):
             if not len(distinct.indices):
                 return Wait(distinct.needed)
             return Proposal(distinct.indices[:max_q], distinct.rechecked, distinct.indices[max_q:])
-        new = self._pick(fitted, min(self._missing(state, pending), q), pending, _not_evaluated(state, pending))
-        others = self._pick(fitted, q - len(new.indices), torch.cat([pending, new.indices]), state.refusal(pending))
-        picks = torch.cat([new.indices, others.indices])
+        found: list[BatchPicks] = []
+
+        def pick(q: int, pending: Tensor) -> Tensor:
+            if found and self.parts.stop_rule.kind == "repeat":  # one arm per batch
+                return pending[:0]
+            new = self._pick(fitted, min(self._missing(state, pending), q), pending, _not_evaluated(state, pending))
+            others = self._pick(fitted, q - len(new.indices), torch.cat([pending, new.indices]), state.refusal(pending))
+            found.extend([new, others])
+            return torch.cat([new.indices, others.indices])
+
+        picks = state.tried_once(pick, q, pending=pending)
         if not len(picks):
-            return Wait(others.needed)
-        picks = state.tried_once(picks, pending=pending)
-        return Proposal(picks[:max_q], new.rechecked + others.rechecked, picks[max_q:]) if len(picks) else Wait(1)
+            return Wait(max(found[-1].needed, 1))
+        return Proposal(picks[:max_q], sum(each.rechecked for each in found), picks[max_q:])
 
     def _pick(self, fitted: FittedArms, q: int, given: Tensor, refuse: Refusal | None) -> BatchPicks:
         if not q:

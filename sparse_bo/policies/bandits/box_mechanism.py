@@ -213,22 +213,24 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
             return Wait(1 - room)
         rule = self.parts.stop_rule
         kernel = covariance_function(fitted.prior.covar_module, like=state.X)
-        X, _ = optimize_batch(
-            fitted.posterior.model,
-            self.domain.bounds,
-            ratio_threshold=rule.ratio_threshold,
-            max_q=min(max_q, room),
-            stop_rule=rule.kind,  # type: ignore[arg-type]  # "local" and "repeat" are refused above
-            in_batch=self.parts.in_batch,
-            beta=botorch_beta(fitted.width, regularization=fitted.prior.regularization),  # a ratio: the units do not matter
-            X_pending=pending,
-            refuse=state.refusal(kernel),
-            generator=generator,
-        )
-        if not len(X):
-            return Wait(self._needed(fitted, pending))
-        X = state.tried_once(X, pending=pending, correlation=kernel_correlation(kernel))
-        return Proposal(X) if len(X) else Wait(1)
+
+        def pick(q: int, pending: Tensor) -> Tensor:
+            X, _ = optimize_batch(
+                fitted.posterior.model,
+                self.domain.bounds,
+                ratio_threshold=rule.ratio_threshold,
+                max_q=q,
+                stop_rule=rule.kind,  # type: ignore[arg-type]  # "local" and "repeat" are refused above
+                in_batch=self.parts.in_batch,
+                beta=botorch_beta(fitted.width, regularization=fitted.prior.regularization),  # a ratio: units do not matter
+                X_pending=pending,
+                refuse=state.refusal(kernel, pending=pending),
+                generator=generator,
+            )
+            return X
+
+        X = state.tried_once(pick, min(max_q, room), pending=pending, correlation=kernel_correlation(kernel))
+        return Proposal(X) if len(X) else Wait(self._needed(fitted, pending))
 
     def _needed(self, fitted: FittedBox, pending: Tensor) -> int:
         """Return how many results leave pending points that the stop rule allows, by their current leverages."""

@@ -164,12 +164,15 @@ class OutcomeArmSearch(BatchMechanism[OutcomeArmState]):
             if tried is not None:
                 return Proposal(self.domain.uniform(max_q, seen=tried, generator=generator))
             return Proposal(self._random(state, max_q, pending=pending, generator=generator))
-        known = tried is not None or state.noise_shown
-        replicate = unrepeated(state.told, ranking_of(self.outcomes, state.Y), pending, known=known)[:max_q]
-        q, out = max_q - len(replicate), torch.cat([pending, replicate])
+        known, ranking = tried is not None or state.noise_shown, ranking_of(self.outcomes, state.Y)
+
+        def pick(q: int, pending: Tensor) -> Tensor:
+            replicate = unrepeated(state.told, ranking, pending, known=known)[:q]
+            others = self._improving(state, q - len(replicate), pending=torch.cat([pending, replicate]), tried=tried)
+            return torch.cat([replicate, others])
+
         with one_thread():
-            others = self._improving(state, q, pending=out, tried=tried)
-        picks = state.tried_once(torch.cat([replicate, others]), pending=pending)
+            picks = state.tried_once(pick, max_q, pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
 
     def tell(

@@ -142,11 +142,14 @@ class ArmSearch(BatchMechanism[ImprovementState]):
                 return Proposal(self.domain.uniform(max_q, seen=tried, generator=generator))
             return Proposal(unseen_arms(self.domain, state, max_q, pending=pending, generator=generator))
         known = tried is not None or state.replicates.exact is not None
-        replicate = unrepeated(state.told, state.y, pending, known=known)
+
+        def pick(q: int, pending: Tensor) -> Tensor:
+            replicate = unrepeated(state.told, state.y, pending, known=known)[:q]
+            others = self._improving(state, q - len(replicate), pending=torch.cat([pending, replicate]), tried=tried)
+            return torch.cat([replicate, others])
+
         with one_thread():
-            others = self._improving(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), tried=tried)
-        picks = torch.cat([replicate, others])
-        picks = state.tried_once(picks, pending=pending)
+            picks = state.tried_once(pick, max_q, pending=pending)
         return Proposal(picks) if len(picks) else Wait(1)
 
     def tell(
