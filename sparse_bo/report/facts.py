@@ -318,10 +318,7 @@ def miscalibrated(found: Calibration | None, *, policy: str | None, exact: bool 
     seen = f"of {found.results:,} predictions, {calibrated(found)}"
     inside, nearly_all = round(found.within_68, 2), round(found.within_95, 2)  # as they are shown
     if inside < WITHIN_68[0] or nearly_all < WITHIN_95:
-        remedy = (
-            "Do not trust the intervals where no results are: picks are where the model is most optimistic, so that on average "
-            "they disappoint"
-        )
+        remedy = "Do not trust the intervals where no results are"
         if not exact:
             remedy += "; evaluate some points several times to see the noise, and look for inputs that matter and are not here"
         if policy in ("bbkb", "bkb"):
