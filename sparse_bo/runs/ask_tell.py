@@ -74,7 +74,7 @@ class AskTell:
         names: A name for each arm; batches have them as ``{"name": …}`` in :attr:`Batch.parameters`, :meth:`add` takes them.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`; the choice is logged, with its reason ``about["why"]``.
         budget: Planned evaluations, for the choice of the policy.
-        workers: Concurrent evaluations, for the choice of the policy.
+        workers: Concurrent evaluations: for the choice of the policy, and so many :meth:`ask` returns at most by default.
         minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
             policies maximise −y, which is what :attr:`state` has.
         objectives: As ``constraints`` and ``reference`` those of several outcomes, see :func:`sparse_bo.optimize`;
@@ -128,7 +128,8 @@ class AskTell:
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
         how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize, "outcomes": outcomes}
-        self._about = about_run(self._domain, chosen, **how, notes=kept, why=why, taken=taken, arrays=arrays_of(arms, bounds))
+        said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arrays_of(arms, bounds), "workers": workers}
+        self._about = about_run(self._domain, chosen, **how, notes=kept, **said)
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(partial(shared_settings, self._about, given))
         self._engine = Engine(self._domain, chosen, **how)
@@ -180,7 +181,7 @@ class AskTell:
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             settings |= {} if (outcomes := recorded_outcomes(journal)) is None else outcomes.describe()
             loop = cls(domain, policy_of(journal, policy), **settings)
-            loop._about |= {name: about[name] for name in ("why", "taken", "arrays") if name in about}
+            loop._about |= {name: about[name] for name in ("why", "taken", "arrays", "workers") if name in about}
             loop._steps.recorder = Recorder(writer)
             loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
         except BaseException:
@@ -262,7 +263,8 @@ class AskTell:
         without such batches update before every ask.
 
         Args:
-            max_q: Maximum number of evaluations; default: the policy's choice (``batch_size=``, or the loop's ``workers=``).
+            max_q: Maximum number of evaluations; default: as many as the loop's ``workers`` that have none pending, at
+                least one; without ``workers`` the policy's choice (``batch_size=``).
             beyond_batch: Return ``max_q`` evaluations, conditioned on all pending ones, although the policy's batch is full or
                 its initial design is pending: for workers that would be idle. Policies whose bounds limit the pending ones
                 (:class:`sparse_bo.BBKB`, :class:`sparse_bo.BKB`, …) still raise.
@@ -274,7 +276,9 @@ class AskTell:
         """
         if check_flag("beyond_batch", beyond_batch) and max_q is None:
             raise ValueError("expected ask(max_q, beyond_batch=True), got no max_q; pass the number of idle workers")
-        limit = UNLIMITED if max_q is None else check_count("max_q", max_q)
+        workers = self._about.get("workers")
+        idle = UNLIMITED if workers is None else max(workers - len(self.pending), 1)
+        limit = idle if max_q is None else check_count("max_q", max_q)
         return self._steps.ask(limit, beyond_batch=beyond_batch).on(self._domain.device)
 
     def tell(self, tickets: Batch | Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor) -> None:

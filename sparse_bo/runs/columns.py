@@ -89,12 +89,18 @@ def outcome_columns(outcomes: Outcomes, results: Sequence[object], report: Repor
     )
 
 
-def gains_of(outcomes: Outcomes, Y: Tensor, report: Report) -> Tensor:
-    """Return objectives, to be maximised, by the report's estimates of ``n x m`` results; NaN: failed, or not feasible."""
+def estimated(Y: Tensor, report: Report) -> Tensor:
+    """Return the report's estimates of ``n x m`` results, and results where it has none; NaN: failed."""
     done, estimates = ~Y.isnan().all(dim=-1), report.estimates
     if estimates is not None and len(estimates) == int(done.sum()):  # else the report is older than the last results
         Y = Y.clone()
         Y[done] = estimates.to(Y)
+    return Y
+
+
+def gains_of(outcomes: Outcomes, Y: Tensor, report: Report) -> Tensor:
+    """Return objectives, to be maximised, by the report's estimates of ``n x m`` results; NaN: failed, or not feasible."""
+    Y = estimated(Y, report)
     return torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
 
 

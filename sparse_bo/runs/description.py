@@ -51,6 +51,7 @@ def about_run(
     minimize: bool = False,
     outcomes: Outcomes | None = None,
     arrays: Arrays = "torch",
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Return the description of a run for a journal, with the reason of a default policy and the type of its inputs.
 
@@ -69,6 +70,7 @@ def about_run(
         "notes": notes,
         **({} if why is None else {"why": why}),
         **({} if taken is None else {"taken": taken}),
+        **({} if workers is None else {"workers": workers}),
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
         **domain.describe(),
     }

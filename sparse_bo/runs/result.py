@@ -19,9 +19,10 @@ from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.results import has_sds, sds_of
 from sparse_bo.gp.expected_improvement import front_rows
 from sparse_bo.policies import Outcomes, Report, State
-from sparse_bo.runs.columns import gains_of, importance_of
+from sparse_bo.runs.arguments import checked_inputs
+from sparse_bo.runs.columns import estimated, gains_of, importance_of
 from sparse_bo.runs.history import History, report_of, written_whole
-from sparse_bo.runs.view import columns_of, view_of
+from sparse_bo.runs.view import columns_of, outcome_models, predictions_of, view_of, widening
 from sparse_bo.widths.estimates import Calibration
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class FrontPoint:
     """The point by name; empty without a space of named parameters."""
     outcomes: Mapping[str, float]
     """Observed outcomes by name."""
+    estimates: Mapping[str, float]
+    """Medians of the outcomes by the models where replicates show noise, else the observed outcomes: the front is theirs."""
     ticket: int
     """Number of the evaluation."""
     name: str | None = None
@@ -124,7 +127,7 @@ class Result(Report):
         if outcomes is None:
             raise ValueError("expected a run with objectives=, got one of one outcome; its best point is result.best")
         Y, X, named = self._evaluations(outcomes)
-        gains = gains_of(outcomes, Y, self)
+        gains, estimates = gains_of(outcomes, Y, self), estimated(Y, self)
         rows = front_rows(gains)
         rows = rows[gains[rows, 0].argsort(descending=True, stable=True)]
         tickets = [ticket for row in self.history.rows for ticket in row.tickets]
@@ -135,6 +138,7 @@ class Result(Report):
                 index=arms[k] if arms else None,
                 parameters={} if named is None else named[k],
                 outcomes=dict(zip(outcomes.names, Y[k].tolist(), strict=True)),
+                estimates=dict(zip(outcomes.names, estimates[k].tolist(), strict=True)),
                 ticket=tickets[k],
                 name=names[arms[k]] if names and arms else None,
             )
@@ -197,6 +201,47 @@ class Result(Report):
         if self.history.outcomes is None:
             raise ValueError("expected a run with objectives=, got one whose objective has no name; use result.importance")
         return {name: dict(found.shares) for name, found in importance_of(self.state, self.domain).items()}
+
+    def predict(self, X: Any) -> dict[str, NDArray[np.float64]]:
+        """Return the model's predictions of the objective without noise, in its units: columns for a table.
+
+        ``value`` (with several outcomes, the name of each) is the median; ``value_lower`` and ``value_upper`` are the quantiles
+        at 2.5 % and 97.5 %, as wide as in the slices of the report; -inf: the model does not tell values so low apart. The
+        local model of :class:`sparse_bo.TrustRegion` knows at most ``model_size`` points, most of them near the best one.
+
+        Args:
+            X: ``n`` points, dictionaries of a space, rows or names of arms, or a pandas table, as those of
+                :meth:`sparse_bo.AskTell.add`.
+
+        Returns:
+            ``n`` numbers in each column.
+
+        Raises:
+            TypeError: If inputs have the wrong type or dtype.
+            ValueError: If an input is not in the domain, or the run has no model.
+
+        Example:
+            >>> pandas.DataFrame(result.predict([{"temperature": 67.0, "time": 30}]))
+        """
+        picks, minimize = checked_inputs("predicted", X, self.domain), self.history.minimize
+        outcomes, state = self.history.outcomes, self.state
+        if outcomes is None:
+            found = {"value": predictions_of(state, picks, minimize=minimize, widened=widening(state))}
+        else:
+            models = outcome_models(state, widen=True)
+            found = {name: model(picks) for name, model in zip(outcomes.names, models, strict=bool(models))}
+        table = {
+            name: numbers.to("cpu", torch.float64).numpy()
+            for of, each in found.items()
+            if each is not None
+            for name, numbers in ((of, each.median), (f"{of}_lower", each.lower), (f"{of}_upper", each.upper))
+        }
+        if not table:
+            raise ValueError(
+                f"expected a run with a model, got policy {self.history.info.get('policy')!r} after "
+                f"{self.history.observations:,} evaluations, which has none (yet)"
+            )
+        return table
 
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).

@@ -156,6 +156,21 @@ def test_every_worker_gets_a_point_of_the_initial_design(where):
     assert len(loop.ask().tickets) == 20
 
 
+@pytest.mark.parametrize("where", [{"bounds": [(0.0, 1.0)] * 2}, {"arms": arms(100, 2)}], ids=["box", "arms"])
+def test_an_ask_fills_the_idle_workers(where, tmp_path):
+    loop = AskTell(**where, workers=3, storage=tmp_path / "run.journal")
+    first = loop.ask()
+    assert len(first) == 3
+    loop.tell(first.tickets[:2], [0.0, 1.0])
+    loop.close()
+    with AskTell.resume(tmp_path / "run.journal") as loop:
+        second = loop.ask()
+        assert len(second) == 2
+        loop.tell(first.tickets[2:] + second.tickets, [2.0, 0.5, 1.5])
+        assert len(loop.ask(4)) == 4
+        assert len(AskTell(**where).ask()) > 3
+
+
 def test_a_run_with_more_workers_hands_out_a_point_to_each():
     seen = []
 

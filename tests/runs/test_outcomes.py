@@ -291,6 +291,7 @@ def test_named_parameters_of_the_front():
     )
     for point in result.pareto_front:
         assert point.parameters["depth"] == point.outcomes["yield"]
+        assert point.estimates == point.outcomes  # no model says otherwise
     assert set(result.to_pandas().columns) >= {"depth", "kind", *NAMES, "feasible", "ticket"}
 
 

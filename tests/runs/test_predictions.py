@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sparse_bo import GPUCB, AskTell, Choice, Float, Int, maximize
+from sparse_bo import GPUCB, AskTell, Choice, Float, Int, maximize, minimize, optimize
+from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.view import predictions_of, view_of, widening
 from tests.builders import arms, rbf_kernel, unit_box
 from tests.oracles import exact_gp, rbf
@@ -133,3 +134,36 @@ def test_intervals_of_a_known_model_are_those_of_the_exact_gaussian_process(kind
         mean, half = float(exact.mean), 1.96 * float(exact.variance) ** 0.5
         got = [float(column[k]) for column in found[:3]]
         assert got == pytest.approx([mean - half, mean, mean + half], abs=1e-4)
+    table = loop.result().predict(range(40) if kind == "arms" else X)
+    assert list(table) == ["value", "value_lower", "value_upper"]
+    for column, expected in zip(table.values(), (found.median, found.lower, found.upper), strict=True):
+        assert column.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+def test_predictions_at_points_of_ones_own_have_the_names_and_the_sign_of_the_run():
+    points = [{"lr": 0.01, "depth": 5, "kind": "tree"}, {"lr": 0.02, "depth": 6, "kind": "net"}]
+    high = maximize(score, space=SPACE, budget=40, seed=0).predict(points)
+    low = minimize(lambda point: -score(point), space=SPACE, budget=40, seed=0).predict(points)
+    assert low["value"].tolist() == pytest.approx((-high["value"]).tolist())
+    assert low["value_lower"].tolist() == pytest.approx((-high["value_upper"]).tolist())
+    assert high["value_lower"][0] <= score(points[0]) <= high["value_upper"][0]
+
+    def two(x):
+        return {"sum": x[0] + x[1], "square": x[0] ** 2}
+
+    found = optimize(two, bounds=[(0, 1)] * 2, objectives={"sum": "max", "square": "min"}, budget=30, seed=0).predict(
+        [[0.4, 0.8]]
+    )
+    assert list(found) == [f"{of}{end}" for of in ("sum", "square") for end in ("", "_lower", "_upper")]
+    assert float(found["sum"][0]) == pytest.approx(1.2, abs=0.01)
+    assert float(found["square"][0]) == pytest.approx(0.16, abs=0.05)
+
+
+def test_predictions_need_a_model_and_points_of_the_domain():
+    result = maximize(lambda x: x[0], bounds=[(0, 1)], budget=3, seed=0, policy=RandomSearch())
+    with pytest.raises(
+        ValueError, match="expected a run with a model, got policy 'random' after 3 evaluations, which has none"
+    ):
+        result.predict([[0.5]])
+    with pytest.raises(ValueError, match="expected predicted inputs inside the bounds, got 1 outside"):
+        result.predict([[1.5]])

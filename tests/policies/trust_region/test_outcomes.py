@@ -296,6 +296,9 @@ def test_with_noise_front_and_volume_are_the_same_everywhere():
     assert result.state.exact is False
     columns = result.history.outcome_columns(result)
     assert sorted(result.front.tolist()) == sorted(columns.front) == sorted(point.ticket for point in result.pareto_front)
+    for point in result.pareto_front:
+        assert list(point.estimates.values()) == result.estimates[point.ticket].tolist()
+        assert point.estimates != point.outcomes
     assert columns.hypervolume == result.hypervolume == pytest.approx(columns.volumes[1][-1])
     assert list(columns.reference.values()) == result.reference.tolist()
 
