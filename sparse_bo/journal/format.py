@@ -11,6 +11,7 @@ chained that a record that is changed, missing, repeated or of another file is f
 ``add``   observations that the run has not asked for: ``n`` or ``n x d`` picks, ``n`` or ``n x m`` results
 ``enqu``  ``n`` or ``n x d`` picks that the next asks return first
 ``ask``   first ticket, number wanted (−1: no limit), ``q`` or ``q x d`` picks
+``move``  ``q`` or ``q x d`` picks at which pending evaluations were made instead of those asked for, their ``q`` tickets
 ``tell``  ``q`` tickets, ``q`` or ``q x m`` results (NaN: failed; of several outcomes: missing)
 ``adsd``  ``add`` with results of known noise: after the results as many standard deviations (NaN: not known)
 ``tesd``  ``tell`` with results of known noise, likewise
@@ -38,9 +39,16 @@ from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.results import Value, has_sds, results_of, sds_of
 
 FORMAT = 1
-Kind = Literal["add", "enqueue", "ask", "tell", "update"]
+Kind = Literal["add", "enqueue", "ask", "move", "tell", "update"]
 RUN, ARMS, ROW, SNAPSHOT = b"run ", b"arms", b"row ", b"snap"
-_TAGS: Mapping[Kind, bytes] = {"add": b"add ", "enqueue": b"enqu", "ask": b"ask ", "tell": b"tell", "update": b"updt"}
+_TAGS: Mapping[Kind, bytes] = {
+    "add": b"add ",
+    "enqueue": b"enqu",
+    "ask": b"ask ",
+    "move": b"move",
+    "tell": b"tell",
+    "update": b"updt",
+}
 _NOISY: Mapping[Kind, bytes] = {"add": b"adsd", "tell": b"tesd"}
 """Of events with standard deviations."""
 EVENTS: Mapping[bytes, Kind] = {tag: kind for tags in (_TAGS, _NOISY) for kind, tag in tags.items()}
@@ -53,16 +61,16 @@ class Event(NamedTuple):
     """Something that happened to a run."""
 
     kind: Kind
-    """``add``: observations that the run has not asked for, those from before it too; ``enqueue``; ``ask``; ``tell``;
-    ``update``: an ask updated the state."""
+    """``add``: observations that the run has not asked for, those from before it too; ``enqueue``; ``ask``; ``move``: pending
+    evaluations were made elsewhere; ``tell``; ``update``: an ask updated the state."""
     first: int | None = None
     """``ask``: first ticket."""
     max_q: int | None = None
     """``ask``: number wanted; ``None``: no limit."""
     picks: NDArray[Any] | None = None
-    """``ask``, ``add``, ``enqueue``: ``q`` arms (int64) or ``q x d`` points (float64)."""
+    """``ask``, ``add``, ``enqueue``, ``move``: ``q`` arms (int64) or ``q x d`` points (float64)."""
     tickets: NDArray[np.int64] | None = None
-    """``tell``: ``q``."""
+    """``tell``, ``move``: ``q``."""
     results: NDArray[np.float64] | None = None
     """``tell``, ``add``: ``q`` numbers, or ``q x m`` outcomes; NaN where one failed or is missing."""
     sds: NDArray[np.float64] | None = None
@@ -191,6 +199,9 @@ def decode_event(kind: bytes, payload: bytes, dims: int | None, outcomes: int | 
         return Event(name)
     if name == "enqueue":
         return Event(name, picks=_picks(payload, dims))
+    if name == "move":
+        stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
+        return Event(name, picks=_picks(payload[:stop], dims), tickets=np.frombuffer(payload[stop:], "<i8"))
     stop = len(payload) // (width + (dims or 1)) * (dims or 1)
     return Event(name, picks=_picks(payload[:stop], dims), **_results(payload[stop:], outcomes, noisy=noisy))
 

@@ -281,17 +281,22 @@ class AskTell:
         limit = idle if max_q is None else check_count("max_q", max_q)
         return self._steps.ask(limit, beyond_batch=beyond_batch).on(self._domain.device)
 
-    def tell(self, tickets: Batch | Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor) -> None:
+    def tell(
+        self, tickets: Batch | Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor, *, X: Any = None
+    ) -> None:
         """Report results, in any order and number; the state is updated once none is pending.
 
         Args:
             tickets: Of :meth:`ask`: ``batch.tickets``, some of them, or the batch itself for all.
             y: One finite value per ticket, of known noise a :class:`sparse_bo.Measured`; NaN marks a failed evaluation, as
                 :meth:`fail` does. With several outcomes a dictionary or a row for each ticket, see :func:`sparse_bo.optimize`.
+            X: Where they were measured, if not where they were asked for (at 67 °C in place of 65): an input for each ticket,
+                as those of :meth:`add`. It replaces the asked one in state, history and journal.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
-            ValueError: If the number of values differs from the number of tickets, or a value is infinite.
+            ValueError: If the number of values or inputs differs from the number of tickets, a value is infinite, an input is
+                not in the domain, or the policy knows only its own inputs; nothing is recorded then.
             TypeError: If the values are not real numbers, or the policy takes none of known noise; nothing is recorded then.
             StorageError: If the journal cannot be written; nothing is recorded then.
 
@@ -300,7 +305,8 @@ class AskTell:
         """
         names = self._names
         self._steps.answer(
-            lambda: outcomes_of(self._known(tickets), y, names) if names else answers_of(self._known(tickets), y)
+            lambda: outcomes_of(self._known(tickets), y, names) if names else answers_of(self._known(tickets), y),
+            None if X is None else lambda: checked_inputs("told", X, self._domain),
         )
 
     def fail(self, tickets: Batch | Sequence[int] | Tensor) -> None:

@@ -234,6 +234,11 @@ class Engine:
                 "sparse_bo.Measured; tell its value alone, or use TrustRegion on boxes and ExpectedImprovement over arms"
             )
 
+    def move(self, where: tuple[list[int], NDArray[Any]]) -> None:
+        """Say where evaluations without a result (tickets) are made instead: picks as the journal has them."""
+        self.ledger.move(*where)
+        self._ahead, self._at, self._refused = Ahead(self.domain, self.domain.no_picks), 0, None
+
     def enqueue(self, picks: Tensor) -> None:
         """Add picks that the next asks return first."""
         self._queue, self._queue_at = Ahead(self.domain, torch.cat([self._queue.picks[self._queue_at :], picks])), 0
@@ -294,6 +299,12 @@ class Engine:
             return None
         if event.kind == "enqueue":
             self.enqueue(self.tensor(event.picks))
+            return None
+        if event.kind == "move":
+            assert event.tickets is not None
+            assert event.picks is not None
+            self.ledger.check(tickets := event.tickets.tolist())
+            self.move((tickets, event.picks))
             return None
         if event.kind == "add":
             assert event.results is not None

@@ -111,7 +111,7 @@ class Ledger:
         return self._open, self._answers, len(self._open), len(self._answers)
 
     def back_to(self, mark: LedgerMark) -> None:
-        """Revert one :meth:`add`, :meth:`answer` or :meth:`settle` since a mark, complete or not."""
+        """Revert one :meth:`add`, :meth:`move`, :meth:`answer` or :meth:`settle` since a mark, complete or not."""
         self._open, self._answers, out, answered = mark
         for book, length in ((self._open, out), (self._answers, answered)):
             while len(book) > length:
@@ -120,6 +120,10 @@ class Ledger:
     def add(self, tickets: Sequence[int], picks: NDArray[Any]) -> None:
         """Add asked evaluations; ``picks`` in the form of the journal."""
         self._open.update(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
+
+    def move(self, tickets: Sequence[int], picks: NDArray[Any]) -> None:
+        """Say that evaluations without a result are made elsewhere; arguments as those of :meth:`add`. O(all evaluations)."""
+        self._open = self._open | dict(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
 
     def handed_out(self, tickets: list[int]) -> Batch:
         """Return asked evaluations again."""

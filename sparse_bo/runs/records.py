@@ -132,10 +132,14 @@ def evaluations_of(journal: Journal) -> Evaluations:
     tickets: list[NDArray[np.int64]] = []
     results: list[NDArray[np.float64]] = []
     sds: list[NDArray[np.float64] | None] = []
+    moves: list[Event] = []
     count, added = 0, [np.zeros(0, np.int64)]
     with as_written(journal.path, "an event"):
         for event in journal.events():
             if event.kind == "enqueue":
+                continue
+            if event.kind == "move":
+                moves.append(event)
                 continue
             if event.picks is not None:
                 picks.append(event.picks)
@@ -150,6 +154,9 @@ def evaluations_of(journal: Journal) -> Evaluations:
                 sds.append(event.sds)
         dims = journal.about.get("dims")
         every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
+        for move in moves:
+            assert move.tickets is not None
+            every[move.tickets] = move.picks
         outcomes = recorded_outcomes(journal)
         columns = () if outcomes is None else (len(outcomes.names),)
         observed, values = np.concatenate([np.zeros(0, np.int64), *tickets]), np.full((len(every), *columns), np.nan)

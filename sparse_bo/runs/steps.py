@@ -169,13 +169,26 @@ class Steps:
         with self.lock:
             self._enqueued(*self.ranks.from_first("enqueue", lambda: (self.engine.domain.recorded(inputs()),)))
 
-    def answer(self, answers: Callable[[], dict[int, Value]]) -> None:
-        """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending."""
+    def answer(self, answers: Callable[[], dict[int, Value]], where: Callable[[], Tensor] | None = None) -> None:
+        """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending.
 
-        def taken() -> tuple[dict[int, Value]]:
+        ``where`` returns the picks of these results, if they are not those that were asked for.
+        """
+
+        def taken() -> tuple[dict[int, Value], NDArray[Any] | None]:
             given = answers()
             self.engine.check_noise(given.values())
-            return (given,)
+            if where is None:
+                return given, None
+            picks = self.engine.domain.recorded(where())
+            if len(picks) != len(given):
+                raise ValueError(f"expected an input for each of {len(given)} results, got {len(picks)}; pass as many")
+            if not self.engine.mechanism.knows_any_input:
+                raise ValueError(
+                    f"expected results at the inputs that policy {self.engine.policy.name!r} has asked for, as it knows no "
+                    "others, got X=; fail these evaluations"
+                )
+            return given, picks
 
         with self.lock:
             self._answered(*self.ranks.from_first("tell", taken))
@@ -265,10 +278,15 @@ class Steps:
         with self.ranks.recording(), Boundary():
             self._apply(self.engine.enqueue, self.engine.tensor(picks), lambda: Event("enqueue", picks=picks))
 
-    def _answered(self, answers: dict[int, Value]) -> None:
+    def _answered(self, answers: dict[int, Value], where: NDArray[Any] | None = None) -> None:
         """Record results, and update once none is pending. If the update raises, the next ask repeats it."""
         if not answers:
             return
+        if where is not None:
+            made = np.fromiter(answers, np.int64, len(answers))
+            with self.ranks.recording(), Boundary():
+                moved = ([*answers], where)
+                self._apply(self.engine.move, moved, lambda: Event("move", picks=where, tickets=made))
         ledger, tickets = self.engine.ledger, np.fromiter(answers, np.int64, len(answers))
         with self.ranks.recording(), Boundary():
             self._apply(ledger.answer, answers, lambda: Event.of_values("tell", [*answers.values()], tickets=tickets))

@@ -11,7 +11,7 @@ import torch
 
 from sparse_bo import AskTell, Float, Int, Storage, maximize
 from sparse_bo.errors import ResumeWarning
-from sparse_bo.policies import SBPE, RandomSearch, TrustRegion
+from sparse_bo.policies import REMBO, SBPE, BoTorchUCB, RandomSearch, TrustRegion
 from sparse_bo.runs import read_run
 from sparse_bo.sharding import rehearse
 from tests.builders import arms, bbkb, rbf_kernel, waves
@@ -120,6 +120,76 @@ def test_both_are_in_the_journal_and_resumed(kind, seconds, tmp_path):
     assert recorded.history.column("added") == whole.history.column("added")
 
 
+@pytest.mark.parametrize("kind", DOMAINS)
+def test_results_at_other_inputs_than_asked_are_those_of_these_inputs(kind):
+    domain, X, y = DOMAINS[kind]
+    loop = AskTell(**domain, seed=1)
+    evaluate(loop, loop.ask(5))
+    batch = loop.ask(3)
+    loop.tell(batch.tickets[:2], y[:2], X=X[:2])
+    loop.tell(batch.tickets[2:], [0.0])
+    assert loop.pending == []
+    assert loop.history.rows[-1].tickets == batch.tickets
+    assert picked(loop)[-3:-1] == [pytest.approx(x) for x in X[:2]]
+    other = AskTell(**domain, seed=1)
+    evaluate(other, other.ask(5))
+    other.enqueue(X[:2])
+    first, second = other.ask(2), other.ask(1)
+    other.tell(first.tickets, y[:2])
+    assert loop.result().best_observed_mean == other.result().best_observed_mean == max(y[:2])
+    assert loop.state.pulls == 8
+    assert len(second) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["snapshots", "replay"])
+@pytest.mark.parametrize("kind", DOMAINS)
+def test_results_at_other_inputs_are_in_the_journal_and_resumed(kind, seconds, tmp_path):
+    domain, X, y = DOMAINS[kind]
+
+    def course(loop, resumed):
+        evaluate(loop, loop.ask(6))
+        batch = loop.ask(3)
+        loop.tell(batch.tickets[1:2], y[:1], X=X[:1])
+        loop = resumed(loop)
+        loop.tell(batch.tickets[::2], [0.1, 0.2], X=X[:2])
+        loop = resumed(loop)
+        evaluate(loop, loop.ask(4))
+        return loop
+
+    storage = Storage(tmp_path / "run.journal", replay_seconds=seconds)
+
+    def resumed(loop):
+        loop.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ResumeWarning)
+            return AskTell.resume(storage)
+
+    whole = course(AskTell(**domain, seed=1), lambda loop: loop)
+    again = course(AskTell(**domain, seed=1, storage=storage), resumed)
+    again.close()
+    assert picked(again) == picked(whole) == (read_run(storage.path).history.parameters or picked(again))
+    assert again.history.column("values") == whole.history.column("values")
+    recorded = read_run(storage.path).evaluations
+    assert recorded.picks[6].tolist() == recorded.picks[7].tolist()  # both at the first of X
+
+
+def test_elimination_asks_again_for_what_was_made_elsewhere():
+    loop = AskTell(arms(), SBPE(horizon=40, covar_module=rbf_kernel(), regularization=0.02, prior_mean=0.0), seed=0)
+    batch = loop.ask()
+    missed = int(batch.indices[0])
+    (other,) = [arm for arm in range(60) if arm not in batch.indices.tolist()][:1]
+    loop.tell(batch, waves(batch.X), X=[other, *batch.indices.tolist()[1:]])
+    assert loop.ask().indices.tolist() == [missed]
+
+
+def test_where_an_embedding_knows_no_other_inputs_the_evaluation_stays_pending():
+    loop = AskTell(bounds=[(0.0, 1.0)] * 4, policy=REMBO(target_dims=1, inner=BoTorchUCB(initial_design=4)))
+    batch = loop.ask(2)
+    with pytest.raises(ValueError, match="expected results at the inputs that policy 'rembo' has asked for"):
+        loop.tell(batch, [0.0, 1.0], X=[[0.1, 0.2, 0.3, 0.4]] * 2)
+    assert loop.pending == batch.tickets
+
+
 def test_a_run_that_minimises_adds_values_in_its_own_sign():
     loop = AskTell(arms(), bbkb(), minimize=True)
     loop.add([1, 2], [5.0, -7.0])
@@ -162,6 +232,9 @@ def test_queued_evaluations_are_part_of_the_budget_of_a_run():
         (lambda loop: loop.add([1], [math.nan]), "added values"),
         (lambda loop: loop.enqueue([]), "expected enqueued inputs, at least one, got none"),
         (lambda loop: loop.enqueue([-1]), "enqueued inputs"),
+        (lambda loop: loop.tell([0, 1], [1.0, 2.0], X=[3]), "expected an input for each of 2 results, got 1"),
+        (lambda loop: loop.tell([0], [1.0], X=[60]), "told inputs"),
+        (lambda loop: loop.tell([0], [math.inf], X=[3]), "inf"),
     ],
 )
 def test_wrong_additions_change_nothing(call, message, tmp_path):
@@ -180,13 +253,16 @@ def test_ranks_add_and_queue_what_the_first_does():
         loop = AskTell(split(arms(), group), bbkb(ratio_threshold=9.0), seed=3)
         loop.add([4, 9], [0.5, 1.5]) if group.leads else loop.add(None, None)
         loop.enqueue([7]) if group.leads else loop.enqueue(None)
-        batches = [loop.ask() for _ in range(2)]
+        first = loop.ask(1)
+        loop.tell(first, [0.3], X=[8]) if group.leads else loop.tell(None, None, X=[])
+        batches = [first, loop.ask()]
         return [batch.indices.tolist() for batch in batches], loop.state.pulls
 
     alone = AskTell(arms(), bbkb(ratio_threshold=9.0), seed=3)
     alone.add([4, 9], [0.5, 1.5])
     alone.enqueue([7])
-    expected = [alone.ask().indices.tolist() for _ in range(2)], 2
+    alone.tell(alone.ask(1), [0.3], X=[8])
+    expected = [[7], alone.ask().indices.tolist()], 3
     assert rehearse(2, run) == [expected] * 2
 
 

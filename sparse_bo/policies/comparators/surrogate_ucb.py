@@ -223,6 +223,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
     inner: Mechanism[Any]
     keeps_batch_open: bool
     on_cpu: bool
+    knows_any_input = False
 
     def init(self) -> EmbeddedState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
