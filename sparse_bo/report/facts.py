@@ -109,7 +109,7 @@ def nothing_feasible(outcomes: OutcomeColumns) -> str:
     least = (
         violated or f"none of a limit, but {' and '.join(n for n, y in outcomes.values.items() if np.isnan(y[row]))} is missing"
     )
-    return f"no feasible evaluation yet; the least violation is {least} (evaluation {row + 1:,})"
+    return f"no feasible evaluation yet; the least violation is {least} (evaluation {row + 1:,} of {len(outcomes.feasible):,})"
 
 
 def origin(outcomes: OutcomeColumns) -> str:

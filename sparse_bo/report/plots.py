@@ -222,14 +222,14 @@ def best_evaluations(view: RunView, outcomes: OutcomeColumns) -> Table:
     names = list(view.names)[:8] if view.columns else []
     cells = [
         [
-            f"{row + 1:,}",
+            f"{view.tickets[row] if view.tickets else row:,}",
             *(number(float(y[row]), 5) for y in outcomes.values.values()),
             "yes" if outcomes.feasible[row] else "no",
             *(cell(view.columns[name][row]) for name in names),
         ]
         for row in rows
     ]
-    return Table(["evaluation", *outcomes.values, "feasible", *names], cells, caption)
+    return Table(["ticket", *outcomes.values, "feasible", *names], cells, caption)
 
 
 def inputs_of(view: RunView) -> Plot | None:

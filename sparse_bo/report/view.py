@@ -204,6 +204,8 @@ class RunView:
     """Finished evaluations since the last update, in none of the columns."""
     distinct: int | None = None
     """Number of distinct arms evaluated; ``None`` on a box."""
+    tickets: Sequence[int] = ()
+    """``n`` tickets of the evaluations; empty where they are unknown."""
     arms: Sequence[str] = ()
     """``n`` names of arms; empty without names."""
     best_index: int | None = None

@@ -272,6 +272,7 @@ def view_of(
         best_mean=last.best_mean,
         best_index=last.best_index if over_arms else None,
         arms=history.names,
+        tickets=[ticket for row in history.rows for ticket in row.tickets],
         distinct=len(set(history.indices)) or None,
         guarantees=bounds,
         calibration=history.calibration,

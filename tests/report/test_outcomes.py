@@ -113,7 +113,7 @@ def test_without_a_feasible_evaluation_the_least_violation_is_named():
     found = seen(ONE, rows, best_mean=0.7)
     text = facts(found)["best"]
     assert text == (
-        "no feasible evaluation yet; the least violation is yield = 0.35, which has to be at least 0.4 (evaluation 3)"
+        "no feasible evaluation yet; the least violation is yield = 0.35, which has to be at least 0.4 (evaluation 3 of 4)"
     )
     page = run_page(found)
     assert "No feasible evaluation yet." in page
@@ -227,16 +227,17 @@ def test_figures_of_one_to_four_objectives(count, tmp_path):
 
 def test_a_page_lists_the_front_with_all_outcomes():
     found = seen()
+    found = replace(found, tickets=range(3, 3 + len(found.values)))
     page = run_page(found)
     rows = table_after(page, '<h2 id="evaluations-h">Front</h2>')
     values = found.outcomes.values
     assert [row[:5] for row in rows] == [
-        [str(k + 1), *(f"{values[name][k]:.5g}" for name in TWO.names), "yes"] for k in found.outcomes.front[:20]
+        [str(k + 3), *(f"{values[name][k]:.5g}" for name in TWO.names), "yes"] for k in found.outcomes.front[:20]
     ]
     one = seen(ONE)
     rows = table_after(run_page(one), '<h2 id="evaluations-h">Best evaluations</h2>')
     order = np.argsort(np.where(one.outcomes.feasible, one.values, np.inf), kind="stable")[:10]
-    assert [row[0] for row in rows] == [str(k + 1) for k in order]
+    assert [row[0] for row in rows] == [str(k) for k in order]
 
 
 def smooth(x):
