@@ -86,8 +86,11 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
 
 def nearest(name: object, choices: Iterable[str]) -> str:
     """Return a question about a name that may be mistyped; empty if no choice is near."""
-    found = difflib.get_close_matches(name, list(choices), 1) if isinstance(name, str) else []
-    return f"; did you mean {found[0]!r}?" if found else ""
+    if not isinstance(name, str):
+        return ""
+    folded = {choice.casefold(): choice for choice in choices}
+    found = difflib.get_close_matches(name.casefold(), folded, 1)
+    return f"; did you mean {folded[found[0]]!r}?" if found else ""
 
 
 def check_device(name: str, value: str | torch.device) -> torch.device:

@@ -105,6 +105,11 @@ def sparse_generation_strategy(
         check_count("initial_trials", initial_trials)
         if check_number("ratio_threshold", ratio_threshold) < 1.0:
             raise ValueError(f"expected ratio_threshold >= 1, got {ratio_threshold}; 1 gives batches of one")
+        if model_options is not None:
+            if not isinstance(model_options, Mapping):
+                raise TypeError(f"expected model_options as a dictionary, got {type(model_options).__name__}")
+            few = torch.linspace(0.0, 1.0, 4, dtype=torch.float64, device="cpu").unsqueeze(-1)
+            SparseGP(few, few, **model_options)  # checks names and values before any trial
     except (TypeError, ValueError) as error:
         raise UserInputError(str(error)) from error
     register_with_ax()

@@ -10,6 +10,7 @@ import math
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -95,7 +96,10 @@ def report(options: Namespace) -> None:
         return
     if html.resolve() == storage.resolve():
         raise ValueError(f"--html {html} is the journal itself; name another file")
-    arms = None if "arms" not in about or "space" in about else _arms_of(made, None)
+    arms = None
+    if "arms" in about and "space" not in about:
+        with suppress(ValueError, OSError):  # the page then says that they are missing
+            arms = _arms_of(made, None)
     try:
         write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret=regret)))
     except OSError as error:
@@ -108,7 +112,11 @@ def audit(options: Namespace) -> None:
     """``audit``: certificate, calibration, failures and drift of a journal; imports no objective and writes nothing."""
     storage = options.storage
     check_there(storage)
-    arms = _arms_of(noted_problem(about_of(storage)["notes"]), options.arms_file)
+    try:
+        arms = _arms_of(noted_problem(about_of(storage)["notes"]), options.arms_file)
+    except FileNotFoundError as error:
+        where = "where they are now" if options.arms_file is None else "another file"
+        raise FileNotFoundError(f"{error}; pass --arms-file, {where}") from error
     try:
         found = audit_run(storage, arms=arms)
     except StorageError:

@@ -36,6 +36,7 @@ SAID: Mapping[str, str] = {
     "pass arms= (for example points drawn from the box)": "choose a problem over arms (--problem, --arms-file, --grid)",
     "pass bounds= (2 x d) instead of arms=": "choose a problem on a box (--problem hartmann6, or --space)",
     "pass arms=": "pass --arms-file FILE.npy",
+    "expected defaults=": "expected --default",
     "leave policy= out": "leave --policy out",
 }
 """Words of the library -> those of the command line."""
@@ -49,6 +50,7 @@ def said(error: BaseException, given: Mapping[str, Any]) -> str:
     for argument, option in SAID.items():
         text = text.replace(argument, option)
     text = re.sub(r"\b(\w+)=(?=[\s,;).]|$)", lambda found: _option(found[1]) if found[1] in given else found[0], text)
+    text = re.sub(r"pass defaults=\{'(\w+)': …\}", r"pass --default \1=…", text)
     if found := re.match(r"(expected (?:a finite )?)(\w+)\b", text):
         name = found[2]
         if given.get(name) is not None and given[name] is not False:
@@ -59,6 +61,15 @@ def said(error: BaseException, given: Mapping[str, Any]) -> str:
             advice = re.sub(rf"\b{kind}\b", f"--policy {name}", advice)
         text = before + use + advice
     return text
+
+
+def names_in(file: Path) -> list[str]:
+    """Return the lines of a text file of names, one for each arm."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected --names {file} to be a text file in UTF-8, got other bytes ({error.reason})") from error
+    return text.removesuffix("\n").split("\n")
 
 
 def _option(name: str) -> str:

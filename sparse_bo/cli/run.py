@@ -15,7 +15,7 @@ from typing import Any, get_args
 import typer
 
 from sparse_bo.cli.console import say
-from sparse_bo.cli.inputs import AnyProblem, budget_of, described_problem, folder, parallel, problem_of
+from sparse_bo.cli.inputs import AnyProblem, budget_of, described_problem, folder, names_in, parallel, problem_of
 from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread_over
 from sparse_bo.cli.presets import POLICIES, given_settings, make_policy, read_settings
 from sparse_bo.domains import check_domain
@@ -91,7 +91,7 @@ def run(options: Namespace) -> None:
                 seed=seed,
                 certify_every=options.certify_every,
                 storage=storage,
-                names=None if options.names is None else options.names.read_text(encoding="utf-8").splitlines(),
+                names=None if options.names is None else names_in(options.names),
                 initial=taken_over(options.initial or [], options.default or []),
                 notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
                 **({} if several is None else several.describe()),

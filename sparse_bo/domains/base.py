@@ -146,11 +146,16 @@ class Box(Domain):
             raise ValueError(f"expected bounds of shape 2 x d, got {got}; use torch.stack([lower, upper]) of two corners")
         if bounds.dtype not in FLOATING:
             raise TypeError(f"expected bounds of dtype torch.float64 (or float32), got {bounds.dtype}; use bounds.double()")
-        check_finite("bounds", bounds)
+        if len(infinite := (~bounds.isfinite()).any(dim=0).nonzero().flatten().tolist()):
+            got = f"[{float(bounds[0, infinite[0]])}, {float(bounds[1, infinite[0]])}] for input {infinite[0]}"
+            raise ValueError(f"expected finite bounds, got {got}; give the range in which to search")
         wrong = (bounds[0] >= bounds[1]).nonzero().flatten().tolist()
         if wrong:
-            got = f"[{float(bounds[0, wrong[0]])}, {float(bounds[1, wrong[0]])}] in column {wrong[0]}"
-            raise ValueError(f"expected lower < upper bounds, got {got}; exchange them, or leave out an input that is constant")
+            got = f"[{float(bounds[0, wrong[0]])}, {float(bounds[1, wrong[0]])}] for input {wrong[0]}"
+            fix = "exchange them, or leave out an input that is constant"
+            if len(wrong) == bounds.shape[1] == 2 and bool((bounds[:, 0] < bounds[:, 1]).all()):
+                fix = "rows of a tensor are the two corners, those of a list or an array are inputs: transpose it"
+            raise ValueError(f"expected lower < upper bounds, got {got}; {fix}")
         check_range("bounds", bounds[0], bounds[1])
 
     @property

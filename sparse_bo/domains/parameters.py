@@ -297,7 +297,8 @@ class Choice(Parameter):
         values = tuple(map(_plain, values))
         for value in values:
             if not isinstance(value, str | int | float | bool | None):
-                hint = "; write Choice(*values)" if isinstance(value, list | tuple | set) else "; choose among names instead"
+                several = isinstance(value, list | tuple | set)
+                hint = "; write Choice(*values)" if several and len(values) == 1 else "; choose among names instead"
                 raise TypeError(f"expected choices to be strings, numbers, booleans or None, got {type(value).__name__}{hint}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"expected finite choices, got {value!r}; name it: {str(value)!r}")

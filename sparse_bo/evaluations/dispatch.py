@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 QUICK_ASK = 0.02
 """Duration of an ask, in evaluations, up to which workers may wait for it: picks submitted in advance know fewer results."""
-
-
+LOOK_SECONDS = 1.0
+"""Seconds between looks for new workers, while evaluations wait for one."""
 MOST_REASONS = 5
 """Failed evaluations whose reasons are logged as warnings; later ones as information."""
 
@@ -198,9 +198,21 @@ class Dispatch:
             pool.restart()
             future = pool.submit(evaluate_remotely, *arguments)
         future.add_done_callback(lambda _: self._ended.set())
+        self._tasks[future] = _Task(batch, math.inf)
+        self._begin(pool)
+
+    def _begin(self, pool: Pool) -> bool:
+        """Set the deadlines of tasks that may have begun, the oldest ones; return whether others wait for a worker."""
         timeout = self.workers.timeout
-        deadline = math.inf if timeout is None else time.monotonic() + timeout * len(batch) + pool.grace
-        self._tasks[future] = _Task(batch, deadline)
+        if timeout is None:
+            return False
+        waiting = [future for future, task in self._tasks.items() if task.deadline == math.inf]
+        busy = len(self._tasks) - len(waiting) + len(self._hanging)
+        begun = int(min(max(pool.present - busy, 0), len(waiting)))
+        for future in waiting[:begun]:
+            batch = self._tasks[future].batch
+            self._tasks[future] = _Task(batch, time.monotonic() + timeout * len(batch) + pool.grace)
+        return begun < len(waiting)
 
     def _collect(self, pool: Pool) -> None:
         """Wait until a task finishes or times out, and report its results."""
@@ -212,7 +224,9 @@ class Dispatch:
                 else:
                     self._wait()
             return
-        self._wait(min(task.deadline for task in self._tasks.values()))
+        waiting = self._begin(pool)
+        until = min(task.deadline for task in self._tasks.values())
+        self._wait(min(until, time.monotonic() + LOOK_SECONDS) if waiting else until)
         finished = [future for future in self._tasks if future.done()]
         broken = [future for future in finished if _broke(future)]
         for future in finished:

@@ -308,6 +308,10 @@ class Job:
             pending = set(self.loop.pending)
             results = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in pending}
             self.loop.tell(list(results), list(results.values()))
+        except KeyboardInterrupt:
+            if set(tickets).isdisjoint(self.loop.pending):  # the results are recorded
+                self.reported(batch, values)
+            raise
         self.reported(batch, values)
 
     def fail(self, batch: Batch) -> None:

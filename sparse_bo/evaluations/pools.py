@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from sparse_bo.evaluations.executors import Threads, optional
@@ -54,9 +57,9 @@ class Workers:
             :class:`sparse_bo.BBKB`, let workers wait. Where evaluations take no more than 50 times as long as an ask, some are
             submitted in advance, unless there is a ``timeout``. ``False``: batch by batch; picks depend on the seed only, not
             on executor or timing. ``None``: asynchronous where the objective takes one point at a time.
-        timeout: Seconds per evaluation, without the worker's imports; ``None``: no limit. It counts from the submission, so the
-            executor should be free of other work. A thread that exceeds it cannot be ended, but does not keep the process
-            from ending.
+        timeout: Seconds per evaluation, without the worker's imports; ``None``: no limit. It counts from the submission, on
+            Dask once there are workers for it; so the executor should be free of other work. A thread that exceeds it cannot
+            be ended, but does not keep the process from ending.
         retries: Number of retries of an evaluation that raised, timed out or lost its worker.
         on_error: Handling of an evaluation that fails after all retries: ``"raise"`` (once evaluations that have started are
             reported), or ``"drop"``, as if it had returned NaN.
@@ -169,6 +172,12 @@ class Pool:
         return most if isinstance(most, int) and most > 0 else os.cpu_count() or 1
 
     @property
+    def present(self) -> float:
+        """Number of tasks that may have begun; on Dask, whose workers come and go, of the workers present now."""
+        client = getattr(self._executor, "_client", None)
+        return math.inf if client is None else sum(client.nthreads().values())
+
+    @property
     def grace(self) -> float:
         """Extra seconds before a task's deadline, while its worker may still be starting."""
         return float(getattr(self._executor, "grace", 0.0))
@@ -215,6 +224,12 @@ class Pool:
                 _end(pool)
             if not isinstance(error, BrokenExecutor | OSError):
                 raise
+            script = getattr(sys.modules["__main__"], "__file__", None)
+            if script is not None and not Path(script).exists():
+                raise RuntimeError(
+                    f"worker processes cannot import a script on standard input ({script}); save it as a file, or use "
+                    "executor='loky' or 'threads'"
+                ) from error
             raise RuntimeError(
                 f"the worker processes end before their first task ({type(error).__name__}: {error}); in a script, start the "
                 "run under `if __name__ == '__main__':`, since every worker imports the script; otherwise use fewer workers "

@@ -10,6 +10,7 @@ The likelihood is the exact one of *all observations*: repeats inform the noise 
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import warnings
@@ -69,6 +70,8 @@ class KnownPrior(NamedTuple):
     covar_module: Kernel
     prior_mean: float
     regularization: float
+    factor: float = 1.0
+    """Factor of the scale, learned with the noise, of a kernel of the user's."""
 
 
 def scaled_kernel(family: str, lengthscales: Tensor, outputscale: float) -> ScaleKernel:
@@ -83,6 +86,18 @@ def scaled_kernel(family: str, lengthscales: Tensor, outputscale: float) -> Scal
     inner.lengthscale = lengthscales
     kernel.outputscale = lengthscales.new_tensor(outputscale)
     return kernel
+
+
+def times(kernel: Kernel, factor: float) -> ScaleKernel:
+    """Return ``factor`` times a kernel without batch shape, in float64, whose hyper-parameters are copied."""
+    inner = copy.deepcopy(kernel).double()
+    if not isinstance(inner, ScaleKernel):
+        device = next((p.device for p in inner.parameters()), torch.device("cpu"))
+        with device:  # not the user's default device
+            inner = ScaleKernel(inner).to(device, torch.float64)
+        inner.outputscale = torch.ones((), dtype=torch.float64, device=device)
+    inner.outputscale = inner.outputscale.detach() * factor
+    return inner
 
 
 def family_of(kernel: Kernel) -> str:
@@ -177,7 +192,8 @@ def learn_prior(
     by short lengthscales. With :data:`sparse_bo.gp.learn.PRIORS` a noisy set of arms was explored without end (record 070).
 
     Args:
-        given: What the user has fixed stays as it is. A given kernel without a given mean gets the most probable mean.
+        given: What the user has fixed stays as it is; of a kernel without λ everything but its scale. A given kernel without a
+            given mean gets the most probable mean.
         observations: n ≥ 1.
         bounds: ``2 x d``, corners of the domain (:meth:`sparse_bo.domains.Domain.hull`): they scale the inputs.
         generator: CPU generator.
@@ -262,17 +278,28 @@ class _Standardized(NamedTuple):
         """Return the known parts in these units."""
         correlation = scale = None
         if given.covar_module is not None:
-            X, scale = self.inputs, 1.0
-            correlation = covariance_function(given.covar_module, like=X).cross(X, X) / self.scale / self.scale
+            X, unit = self.inputs, self.unit(given)
+            scale = 1.0 if given.complete else None
+            correlation = covariance_function(given.covar_module, like=X).cross(X, X) / unit
         noise = None if given.regularization is None else given.regularization / self.scale / self.scale
         mean = None if given.prior_mean is None else (given.prior_mean - self.shift) / self.scale
         return Given(correlation, scale, noise, mean)
+
+    def unit(self, given: Prior) -> float:
+        """Return the variance (y²) that is the scale 1 of a given kernel: that of the means; without λ the kernel's own."""
+        if given.complete:
+            return self.scale * self.scale
+        assert given.covar_module is not None
+        covariance = covariance_function(given.covar_module, like=self.inputs)
+        return float(covariance.diagonal(self.inputs).mean()) or 1.0
 
     def start(self, previous: KnownPrior, given: Prior) -> Hyperparameters:
         """Return an earlier prior in these units."""
         noise, ell, s = previous.regularization / self.scale / self.scale, self.ranges, 1.0
         family = "rbf"
-        if given.covar_module is None:
+        if given.covar_module is not None and not given.complete:
+            s = self.unit(Prior(previous.covar_module, None, None)) / self.scale / self.scale
+        elif given.covar_module is None:
             kernel = previous.covar_module
             family = family_of(kernel)
             ell = kernel.base_kernel.lengthscale.detach().flatten().to(self.ranges) / self.ranges
@@ -284,8 +311,12 @@ class _Standardized(NamedTuple):
         variance = self.scale * self.scale
         noise = given.regularization if given.regularization is not None else found.noise * found.scale * variance
         mean = given.prior_mean if given.prior_mean is not None else found.mean * self.scale + self.shift
-        if given.covar_module is not None:
+        if given.complete:
+            assert given.covar_module is not None
             return KnownPrior(given.covar_module, mean, noise)
+        if given.covar_module is not None:
+            factor = found.scale * variance / self.unit(given)
+            return KnownPrior(times(given.covar_module, factor), mean, noise, factor)
         kernel = scaled_kernel(found.family, found.lengthscales.to(self.ranges) * self.ranges, found.scale * variance)
         return KnownPrior(kernel, mean, noise)
 

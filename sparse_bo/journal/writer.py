@@ -63,6 +63,8 @@ class Writer:
         path = storage.resolved()
         lock, partial = locked(path), beside(path, ".partial")
         try:
+            if path.exists() and not _begins_as(path, data[:17]):
+                raise FileExistsError(f"{path} exists and is no journal; choose another path")
             if path.exists():
                 raise FileExistsError(
                     f"{path} exists; go on with it by resume=True (of maximize, minimize or optimize) or "
@@ -221,10 +223,22 @@ def delete(path: Path) -> None:
         file.unlink(missing_ok=True)
 
 
+def _begins_as(path: Path, start: bytes) -> bool:
+    """Return whether a path is a file that begins with some bytes; a device or a pipe is not read."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
+
+
 def locked(path: Path) -> FileLock:
     """Return the lock of a journal's writer, acquired. The system releases it when the process ends; the file beside stays."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"expected the folder {path.parent} of the journal to exist; create it first")
+        there = path.parent.exists()
+        raise FileNotFoundError(
+            f"expected the folder {path.parent} of the journal to exist"
+            + (", got a file; choose another path" if there else "; create it first")
+        )
     file = beside(path, ".lock")
     lock = FileLock(file, timeout=0, thread_local=False, fallback_to_soft=False)
     try:

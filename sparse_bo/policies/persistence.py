@@ -38,7 +38,7 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.errors import StorageError
-from sparse_bo.gp.objective_prior import KnownPrior, Prior
+from sparse_bo.gp.objective_prior import KnownPrior, Prior, times
 from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.kernels.structure import part_outside
@@ -129,18 +129,22 @@ def thaw_dictionary(frozen: Mapping[str, Any], inputs: ArmSet) -> Dictionary:
 
 def freeze_prior(prior: KnownPrior | Prior) -> dict[str, Any]:
     """Return a prior, its kernel as a description."""
-    kernel = describe(prior.covar_module)
-    return {"prior_mean": prior.prior_mean, "regularization": prior.regularization, "kernel": kernel}
+    kernel, factor = describe(prior.covar_module), prior.factor if isinstance(prior, KnownPrior) else 1.0
+    return {"prior_mean": prior.prior_mean, "regularization": prior.regularization, "kernel": kernel, "factor": factor}
 
 
-def thaw_prior(frozen: Mapping[str, Any], *, given: Kernel | None) -> KnownPrior:
-    """Return a prior with the policy's kernel, or (``None``) the rebuilt one: the inverse of :func:`freeze_prior`.
+def thaw_prior(frozen: Mapping[str, Any], *, given: Prior) -> KnownPrior:
+    """Return a prior with the policy's kernel, or the rebuilt one: the inverse of :func:`freeze_prior`.
 
     Raises:
         ValueError: If the kernel must be rebuilt and cannot be.
     """
-    kernel = rebuild(frozen["kernel"]) if given is None else given
-    return KnownPrior(kernel, frozen["prior_mean"], frozen["regularization"])
+    factor, kernel = frozen["factor"], given.covar_module
+    if kernel is None:
+        kernel = rebuild(frozen["kernel"])
+    elif not given.complete:
+        kernel = times(kernel, factor)
+    return KnownPrior(kernel, frozen["prior_mean"], frozen["regularization"], factor)
 
 
 def describe(value: Any) -> Description:

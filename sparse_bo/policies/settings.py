@@ -26,7 +26,8 @@ class PriorSettings:
 
     Attributes:
         covar_module: Any GPyTorch kernel without batch shape; its hyper-parameters stay as they are (it is copied, and moved
-            to float64 and the device of the domain). ``None``: BoTorch's default kernel, learned.
+            to float64 and the device of the domain), but its scale is learned where ``regularization`` is. ``None``: BoTorch's
+            default kernel, learned.
         prior_mean: μ₀ (y). ``None``: 0 where kernel and λ are given (a warning says so if the objective is far from it), else
             learned.
         regularization: λ > 0 (y²). ``None``: the noise variance, learned.

@@ -89,7 +89,8 @@ def own_problem(
             raise ValueError("expected one of --space, --arms-file and --grid, got --space with another; drop one")
         named = Space.of(space)
         described = f"parameters {', '.join(named.names)}"
-        return OwnProblem(objective.split(":")[1], None, imported(objective), False, described, named, several)
+        function = imported(objective)
+        return OwnProblem(objective.split(":")[1], None, function, False, described, named, several)
     arms = own_arms(None if arms_file is None else Path(arms_file), grid)
     if arms is None:
         others = "--grid low:high:points,..., or --space FILE.toml"

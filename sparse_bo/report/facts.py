@@ -135,9 +135,9 @@ def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
 
 def counts(view: RunView) -> str:
     """Return the numbers of evaluations: asked for, finished, failed, out."""
-    added = f" ({view.added:,} added)" if view.added else ""
     out = view.asked - view.succeeded - view.failed - view.unseen
-    text = f"{view.asked - view.added:,} asked{added}, {view.succeeded - view.added:,} told, {view.failed:,} failed"
+    text = f"{view.asked - view.added:,} asked, {view.succeeded - view.added:,} told, {view.failed:,} failed"
+    text += f", {view.added:,} added" if view.added else ""
     text += f", {view.unseen:,} since the last update" if view.unseen else ""
     return text + (f", {out:,} out" if out > 0 else "")
 

@@ -445,8 +445,12 @@ class AskTell:
         result = replace(self.result(), ended=watch.reason)
         if engine.outcomes is not None and engine.outcomes.constraints and not result.feasible and engine.rows:
             limits = ", ".join(engine.outcomes.constraints)
+            nearest = "result.best"
+            columns = result.history.outcome_columns(result)
+            if engine.outcomes.only is None and columns is not None and columns.best_row is not None:
+                nearest = f"evaluation {[ticket for row in result.history.rows for ticket in row.tickets][columns.best_row]}"
             warnings.warn(
-                f"none of {result.history.observations:,} evaluations is feasible: result.best violates limits ({limits}) the "
+                f"none of {result.history.observations:,} evaluations is feasible: {nearest} violates limits ({limits}) the "
                 "least; check them and their units, search another range, or begin with a feasible point (initial=)",
                 InfeasibleWarning,
                 stacklevel=2,
@@ -476,7 +480,11 @@ class AskTell:
         return numbers
 
     def _so_far(self) -> Result:
-        return self._result(self._engine.state, self._engine.rows)
+        """Return :meth:`result` for an exception; without an incomplete batch where that raises, or on a second Ctrl-C."""
+        try:
+            return self._result(*self._steps.with_incomplete_batch())
+        except (Exception, KeyboardInterrupt):
+            return self._result(self._engine.state, self._engine.rows)
 
     def _result(self, state: State, rows: Sequence[HistoryRow]) -> Result:
         history = History(tuple(rows), run_info(self._about))

@@ -185,7 +185,8 @@ def domain_of(
         arms = journal.arms()
         if arms is None:
             raise ValueError(
-                f"the {about['arms'][0]:,} arms of the run in {path} are not in it (too many, or damaged); pass arms="
+                f"the {about['arms'][0]:,} arms of the run in {path} are not in it (large ones are not recorded, nor those of "
+                "files and grids); pass arms="
             )
         return _named(Arms(arms.to(where)), about, path)
     checked = Arms(arms).points
@@ -194,6 +195,7 @@ def domain_of(
         raise ValueError(
             f"expected the arms of the run in {path} ({' x '.join(map(str, about['arms']))}, {about['dtype']}), got others "
             f"({' x '.join(map(str, arms.shape))}, {arms.dtype}): this journal belongs to another problem"
+            + ("; pass them as they were: a tensor, a MemmapArms or a ProductGrid" if alike else "")
         )
     return _named(check_domain(arms if device is None else arms.to(device)), about, path)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparse_bo.domains import Arms, Box, Domain, LazyArms, Space, SpaceArms, SpaceBox
+from sparse_bo.domains import Arms, Box, Domain, Int, LazyArms, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
@@ -170,13 +170,18 @@ class _RecordedRun(NamedTuple):
 
 def _placed(domain: Domain, space: Space, point: dict[str, Any]) -> dict[str, Any] | None:
     """Return a point with the parameters that a space has there; ``None`` if it is outside or infeasible."""
-    point = {name: value for name, value in point.items() if name in space.parameters}
+    kinds = space.parameters
+    point = {
+        name: int(value) if isinstance(kinds[name], Int) and isinstance(value, float) and value == round(value) else value
+        for name, value in point.items()
+        if name in kinds
+    }
     while absent := [name for name in point if not _is_there(space, name, point)]:
         for name in absent:
             del point[name]
     try:
         domain.check("observations", [point])
-    except ValueError:
+    except (TypeError, ValueError):  # a number between integers, say
         return None
     return point
 

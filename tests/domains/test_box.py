@@ -33,7 +33,7 @@ def test_draws_lie_inside_and_follow_the_generator(device):
         (torch.zeros(3, 2), ValueError, "bounds of shape 2 x d"),
         (torch.tensor([[False], [True]]), TypeError, "use bounds.double"),
         (torch.tensor([[0.0, math.nan], [1.0, 1.0]]), ValueError, "finite bounds"),
-        (torch.tensor([[0.0, 2.0], [1.0, 2.0]]), ValueError, "lower < upper bounds, got .2.0, 2.0. in column 1"),
+        (torch.tensor([[0.0, 2.0], [1.0, 2.0]]), ValueError, "lower < upper bounds, got .2.0, 2.0. for input 1; exchange"),
     ],
     ids=["list", "shape", "booleans", "nan", "order"],
 )

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -774,3 +775,27 @@ def test_random_search_on_a_box_with_an_executor():
     assert result.state.pulls == 20
     with pytest.raises(ValueError, match="expected call_with='indices' with arms="):
         maximize(flaky.smooth, bounds=bounds, policy=RandomSearch(), budget=2, call_with="indices")
+
+
+class Queue(ThreadPoolExecutor):
+    """A cluster as Dask describes it, whose workers come late; tasks wait for them."""
+
+    def __init__(self, seconds):
+        super().__init__(2)
+        self.there = threading.Event()
+        self._client = SimpleNamespace(nthreads=lambda: {"a": 2} if self.there.is_set() else {})
+        threading.Timer(seconds, self.there.set).start()
+
+    def submit(self, fn, /, *args):
+        return super().submit(lambda: (self.there.wait(), fn(*args))[1])
+
+
+def test_time_in_the_queue_of_a_cluster_is_no_time_of_an_evaluation():
+    with Queue(1.2) as cluster:
+        workers = Workers(executor=cluster, count=2, timeout=0.6, on_error="drop")
+        result = run(flaky.smooth, executor=workers, policy=RandomSearch(), budget=6)
+    assert sum(result.history.column("failed")) == 0
+    with Queue(0.0) as cluster:
+        workers = Workers(executor=cluster, count=2, timeout=0.1, on_error="drop")
+        result = run(lambda X: time.sleep(0.4) or flaky.smooth(X), executor=workers, policy=RandomSearch(), budget=2)
+    assert sum(result.history.column("failed")) == 2

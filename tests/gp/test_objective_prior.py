@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo import BBKB, AskTell, maximize
+from sparse_bo import BBKB, AskTell, Storage, maximize
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.objective_prior import (
     CLIP,
@@ -45,7 +45,7 @@ def test_a_prior_is_known_once_kernel_and_noise_are():
     kernel = gpytorch.kernels.RBFKernel()
     prior = Prior(kernel, None, 0.1)
     assert prior.complete
-    assert prior.known() == (kernel, 0.0, 0.1)
+    assert prior.known() == (kernel, 0.0, 0.1, 1.0)
     for missing, name in ((Prior(None, 1.0, 0.1), "a kernel"), (Prior(kernel, 1.0, None), "regularization")):
         assert not missing.complete
         with pytest.raises(ValueError, match=f"expected a prior with {name}, got None"):
@@ -147,7 +147,8 @@ def test_what_is_given_stays():
     kernel = gpytorch.kernels.RBFKernel().double()
     kernel.lengthscale = 0.8
     noise_only = learned_from(arms, index, y, Prior(kernel, 100.0, None))
-    assert noise_only.covar_module is kernel
+    assert noise_only.covar_module.base_kernel.lengthscale.item() == pytest.approx(0.8)
+    assert noise_only.covar_module.outputscale.item() == pytest.approx(noise_only.factor)
     assert noise_only.prior_mean == 100.0
     assert learned_from(arms, index, y, Prior(None, None, 0.25)).regularization == 0.25
     assert learned_from(arms, index, y, Prior(None, 90.0, None)).prior_mean == 90.0
@@ -160,6 +161,53 @@ def test_noise_and_mean_are_learned_beside_a_given_kernel():
     learned = learned_from(arms, index, y, Prior(kernel, None, None))
     assert learned.regularization == pytest.approx(0.25, rel=0.3)
     assert learned.prior_mean == pytest.approx(100.0, abs=4.0)
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "plain"])
+def test_the_scale_of_a_given_kernel_is_learned_with_the_noise(scaled):
+    """Whatever scale it is given with: a kernel of variance 0.69 beside yields from 0 to 100 explained nothing."""
+    arms, index, y = problem(n=200, noise=0.5)
+    kernel = gpytorch.kernels.RBFKernel(ard_num_dims=2).double()
+    kernel.lengthscale = torch.tensor([0.8, 5.0], dtype=torch.float64)
+    found = []
+    for outputscale in (1e-6, 1.0, 1e6):
+        given = gpytorch.kernels.ScaleKernel(kernel).double() if scaled else kernel
+        if scaled:
+            given.outputscale = outputscale
+        prior = learned_from(arms, index, y, Prior(given, None, None))
+        found.append([prior.covar_module.outputscale.item(), prior.regularization, prior.prior_mean])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+    assert found[1] == pytest.approx(found[2], rel=1e-6)
+    known = scaled_kernel("rbf", torch.tensor([0.8, 5.0], dtype=torch.float64), found[0][0])
+    assert learned_from(arms, index, y, Prior(known, None, None)).factor == pytest.approx(1.0, rel=1e-6)
+
+
+class Plain(gpytorch.kernels.RBFKernel):
+    """A kernel of the user's own, which a journal cannot rebuild."""
+
+
+@pytest.mark.parametrize("kind", ["arms", "box"])
+def test_a_resumed_run_has_the_learned_scale_of_a_kernel_of_ones_own(kind, tmp_path):
+    def loop(**where):
+        kernel = Plain().double()
+        kernel.lengthscale = 0.4
+        return AskTell(**domain(kind), policy=BBKB(covar_module=kernel, initial_design=8), seed=1, **where)
+
+    def steps(loop):
+        for _ in range(3):
+            batch = loop.ask(4)
+            loop.tell(batch, 100.0 * bowl(batch.X))
+        return loop.history
+
+    whole, first = loop(), loop(storage=Storage(tmp_path / "run.journal", replay_seconds=0.0))
+    steps(whole)
+    steps(first)
+    first.close()
+    with AskTell.resume(tmp_path / "run.journal", policy=first.policy) as again:
+        assert again.state.fitted.prior.factor == whole.state.fitted.prior.factor > 10.0
+        for one, other in zip(steps(again).rows, steps(whole).rows, strict=True):
+            assert one.indices == other.indices
+            np.testing.assert_allclose(one.points or 0.0, other.points or 0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-22, 1e-3, 1e3, 1e25, 1e60])

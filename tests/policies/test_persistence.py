@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.errors import StorageError
-from sparse_bo.gp.objective_prior import KnownPrior
+from sparse_bo.gp.objective_prior import KnownPrior, Prior
 from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.policies.persistence import (
     KEPT,
@@ -98,15 +98,15 @@ def test_a_prior_comes_back_with_its_kernel_or_with_the_policys():
     kernel, other = RBFKernel().double(), RBFKernel().double()
     kernel.lengthscale = 0.3
     frozen = freeze_prior(KnownPrior(kernel, 1.5, 0.1))
-    again = thaw_prior(frozen, given=None)
+    again = thaw_prior(frozen, given=Prior(None, None, None))
     assert (again.prior_mean, again.regularization) == (1.5, 0.1)
     assert again.covar_module.lengthscale.item() == pytest.approx(0.3)
-    assert thaw_prior(frozen, given=other).covar_module is other
+    assert thaw_prior(frozen, given=Prior(other, None, 0.1)).covar_module is other
     with pytest.raises(ValueError, match="cannot be rebuilt"):
-        thaw_prior(freeze_prior(KnownPrior(Unknown(), 0.0, 0.1)), given=None)
+        thaw_prior(freeze_prior(KnownPrior(Unknown(), 0.0, 0.1)), given=Prior(None, None, None))
 
 
 def test_the_part_of_a_kernel_that_is_not_known_is_named():
     frozen = freeze_prior(KnownPrior(ScaleKernel(Unknown()), 0.0, 0.1))
     with pytest.raises(ValueError, match=r"test_persistence\.Unknown cannot be rebuilt"):
-        thaw_prior(frozen, given=None)
+        thaw_prior(frozen, given=Prior(None, None, None))

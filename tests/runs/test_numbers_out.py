@@ -3,13 +3,15 @@
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, Choice, Float, Int, Workers, maximize, minimize
+from sparse_bo import AskTell, Choice, Float, Int, RunInterrupted, Workers, maximize, minimize
 from sparse_bo.policies import RandomSearch
+from sparse_bo.policies.comparators.baselines import WithoutModel
 from tests.builders import arms, unit_box
 
 FOUR = RandomSearch(batch_size=4)
@@ -193,3 +195,36 @@ def test_wrong_arguments_are_named_before_a_journal_is_created(wrong, message, t
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(TypeError, match=message):
         AskTell(bounds=torch.tensor([[0.0], [1.0]])).run(lambda X: X[:, 0], 4, **wrong)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PressesCtrlC(WithoutModel):
+    """Is interrupted in the update after the fifth result."""
+
+    def tell(self, state, picks, y, *, generator):
+        if state.pulls == 4 and not PRESSED:
+            PRESSED.append(True)
+            raise KeyboardInterrupt
+        return super().tell(state, picks, y, generator=generator)
+
+
+PRESSED = []
+
+
+@dataclass(frozen=True)
+class Interrupted(RandomSearch):
+    def on(self, domain):
+        return PressesCtrlC(**vars(super().on(domain)))
+
+
+def test_an_interrupt_during_an_update_loses_no_result():
+    PRESSED.clear()
+    seen = []
+    loop = AskTell(bounds=[(0.0, 1.0)], policy=Interrupted(), seed=0)
+    with pytest.raises(RunInterrupted, match="interrupted after 5 of 9 evaluations .1 not in the model yet") as caught:
+        loop.run(lambda x: x[0], 9, on_result=seen.append)
+    assert [one.ticket for one in seen] == list(range(5))
+    assert len(caught.value.result.to_pandas()) == 5
+    assert caught.value.result.best_observed_mean == max(one.value for one in seen)
+    loop.run(lambda x: x[0], 4, on_result=seen.append)
+    assert [one.ticket for one in seen] == list(range(9))

@@ -256,7 +256,11 @@ def test_advice_on_inputs_of_another_dtype_is_code():
             r"as d pairs .*got shape \(2, 3\); .*torch.as_tensor\(bounds",
         ),
         ({"bounds": [0.0, 1.0]}, ValueError, r"as d pairs \[\(lower, upper\), …\], got shape \(2,\)"),
-        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, ValueError, r"expected lower < upper bounds, got \[0.0, 0.0\] in column 0"),
+        (
+            {"bounds": [[0.0, 0.0], [1.0, 1.0]]},
+            ValueError,
+            r"expected lower < upper bounds, got \[0.0, 0.0\] for input 0; rows of a tensor",
+        ),
         ({"bounds": [(0.0, 1.0), (2.0,)]}, TypeError, "expected bounds as rows of equal length"),
         ({"bounds": [(0.0, None)]}, TypeError, "expected bounds of numbers, got list of dtype object; convert it to float"),
         ({"bounds": [("a", "b")]}, TypeError, "expected bounds of numbers, got list of dtype <U1"),

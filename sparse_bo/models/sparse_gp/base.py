@@ -64,7 +64,7 @@ from sparse_bo.models.sparse_gp.state import (
     mapped,
 )
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
-from sparse_bo.validation import check_numbers, check_positive
+from sparse_bo.validation import check_numbers, check_positive, nearest
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,14 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         robust: bool = False,
         settings: SparseSettings | None = None,
         previous: SparseModel | None = None,
+        **unknown: Any,
     ) -> None:
         """Set the collaborators; called once, when BoTorch's constructor has checked the data."""
+        if unknown:
+            known = ("dictionary", "max_dictionary", "fit", "seed", "robust", "settings", "previous")
+            name = next(iter(unknown))
+            fix = nearest(name, known) or f"; its own arguments are {', '.join(known)}"
+            raise TypeError(f"{type(self).__name__} got an unexpected argument {name!r}{fix}")
         check_prior(self)
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)

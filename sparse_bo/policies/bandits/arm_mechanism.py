@@ -236,7 +236,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         if "probabilities" not in frozen:
             return state
         prior, numbers = (
-            persistence.thaw_prior(frozen, given=self.given.covar_module),
+            persistence.thaw_prior(frozen, given=self.given),
             persistence.thaw_fields(FittedArms, frozen),
         )
         surrogate, dictionary = self._over_arms(prior, None), persistence.thaw_dictionary(frozen, self.arms)

@@ -284,7 +284,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
             return state
         dictionary, prior = (
             persistence.thaw_dictionary(frozen, state.X),
-            persistence.thaw_prior(frozen, given=self.given.covar_module),
+            persistence.thaw_prior(frozen, given=self.given),
         )
         model = BoxModel(prior=prior, units=self._units(prior), X=state.X, y=in_range(state.y), dictionary=dictionary)
         return replace(state, fitted=FittedBox(posterior=model, prior=prior, **persistence.thaw_fields(FittedBox, frozen)))

@@ -165,7 +165,7 @@ class Elimination(Mechanism[EliminationState], ABC):
 
     def thaw(self, frozen: Frozen) -> EliminationState:
         """See :class:`Mechanism`."""
-        return thaw_elimination(self.init(), frozen, given=self.settings.given.covar_module, prior_over=self._prior_over)
+        return thaw_elimination(self.init(), frozen, given=self.settings.given, prior_over=self._prior_over)
 
     @abstractmethod
     def _design(self, state: EliminationState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:

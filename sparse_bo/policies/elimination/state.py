@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.arms.design import Design
 from sparse_bo.domains import Arms, Box
 from sparse_bo.domains.sharded import first_here
-from sparse_bo.gp.objective_prior import KnownPrior
+from sparse_bo.gp.objective_prior import KnownPrior, Prior
 from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations
 from sparse_bo.policies import persistence
 from sparse_bo.policies.elimination.batches import (
@@ -263,7 +262,7 @@ def freeze_elimination(state: EliminationState) -> Frozen:
 
 
 def thaw_elimination(
-    empty: EliminationState, frozen: Frozen, *, given: Kernel | None, prior_over: Callable[[KnownPrior, Tensor], ArmPrior]
+    empty: EliminationState, frozen: Frozen, *, given: Prior, prior_over: Callable[[KnownPrior, Tensor], ArmPrior]
 ) -> EliminationState:
     """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch."""
     state = replace(empty, **persistence.thaw_fields(EliminationState, frozen))
