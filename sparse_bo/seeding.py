@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,6 +12,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _MAX_SEED = 2**63 - 1
+
+
+def generator_of(seed: int) -> torch.Generator:
+    """Return a CPU generator; of a seed beyond 32 bits torch would take the last 32, here all count."""
+    few = seed if seed < 2**32 else int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "little")
+    return torch.Generator().manual_seed(few)
 
 
 @contextmanager

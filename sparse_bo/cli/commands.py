@@ -168,7 +168,9 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     what = "objective" if audit.drifting is None else f"outcome {audit.drifting}"
     warnings = [
         *advice_of(view),
-        *miscalibrated(audit.calibration, policy=audit.recorded.about["policy"]),
+        *miscalibrated(
+            audit.calibration, policy=audit.recorded.about["policy"], of="inputs, each predicted from the results at the others"
+        ),
         *drifting(0.0 if drift is None else drift.score, what),
     ]
     return table(title, lines), warnings

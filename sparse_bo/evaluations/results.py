@@ -170,6 +170,8 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[in
     """
     if hasattr(y, "columns") and hasattr(y, "to_dict"):  # a pandas table
         y = y.to_dict("list")
+    if fields := getattr(getattr(y, "dtype", None), "names", None):  # a structured array
+        y = {name: y[name] for name in fields}
     if isinstance(y, Mapping):
         _check_names(y, names)
         columns = [_listed(y[name]) for name in names]
@@ -210,7 +212,15 @@ def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
 
 
 def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
-    """Return the outcomes of one evaluation, from a dictionary, a row, or NaN."""
+    """Return the outcomes of one evaluation, from a dictionary, a row with or without names, or NaN."""
+    if hasattr(row, "_asdict"):  # a named tuple
+        row = row._asdict()
+    elif hasattr(row, "index") and hasattr(row, "to_dict"):  # a row of a pandas table
+        row = row.to_dict()
+        if set(row) == set(range(len(names))):
+            row = list(row.values())
+    elif fields := getattr(getattr(row, "dtype", None), "names", None):
+        row = {name: row[name] for name in fields}
     if isinstance(row, Mapping):
         _check_names(row, names)
         row = [row[name] for name in names]

@@ -203,7 +203,8 @@ class Journal:
 
     def arms(self) -> Tensor | None:
         """Return the arms, ``a x d``; ``None`` if they were too large, or are damaged."""
-        return None if self._arms < 0 else unpack(record_at(self._data, self._arms)[1])["arms"]
+        arms = None if self._arms < 0 else unpack(record_at(self._data, self._arms)[1]).get("arms")
+        return arms if isinstance(arms, Tensor) else None
 
     def same_events(self, end: End) -> bool:
         """Return whether the file once ended at ``end``, and no event was added since."""

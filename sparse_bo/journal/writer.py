@@ -64,7 +64,7 @@ class Writer:
         lock, partial = locked(path), beside(path, ".partial")
         try:
             if path.exists() and not _begins_as(path, data[:17]):
-                raise FileExistsError(f"{path} exists and is no journal; choose another path")
+                raise FileExistsError(f"{path} exists and is no journal; choose another path for a new run")
             if path.exists():
                 raise FileExistsError(
                     f"{path} exists; go on with it by resume=True (of maximize, minimize or optimize) or "

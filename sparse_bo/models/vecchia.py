@@ -26,6 +26,11 @@ from sparse_bo.models.sparse_gp.state import check_size
 from sparse_bo.validation import check_count, check_finite, check_like, check_points
 
 
+def standardize(Y: Tensor) -> Standardize:
+    """Return the outcome transform of ``n x 1`` observations; BoTorch's own takes a deviation below 1e-8 for none."""
+    return Standardize(m=1, min_stdv=1e-140 if Y.dtype == torch.float64 else 1e-17)
+
+
 class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no types
     """A GP whose likelihood and predictions condition on the m nearest observations (Vecchia 1988).
 
@@ -63,7 +68,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         if covar_module is not None and not isinstance(covar_module, Kernel):
             raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel, got {type(covar_module).__name__}")
         self.neighbors = check_count("neighbors", neighbors)
-        self.outcome_transform = Standardize(m=1, min_stdv=1e-140 if train_Y.dtype == torch.float64 else 1e-17)
+        self.outcome_transform = standardize(train_Y)
         self.train_inputs = (train_X,)
         self.train_targets = self.outcome_transform(train_Y)[0].squeeze(-1)
         self.outcome_transform.eval()

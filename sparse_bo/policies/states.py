@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from botorch.models.model import Model
@@ -282,19 +282,15 @@ class BoxState(PointState):
         if self.model is None:
             raise ValueError("expected a state with a model, got one without; tell it more results")
         with torch.no_grad():
-            posterior = self.model.posterior(X)
-            if not isinstance(posterior, GPyTorchPosterior):
-                return posterior.mean.squeeze(-1), posterior.variance.squeeze(-1)
-            covariance = posterior.distribution.lazy_covariance_matrix
-            return posterior.mean.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+            return _moments(self.model.posterior(X))
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`State.standardised_errors`; the noise is that of the model's likelihood."""
         if self.model is None:
             return None
         with torch.no_grad():
-            posterior = self.model.posterior(picks, observation_noise=True)
-            return (y - posterior.mean.squeeze(-1)) / posterior.variance.squeeze(-1).sqrt()
+            mean, variance = _moments(self.model.posterior(picks, observation_noise=True))
+            return (y - mean) / variance.sqrt()
 
     def report(self) -> Report:
         """See :meth:`State.report`; the best point is sought among the evaluated ones. One posterior mean at n points."""
@@ -317,6 +313,14 @@ class BoxState(PointState):
             best_observed_count=int(same.sum()),
             width=self.width,
         )
+
+
+def _moments(posterior: Any) -> tuple[Tensor, Tensor]:
+    """Return mean and variance (``n``) of a posterior of one output, without GPyTorch's floor of variances."""
+    if not isinstance(posterior, GPyTorchPosterior):
+        return posterior.mean.squeeze(-1), posterior.variance.squeeze(-1)
+    covariance = posterior.distribution.lazy_covariance_matrix
+    return posterior.mean.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
 
 
 def initial_box_state(box: Box) -> BoxState:

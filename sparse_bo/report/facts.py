@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 WITHIN_68, WITHIN_95 = (0.5, 0.86), 0.8
 """Shares of results within 68 % and 95 % bounds of a right model: errors of 0.67 to 1.5 times their size."""
+MOST_SPREAD = 1.5
+"""Spread of errors above which intervals are not called too wide."""
 MOST_ERRORS = 4.0
 """Standard errors from which a trend in time is taken for one."""
 FEWEST = 20
@@ -311,11 +313,16 @@ def _missing_model(view: RunView) -> Iterator[Advice]:
         )
 
 
-def miscalibrated(found: Calibration | None, *, policy: str | None, exact: bool = False) -> Iterator[Advice]:
-    """Yield the warning about a model whose intervals are too narrow or too wide; ``exact``: results have no noise."""
+def miscalibrated(
+    found: Calibration | None, *, policy: str | None, exact: bool = False, of: str = "predictions"
+) -> Iterator[Advice]:
+    """Yield the warning about a model whose intervals are too narrow or too wide; ``exact``: results have no noise.
+
+    Where most are too wide but the spread is above :data:`MOST_SPREAD`, some results were far outside: neither is said.
+    """
     if found is None or found.results < FEWEST:
         return
-    seen = f"of {found.results:,} predictions, {calibrated(found)}"
+    seen = f"of {found.results:,} {of}, {calibrated(found)}"
     inside, nearly_all = round(found.within_68, 2), round(found.within_95, 2)  # as they are shown
     if inside < WITHIN_68[0] or nearly_all < WITHIN_95:
         remedy = "Do not trust the intervals where no results are"
@@ -324,7 +331,7 @@ def miscalibrated(found: Calibration | None, *, policy: str | None, exact: bool 
         if policy in ("bbkb", "bkb"):
             remedy += "; try another kernel (covar_module=, on the command line --kernel)"
         yield Advice(f"The model was too sure: {seen}.", f"{remedy}.")
-    elif inside > WITHIN_68[1]:
+    elif inside > WITHIN_68[1] and found.spread <= MOST_SPREAD:
         yield Advice(
             f"The model was too unsure: {seen}.",
             "The intervals are wider than they need be; the best point stands. Where kernel or noise were given "

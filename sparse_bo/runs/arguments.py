@@ -38,6 +38,7 @@ def tensor_of(name: str, value: T | Rows) -> T | Tensor:
         return value if value.is_floating_point() or value.is_complex() or bits else value.double()
     if not is_plain(value):
         return cast("T", value)
+    check_unmasked(name, value)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -45,6 +46,12 @@ def tensor_of(name: str, value: T | Rows) -> T | Tensor:
     if array.dtype.kind not in "biuf":
         raise TypeError(f"expected {name} of numbers, got {type(value).__name__} of dtype {array.dtype}; convert it to float")
     return torch.from_numpy(np.require(array, np.float32 if array.dtype == np.float32 else np.float64, ["C", "W"]))
+
+
+def check_unmasked(name: str, value: object) -> None:
+    """Raise a ``ValueError`` if entries of an array are masked: the numbers below the mask are no data."""
+    if isinstance(value, np.ma.MaskedArray) and bool(np.ma.getmaskarray(value).any()):
+        raise ValueError(f"expected {name} without masked entries, got some; leave those rows out (numpy.ma.compress_rows)")
 
 
 def is_plain(value: object) -> bool:
@@ -156,11 +163,20 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
     _check_ordered(f"{kind} inputs", where)
     if hasattr(where, "__len__") and not len(where):
         raise ValueError(f"expected {kind} inputs, at least one, got none; leave them out")
-    if isinstance(domain, SpaceArms | SpaceBox) and hasattr(where, "columns") and hasattr(where, "isna"):
-        where = domain.space.points_of(where)
+    check_unmasked(f"{kind} inputs", where)
+    if hasattr(where, "columns") and hasattr(where, "isna"):  # a pandas table
+        where = domain.space.points_of(where) if isinstance(domain, SpaceArms | SpaceBox) else _columns_of(where, domain)
     if isinstance(domain, Box) and not isinstance(domain, SpaceBox) and is_plain(where):
         where = cast("Tensor", tensor_of(f"{kind} inputs", where)).to(domain.like)
     return domain.check(f"{kind} inputs", where)
+
+
+def _columns_of(table: Any, domain: Domain) -> Any:
+    """Return the inputs of a table of a run without names (``x1``, … on a box, ``arm``) by name; another table as it is."""
+    names = ["arm"] if domain.indexed else [f"x{j + 1}" for j in range(domain.dims)]
+    if not set(names) <= set(table.columns):
+        return table
+    return table["arm"].tolist() if domain.indexed else table[names].to_numpy()
 
 
 def checked_observations(
@@ -172,6 +188,7 @@ def checked_observations(
         raise TypeError(f"expected {kind}=(inputs, results), got {got}; pass a tuple of two")
     where, y = given
     _check_ordered(f"{kind} values", y)
+    check_unmasked(f"{kind} values", y)
     picks = checked_inputs(kind, where, domain)
     if outcomes is not None:
         rows = list(outcomes_of(range(len(picks)), y, outcomes.names).values())

@@ -35,6 +35,7 @@ from sparse_bo.policies.protocol import KnownNoiseMechanism, mechanism_of
 from sparse_bo.policies.states import Phase, PointState
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
+from sparse_bo.seeding import generator_of
 
 UNLIMITED = 2**62
 _CHANGING = (
@@ -120,7 +121,7 @@ class Engine:
         if isinstance(domain, Box) and domain.bounds.is_inference():
             domain = replace(domain, bounds=domain.bounds.clone())  # bounds that support gradients
         self.policy, self.seed, self.certify_every = policy, seed, certify_every
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = generator_of(seed)
         self.minimize, self.outcomes = minimize, outcomes
         self.mechanism: Mechanism[Any] = mechanism_of(for_negative(policy) if minimize else policy, domain.double(), outcomes)
         if isinstance(domain, Box) and self.mechanism.on_cpu:

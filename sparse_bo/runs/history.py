@@ -286,6 +286,8 @@ class History:
         """
         header: dict[str, Any] = {}
         rows = []
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+            raise ValueError(f"expected a history file, got {path}, which is no file")
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 
 import numpy as np
 import pytest
@@ -198,7 +199,33 @@ def test_names_of_arms_are_read_from_a_file(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "plate-" in done.output
     assert len(read_run(tmp_path / "run.journal").history.names) == 6
-    (tmp_path / "names.txt").write_text("one\n")
-    done = invoke(*run, "--policy", "random", "--budget", "6", "--out", tmp_path)
-    assert done.exit_code == 2
-    assert "a name for each of 12 arms, got 1" in done.output
+    (tmp_path / "names.txt").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "names.txt").read_bytes())  # a byte-order mark
+    done = invoke(*run, "--policy", "random", "--budget", "12", "--out", tmp_path, "--storage", tmp_path / "marked.journal")
+    assert done.exit_code == 0, done.output
+    assert sorted(read_run(tmp_path / "marked.journal").history.names) == sorted(f"plate-{k}" for k in range(12))
+    for wrong, message in {
+        b"one\n": "a name for each of 12 arms, got 1",
+        b"\xff": "names.txt to be a text file in UTF-8",
+    }.items():
+        (tmp_path / "names.txt").write_bytes(wrong)
+        done = invoke(*run, "--policy", "random", "--budget", "6", "--out", tmp_path)
+        assert done.exit_code == 2
+        assert message in done.output
+    (tmp_path / "names.txt").unlink()
+    os.mkfifo(tmp_path / "names.txt")  # nobody writes into it
+    assert "which is no file" in invoke(*run, "--policy", "random", "--budget", "6", "--out", tmp_path).output
+
+
+def test_the_page_of_a_run_whose_arms_have_moved_does_without_them(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "measured_and_moved.py").write_text("def f(X):\n    return X.sum(-1)\n")
+    np.save(tmp_path / "arms.npy", np.random.default_rng(0).random((12, 2)))
+    run = ["run", "--objective", "measured_and_moved:f", "--arms-file", tmp_path / "arms.npy", "--budget", "12"]
+    done = invoke(*run, "--out", tmp_path, "--storage", tmp_path / "run.journal")
+    assert done.exit_code == 0, done.output
+    (tmp_path / "arms.npy").rename(tmp_path / "moved.npy")
+    done = invoke("report", tmp_path / "run.journal", "--html", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    assert "The model could not be computed again" in (tmp_path / "page.html").read_text()
+    assert "pass --arms-file" in invoke("audit", tmp_path / "run.journal").output
+    assert invoke("audit", tmp_path / "run.journal", "--arms-file", tmp_path / "moved.npy").exit_code == 0

@@ -565,3 +565,13 @@ def test_a_matrix_that_is_no_covariance_has_no_root():
         root_of(nearly, round_off=5e-4)
     torch.testing.assert_close(root[0] @ root[0].mT, nearly[0], rtol=0, atol=1e-8)
     torch.testing.assert_close(root[1] @ root[1].mT, nearly[1], rtol=0, atol=1.01e-3)
+
+
+def test_no_covariance_at_all_takes_jitter():
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(60, 2, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        model, points = SparseGP(X, X.sum(dim=-1, keepdim=True)), torch.rand(4_200, 2, generator=generator, dtype=torch.float64)
+        posterior = model.posterior(points)
+        nothing = posterior.distribution * 0.0
+        assert nothing.add_jitter(0.1).variance == pytest.approx(0.1)

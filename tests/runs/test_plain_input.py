@@ -1,5 +1,6 @@
 """Plain input: NumPy arrays, lists, integers, SciPy's bounds and objectives of one point are taken for what they are."""
 
+import collections
 import subprocess
 import sys
 from fractions import Fraction
@@ -10,7 +11,7 @@ import pytest
 import torch
 from scipy.optimize import Bounds, rosen
 
-from sparse_bo import AskTell, Float, Workers, maximize, minimize
+from sparse_bo import AskTell, Float, Workers, maximize, minimize, optimize
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement, RandomSearch
 from tests.evaluations import light
@@ -287,3 +288,55 @@ def test_a_space_may_come_second_and_bounds_there_say_their_name():
     assert second.best.parameters == maximize(lambda p: -(p["x"] ** 2), space=space, budget=6).best.parameters
     with pytest.raises(TypeError, match="expected a space .* got list; .* bounds of a box as bounds="):
         minimize(rosen, PAIRS, budget=6)
+
+
+def test_outcomes_with_names_are_read_by_name():
+    pandas = pytest.importorskip("pandas")
+    named = collections.namedtuple("named", "cost gain")
+    aims = {"objectives": {"gain": "max"}, "constraints": {"cost": (None, 0.5)}}
+    for f in (
+        lambda p: pandas.Series({"cost": p["x"], "gain": 10.0 + p["x"]}),
+        lambda p: named(p["x"], 10.0 + p["x"]),
+        lambda p: pandas.Series([10.0 + p["x"], p["x"]]),
+    ):
+        table = optimize(f, {"x": Float(0.0, 1.0)}, budget=3, **aims).to_pandas()
+        assert table["cost"].tolist() == table["x"].tolist()
+        assert table["gain"].tolist() == pytest.approx((10.0 + table["x"]).tolist())
+    loop = AskTell(space={"x": Float(0.0, 1.0)}, **aims)
+    batch = loop.ask(2)
+    loop.tell(batch, pandas.DataFrame({"cost": [1.0, 0.2], "gain": [10.0, 20.0]}).to_records(index=False))
+    assert loop.result().best.outcomes == {"gain": 20.0, "cost": 0.2}
+
+
+def test_a_table_of_a_run_begins_another_by_the_names_of_its_columns():
+    pytest.importorskip("pandas")
+    for where in ({"bounds": [(0, 1), (0, 2)]}, {"arms": [[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]]}):
+        run = maximize(lambda x: float(x[0]) - float(x[1]), budget=3, seed=0, **where)
+        table = run.to_pandas()
+        for inputs in (table, table[list(reversed(table.columns))]):
+            again = maximize(lambda x: 0.0, budget=0, initial=(inputs, table["value"]), **where)
+            assert again.history.points == run.history.points
+            assert again.history.indices == run.history.indices
+
+
+def test_what_lies_below_a_mask_is_no_data():
+    masked = np.ma.masked_equal([1.0, 999.0, 2.0], 999.0)
+    arms = [[0.0], [1.0], [2.0]]
+    with pytest.raises(ValueError, match="expected initial values without masked entries"):
+        maximize(lambda x: -x[0], arms=arms, budget=4, initial=([0, 1, 2], masked))
+    for name, call in {
+        "arms": lambda: AskTell(masked[:, None]),
+        "bounds": lambda: AskTell(bounds=np.ma.masked_equal([[0.0, 999.0]], 999.0)),
+        "enqueued inputs": lambda: AskTell(bounds=[(0, 1)]).enqueue(masked[:, None]),
+    }.items():
+        with pytest.raises(ValueError, match=f"expected {name} without masked entries, got some; leave those rows out"):
+            call()
+    assert len(AskTell(np.ma.array(arms)).ask(1)) == 1  # nothing is masked
+
+
+def test_all_bits_of_a_seed_count():
+    def points(seed):
+        return maximize(lambda x: -x[0], bounds=[(0, 1)] * 2, budget=4, seed=seed).history.points
+
+    assert points(0) == points(0) != points(2**32)
+    assert points(3) != points(2**40 + 3) == points(2**40 + 3)

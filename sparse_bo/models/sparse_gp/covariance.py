@@ -103,6 +103,8 @@ class JointCovariance(RootedCovariance):
             return super().__add__(other)
         variances = other.diagonal(dim1=-2, dim2=-1)
         if self.scale is not None:
+            if bool((self.scale == 0.0).any()):  # no noise in units of 0
+                return super().__add__(other)
             variances = variances / self.scale.square()
         return self._with(noise=variances if self.noise is None else self.noise + variances)
 

@@ -37,7 +37,7 @@ from sparse_bo.models import SparseGP
 from sparse_bo.models.exact_likelihood import exact_loss
 from sparse_bo.models.gradient_subset import prior_residuals
 from sparse_bo.models.sparse_gp.prior import stationary_parts
-from sparse_bo.models.vecchia import VecchiaGP
+from sparse_bo.models.vecchia import VecchiaGP, standardize
 from sparse_bo.widths import SubsetErrors
 
 MakeModel = Callable[[Tensor, Tensor], Model]
@@ -59,12 +59,12 @@ def exact_gp(X: Tensor, Y: Tensor, *, learning: Learning = "map", gaussian: bool
         learning: With BoTorch's priors, or without priors and with an output scale.
         gaussian: A Gaussian kernel instead of Matérn-5/2.
     """
-    return SingleTaskGP(X, Y, **_modules(X, learning, gaussian=gaussian))
+    return SingleTaskGP(X, Y, outcome_transform=standardize(Y), **_modules(X, learning, gaussian=gaussian))
 
 
 def sparse_gp(X: Tensor, Y: Tensor, *, learning: Learning = "map", **options: Any) -> SparseGP:
     """Return :class:`sparse_bo.SparseGP` with kernel and likelihood of :func:`exact_gp`, and its own options."""
-    return SparseGP(X, Y, **_modules(X, learning), **options)
+    return SparseGP(X, Y, outcome_transform=standardize(Y), **_modules(X, learning), **options)
 
 
 def vecchia_gp(X: Tensor, Y: Tensor, *, neighbors: int, learning: Learning = "map") -> VecchiaGP:

@@ -18,6 +18,7 @@ from sparse_bo.policies.comparators.thompson import matheron_paths
 from sparse_bo.policies.protocol import Wait
 from sparse_bo.policies.subset.subsets import Buffer, random_subset
 from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
+from tests.builders import unit_box
 from tests.policies.builders import SMALL, bowl, box, keep_parameters
 
 
@@ -413,3 +414,11 @@ def test_conditioned_on_all_the_surrogate_must_take_rows():
     policy = GSSBO(**SMALL, buffer=6, condition_on="all", surrogate=lambda X, Y: VecchiaGP(X, Y), fitter=lambda model: None)
     with pytest.raises(TypeError, match="exact inference, such as SingleTaskGP, got VecchiaGP"):
         points(policy, 8)
+
+
+@pytest.mark.parametrize("policy", [GSSBO(), BoTorchUCB()], ids=lambda policy: policy.name)
+def test_small_values_are_no_constant(policy):
+    """BoTorch's standardisation takes a deviation below 1e-8 for none."""
+    result = maximize(lambda X: -1e-12 * (X - 0.4).square().sum(dim=-1), bounds=unit_box(), policy=policy, budget=26, seed=0)
+    assert float(-1e-12 * (result.best_x - 0.4).square().sum()) > -1e-14
+    assert 0.0 < result.best_sd < 1e-13
