@@ -103,6 +103,9 @@ def checked_about(journal: Journal) -> Mapping[str, Any]:
     box = "bounds" in about or "dims" in about
     domain: dict[str, Any] = {"bounds": list, "dims": int} if box else {"arms": list, "arms_hash": str}
     wrong = [name for name, kind in {**_ABOUT, **domain}.items() if name not in about or not isinstance(about[name], kind)]
+    wrong += ["space"] if "space" in about and not isinstance(about["space"], Mapping) else []
+    if "arms" in domain and not wrong and [type(size) for size in about["arms"]] != [int, int]:
+        wrong.append("arms")
     if wrong:
         raise StorageError(
             f"the description of the run in {journal.path} lacks {', '.join(wrong)}: it is damaged, or was not written by "

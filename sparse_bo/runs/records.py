@@ -154,6 +154,10 @@ def evaluations_of(journal: Journal) -> Evaluations:
                 sds.append(event.sds)
         dims = journal.about.get("dims")
         every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
+        if dims is None and len(every) and not 0 <= every.min() <= every.max() < journal.about["arms"][0]:
+            raise StorageError(
+                f"{journal.path} has evaluations of arms that are not there: AskTell did not write it; take another copy"
+            )
         for move in moves:
             assert move.tickets is not None
             every[move.tickets] = move.picks

@@ -184,3 +184,15 @@ def test_a_run_of_a_machine_with_cuda_goes_on_without(written, tmp_path, caplog)
         assert loop.reissue().X.device.type == "cpu"
         assert loop.state.pulls == told
     assert "computed on cuda:0, which is not here" in caplog.text
+
+
+@pytest.mark.parametrize("attempt", [read_run, resumed, audit_run, view_of_journal])
+@pytest.mark.parametrize(("name", "value"), [("space", 1), ("arms", [[40], 2]), ("arms", [3, 2])])
+def test_a_description_of_another_kind_is_named(attempt, name, value, written, tmp_path):
+    def change(kind: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        return kind, json.dumps({**json.loads(payload), name: value}).encode() if kind == b"run " else payload
+
+    path = tmp_path / "run.journal"
+    path.write_bytes(rewritten(written["arms"], change))
+    with pytest.raises(StorageError, match=f"lacks {name}|evaluations of arms that are not there|arms"):
+        attempt(path)
