@@ -86,7 +86,7 @@ class Dispatch:
             try:
                 if isinstance(error, EvaluationFailed):
                     self._withdraw(pool)
-                    self._wait_for_started()
+                    self._wait_for_started(pool)
             finally:  # after Ctrl-C while waiting, too
                 self._tell_finished()
             raise
@@ -268,12 +268,16 @@ class Dispatch:
         del self._tasks[future]
         return outcome.seconds
 
-    def _wait_for_started(self) -> None:
+    def _wait_for_started(self, pool: Pool) -> None:
         """Report submitted tasks as they end, each until its deadline. Dask does not say which of them have started."""
         if running := sum(not future.done() for future in self._tasks):
             logger.warning("an evaluation failed; waiting for %d that have started (Ctrl-C stops waiting)", running)
         while self._tasks:
             self._tell_finished()
+            if self._begin(pool):
+                for future in [future for future, task in self._tasks.items() if task.deadline == math.inf]:
+                    future.cancel()  # no worker has begun it
+                    del self._tasks[future]
             now = time.monotonic()
             self._tasks = {future: task for future, task in self._tasks.items() if not future.done() and task.deadline > now}
             self._wait(min((task.deadline for task in self._tasks.values()), default=now))

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from gpytorch.constraints import Positive
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
@@ -96,7 +97,9 @@ def times(kernel: Kernel, factor: float) -> ScaleKernel:
         with device:  # not the user's default device
             inner = ScaleKernel(inner).to(device, torch.float64)
         inner.outputscale = torch.ones((), dtype=torch.float64, device=device)
-    inner.outputscale = inner.outputscale.detach() * factor
+    value = inner.outputscale.detach() * factor
+    inner.register_constraint("raw_outputscale", Positive())  # the user's may exclude what is learned
+    inner.outputscale = value
     return inner
 
 

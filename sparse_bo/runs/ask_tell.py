@@ -291,7 +291,8 @@ class AskTell:
             y: One finite value per ticket, of known noise a :class:`sparse_bo.Measured`; NaN marks a failed evaluation, as
                 :meth:`fail` does. With several outcomes a dictionary or a row for each ticket, see :func:`sparse_bo.optimize`.
             X: Where they were measured, if not where they were asked for (at 67 °C in place of 65): an input for each ticket,
-                as those of :meth:`add`. It replaces the asked one in state, history and journal.
+                as those of :meth:`add`. It replaces the asked one in state, history and journal, there also if the
+                results cannot be written then.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.

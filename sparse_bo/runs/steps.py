@@ -180,7 +180,7 @@ class Steps:
             self.engine.check_noise(given.values())
             if where is None:
                 return given, None
-            picks = self.engine.domain.recorded(where())
+            picks = self.engine.domain.recorded(where()).copy()  # the user may write into what was passed
             if len(picks) != len(given):
                 raise ValueError(f"expected an input for each of {len(given)} results, got {len(picks)}; pass as many")
             if not self.engine.mechanism.knows_any_input:
@@ -282,13 +282,10 @@ class Steps:
         """Record results, and update once none is pending. If the update raises, the next ask repeats it."""
         if not answers:
             return
-        if where is not None:
-            made = np.fromiter(answers, np.int64, len(answers))
-            with self.ranks.recording(), Boundary():
-                moved = ([*answers], where)
-                self._apply(self.engine.move, moved, lambda: Event("move", picks=where, tickets=made))
         ledger, tickets = self.engine.ledger, np.fromiter(answers, np.int64, len(answers))
         with self.ranks.recording(), Boundary():
+            if where is not None:
+                self._apply(self.engine.move, ([*answers], where), lambda: Event("move", picks=where, tickets=tickets))
             self._apply(ledger.answer, answers, lambda: Event.of_values("tell", [*answers.values()], tickets=tickets))
         if ledger.complete:
             self.update(by_ask=False)

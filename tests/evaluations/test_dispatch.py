@@ -799,3 +799,32 @@ def test_time_in_the_queue_of_a_cluster_is_no_time_of_an_evaluation():
         workers = Workers(executor=cluster, count=2, timeout=0.1, on_error="drop")
         result = run(lambda X: time.sleep(0.4) or flaky.smooth(X), executor=workers, policy=RandomSearch(), budget=2)
     assert sum(result.history.column("failed")) == 2
+
+
+def test_after_a_failure_no_evaluation_without_a_worker_is_waited_for():
+    class OneWorker(ThreadPoolExecutor):
+        """A cluster whose tasks wait for its only worker."""
+
+        _client = SimpleNamespace(nthreads=lambda: {"a": 1})
+        worker = threading.Lock()
+
+        def submit(self, fn, /, *args):
+            def waits():
+                with self.worker:
+                    return fn(*args)
+
+            return super().submit(waits)
+
+    def objective(x):
+        if not began:
+            began.append(True)
+            raise ValueError("no such file")
+        time.sleep(4.0)
+
+    began, start = [], time.monotonic()
+    cluster = OneWorker(3)
+    workers = Workers(executor=cluster, count=3, timeout=0.5)
+    with pytest.raises(ObjectiveError, match="no such file"):
+        run(objective, executor=workers, policy=RandomSearch(batch_size=3), budget=3, vectorized=False)
+    assert time.monotonic() - start < 3.5
+    cluster.shutdown(wait=False, cancel_futures=True)

@@ -348,3 +348,13 @@ def test_learning_logs_what_it_did(caplog):
     with caplog.at_level(logging.INFO, logger="sparse_bo.gp.objective_prior"):
         learned_from(arms, index, y)
     assert "learned hyper-parameters from" in caplog.text
+
+
+def test_a_constraint_on_the_scale_of_a_given_kernel_does_not_end_a_run():
+    kernel = gpytorch.kernels.ScaleKernel(
+        gpytorch.kernels.RBFKernel(), outputscale_constraint=gpytorch.constraints.GreaterThan(1e-2)
+    )
+    arms, index, y = problem()
+    prior = learned_from(arms, index, 1e-6 * y, Prior(kernel.double(), None, None))
+    assert 0.0 < prior.covar_module.outputscale.item() < 1e-2
+    assert kernel.outputscale.item() >= 1e-2

@@ -273,3 +273,12 @@ def test_more_workers_after_a_resume_are_all_busy(tmp_path):
     result = maximize(lambda x: float(x[0]), budget=40, executor="threads", workers=6, **settings)
     assert result.state.pulls == 40
     assert np.isfinite(result.best.mean)
+
+
+def test_inputs_that_are_told_are_copied():
+    loop, where = AskTell(bounds=[(0.0, 1.0)] * 2, seed=1), np.full((1, 2), 0.3)
+    batch = loop.ask(3)
+    loop.tell(batch.tickets[:1], [1.0], X=where)
+    where[:] = 7.0
+    loop.tell(batch.tickets[1:], [0.1, 0.2])
+    assert loop.history.points[0] == [0.3, 0.3]
