@@ -43,7 +43,7 @@ def model():
         ({"bounds": None}, ValueError, "either bounds .* or choices"),
         ({"bounds": BOUNDS.T[:1]}, ValueError, r"shape 2 x d"),
         ({"bounds": BOUNDS.tolist()}, TypeError, "torch.Tensor of shape 2 x d, got list"),
-        ({"bounds": torch.tensor([[0.0, math.nan], [1.0, 1.0]], dtype=torch.float64)}, ValueError, "finite bounds, got NaN"),
+        ({"bounds": torch.tensor([[0.0, math.nan], [1.0, 1.0]], dtype=torch.float64)}, ValueError, "finite bounds, got .nan"),
         ({"bounds": torch.tensor([[0.0, -math.inf], [1.0, 1.0]], dtype=torch.float64)}, ValueError, "finite bounds"),
         ({"bounds": BOUNDS.flip(0)}, ValueError, "lower < upper"),
         ({"bounds": BOUNDS.float()}, TypeError, r"dtype torch.float64 on cpu, got torch.float32"),
