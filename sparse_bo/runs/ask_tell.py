@@ -128,7 +128,8 @@ class AskTell:
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
         how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize, "outcomes": outcomes}
-        said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arrays_of(arms, bounds), "workers": workers}
+        said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arrays_of(arms, bounds)}
+        said["workers"] = None if workers is None else check_count("workers", workers)
         self._about = about_run(self._domain, chosen, **how, notes=kept, **said)
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(partial(shared_settings, self._about, given))

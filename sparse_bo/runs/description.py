@@ -104,6 +104,7 @@ def checked_about(journal: Journal) -> Mapping[str, Any]:
     domain: dict[str, Any] = {"bounds": list, "dims": int} if box else {"arms": list, "arms_hash": str}
     wrong = [name for name, kind in {**_ABOUT, **domain}.items() if name not in about or not isinstance(about[name], kind)]
     wrong += ["space"] if "space" in about and not isinstance(about["space"], Mapping) else []
+    wrong += ["workers"] if type(about.get("workers", 1)) is not int else []
     if "arms" in domain and not wrong and [type(size) for size in about["arms"]] != [int, int]:
         wrong.append("arms")
     if wrong:

@@ -41,6 +41,21 @@ def picked(loop):
     return loop.history.parameters or loop.history.indices or loop.history.points
 
 
+def whole_and_resumed(course, domain, storage):
+    """Return the loop after a course, and that after the same with resumes in between, closed."""
+
+    def resumed(loop):
+        loop.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ResumeWarning)
+            return AskTell.resume(storage)
+
+    whole = course(AskTell(**domain, seed=1), lambda loop: loop)
+    again = course(AskTell(**domain, seed=1, storage=storage), resumed)
+    again.close()
+    return whole, again
+
+
 @pytest.mark.parametrize("kind", DOMAINS)
 def test_added_observations_are_in_the_state_at_once_and_cost_no_budget(kind):
     domain, X, y = DOMAINS[kind]
@@ -101,16 +116,7 @@ def test_both_are_in_the_journal_and_resumed(kind, seconds, tmp_path):
         return loop
 
     storage = Storage(tmp_path / "run.journal", replay_seconds=seconds)
-
-    def resumed(loop):
-        loop.close()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ResumeWarning)
-            return AskTell.resume(storage)
-
-    whole = course(AskTell(**domain, seed=1), lambda loop: loop)
-    again = course(AskTell(**domain, seed=1, storage=storage), resumed)
-    again.close()
+    whole, again = whole_and_resumed(course, domain, storage)
     assert picked(again) == picked(whole)
     assert again.history.column("values") == whole.history.column("values")
     assert again.history.column("added") == whole.history.column("added")
@@ -157,16 +163,7 @@ def test_results_at_other_inputs_are_in_the_journal_and_resumed(kind, seconds, t
         return loop
 
     storage = Storage(tmp_path / "run.journal", replay_seconds=seconds)
-
-    def resumed(loop):
-        loop.close()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ResumeWarning)
-            return AskTell.resume(storage)
-
-    whole = course(AskTell(**domain, seed=1), lambda loop: loop)
-    again = course(AskTell(**domain, seed=1, storage=storage), resumed)
-    again.close()
+    whole, again = whole_and_resumed(course, domain, storage)
     assert picked(again) == picked(whole) == (read_run(storage.path).history.parameters or picked(again))
     assert again.history.column("values") == whole.history.column("values")
     recorded = read_run(storage.path).evaluations

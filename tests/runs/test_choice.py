@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,7 +159,7 @@ def test_every_worker_gets_a_point_of_the_initial_design(where):
 
 @pytest.mark.parametrize("where", [{"bounds": [(0.0, 1.0)] * 2}, {"arms": arms(100, 2)}], ids=["box", "arms"])
 def test_an_ask_fills_the_idle_workers(where, tmp_path):
-    loop = AskTell(**where, workers=3, storage=tmp_path / "run.journal")
+    loop = AskTell(**where, workers=np.int64(3), storage=tmp_path / "run.journal")
     first = loop.ask()
     assert len(first) == 3
     loop.tell(first.tickets[:2], [0.0, 1.0])
