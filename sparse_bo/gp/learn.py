@@ -43,8 +43,6 @@ class Given(NamedTuple):
 
     correlation: Tensor | None = None
     """``n x n`` prior covariance of the inputs in units of the scale."""
-    scale: float | None = None
-    """Beside a correlation alone."""
     noise: float | None = None
     """Noise variance."""
     mean: float | None = None
@@ -80,7 +78,7 @@ class LogPosterior:
     @property
     def searches_scale(self) -> bool:
         """Whether s is searched for, not at its mode in closed form."""
-        return self.given.scale is None and (self.given.noise is not None or self.priors.scale_sd is not None)
+        return self.given.noise is not None or self.priors.scale_sd is not None
 
     @property
     def limits(self) -> np.ndarray:
@@ -102,11 +100,11 @@ class LogPosterior:
         else:
             logs = torch.from_numpy(theta[: self.size]).to(X)
             R = correlation_of(logs, X, family=self.family, together=self.together)
-        scale = math.exp(theta[self.size]) if self.searches_scale else given.scale
+        scale = math.exp(theta[self.size]) if self.searches_scale else None
         if given.noise is None:
             noise = math.exp(theta[-1])
         else:
-            assert scale is not None  # beside a given noise it is given or searched for
+            assert scale is not None  # beside a given noise it is searched for
             noise = given.noise / scale
         return log_likelihood(
             R, self.means, noise, mean=given.mean, scale=scale, scatter=self.scatter, priors=self.priors, gradient=gradient

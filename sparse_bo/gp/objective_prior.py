@@ -195,8 +195,8 @@ def learn_prior(
     by short lengthscales. With :data:`sparse_bo.gp.learn.PRIORS` a noisy set of arms was explored without end (record 070).
 
     Args:
-        given: What the user has fixed stays as it is; of a kernel without λ everything but its scale. A given kernel without a
-            given mean gets the most probable mean.
+        given: Not complete. What the user has fixed stays as it is, of a kernel all but its scale; without a given mean it gets
+            the most probable one.
         observations: n ≥ 1.
         bounds: ``2 x d``, corners of the domain (:meth:`sparse_bo.domains.Domain.hull`): they scale the inputs.
         generator: CPU generator.
@@ -279,30 +279,25 @@ class _Standardized(NamedTuple):
 
     def known(self, given: Prior) -> Given:
         """Return the known parts in these units."""
-        correlation = scale = None
+        correlation = None
         if given.covar_module is not None:
-            X, unit = self.inputs, self.unit(given)
-            scale = 1.0 if given.complete else None
-            correlation = covariance_function(given.covar_module, like=X).cross(X, X) / unit
+            covariance = covariance_function(given.covar_module, like=self.inputs)
+            correlation = covariance.cross(self.inputs, self.inputs) / self.variance_of(given.covar_module)
         noise = None if given.regularization is None else given.regularization / self.scale / self.scale
         mean = None if given.prior_mean is None else (given.prior_mean - self.shift) / self.scale
-        return Given(correlation, scale, noise, mean)
+        return Given(correlation, noise, mean)
 
-    def unit(self, given: Prior) -> float:
-        """Return the variance (y²) that is the scale 1 of a given kernel: that of the means; without λ the kernel's own."""
-        if given.complete:
-            return self.scale * self.scale
-        assert given.covar_module is not None
-        covariance = covariance_function(given.covar_module, like=self.inputs)
-        return float(covariance.diagonal(self.inputs).mean()) or 1.0
+    def variance_of(self, kernel: Kernel) -> float:
+        """Return the mean prior variance of a kernel at the inputs (y²), 1 if it is 0: the unit of its scale."""
+        return float(covariance_function(kernel, like=self.inputs).diagonal(self.inputs).mean()) or 1.0
 
     def start(self, previous: KnownPrior, given: Prior) -> Hyperparameters:
         """Return an earlier prior in these units."""
         noise, ell, s = previous.regularization / self.scale / self.scale, self.ranges, 1.0
         family = "rbf"
-        if given.covar_module is not None and not given.complete:
-            s = self.unit(Prior(previous.covar_module, None, None)) / self.scale / self.scale
-        elif given.covar_module is None:
+        if given.covar_module is not None:
+            s = self.variance_of(previous.covar_module) / self.scale / self.scale
+        else:
             kernel = previous.covar_module
             family = family_of(kernel)
             ell = kernel.base_kernel.lengthscale.detach().flatten().to(self.ranges) / self.ranges
@@ -314,11 +309,8 @@ class _Standardized(NamedTuple):
         variance = self.scale * self.scale
         noise = given.regularization if given.regularization is not None else found.noise * found.scale * variance
         mean = given.prior_mean if given.prior_mean is not None else found.mean * self.scale + self.shift
-        if given.complete:
-            assert given.covar_module is not None
-            return KnownPrior(given.covar_module, mean, noise)
         if given.covar_module is not None:
-            factor = found.scale * variance / self.unit(given)
+            factor = found.scale * variance / self.variance_of(given.covar_module)
             return KnownPrior(times(given.covar_module, factor), mean, noise, factor)
         kernel = scaled_kernel(found.family, found.lengthscales.to(self.ranges) * self.ranges, found.scale * variance)
         return KnownPrior(kernel, mean, noise)
