@@ -72,8 +72,7 @@ PLAN_HELP = """Forecast a BBKB run: dictionary size, memory, time; and settings 
   sparse-bo plan --grid 0:1:1000,0:1:1000,-5:5:500 --budget 10000 --device cuda
 
 Pilot runs on this machine show how the dictionary grows; sweeps are timed with it. Numbers of arms stand for uniform arms in \
-the unit cube. Default kernel: an RBF kernel as BoTorch's prior favours it; default regularization: 0.01. \
-Exit code 3: the run does not fit.
+the unit cube. Exit code 3: the run does not fit.
 """
 COMPARE_HELP = """Run the default policy beside ε-greedy and random choice on one problem; draw them together.
 
@@ -289,11 +288,11 @@ def plan(
     rkhs_norm: options.RKHSNorm = None,
     failure_probability: options.FailureProbability = None,
     set_: options.Set = None,
-    kernel: options.Kernel = None,
+    kernel: options.PlanKernel = None,
     lengthscale: options.Lengthscale = None,
     outputscale: options.Outputscale = None,
     precision: options.Precision = None,
-    regularization: options.Regularization = None,
+    regularization: Annotated[float | None, real("Model", "λ > 0 (y²) (default 0.01).")] = None,
     noise_variance: options.NoiseVariance = None,
 ) -> None:
     """Check everything, forecast, print the plan."""
@@ -323,10 +322,10 @@ def resume(
 def report(
     storage: options.Journal,
     *,
-    html: Annotated[Path | None, option("Run", "Write one page of HTML there, not figure and history.")] = None,
-    out: options.Out = OUT,
+    html: Annotated[Path | None, option("Run", "Write one page of HTML there.")] = None,
+    out: Annotated[Path | None, option("Run", "Folder for the figure and the history (default: neither is made).")] = None,
 ) -> None:
-    """Summarise a journal, draw its figure and write its history, also while the run goes on."""
+    """Summarise a journal, and draw its page, its figure and its history if asked to, also while the run goes on."""
     execute("commands", "report", locals())
 
 

@@ -77,11 +77,13 @@ def plan(options: Namespace) -> None:
 
 
 def report(options: Namespace) -> None:
-    """``report``: summarise a journal, draw its figure and write its history, without locking anybody out."""
-    storage, html = options.storage, options.html
+    """``report``: summarise a journal, draw its figure and page and write its history, without locking anybody out."""
+    storage, html, out = options.storage, options.html, options.out
     check_there(storage)
     if html is not None and str(html) == "-":
         raise ValueError("expected --html to be a file such as run.html, got -; write the page into a file")
+    if html is not None and html.resolve() == storage.resolve():
+        raise ValueError(f"--html {html} is the journal itself; name another file")
     recorded = read_run(storage)
     about, history = recorded.about, recorded.history
     made = noted_problem(about["notes"])
@@ -90,22 +92,19 @@ def report(options: Namespace) -> None:
     title = f"{about['policy']}, seed {about['seed']}, in {storage}" + ("" if problem is None else f": {problem.description}")
     view = view_of_recorded(recorded, regret=regret)
     show(table(title, facts(view)), advice_of(view))
-    if html is None:
-        if history.rows and not save(history, problem, out=options.out, name=storage.stem, storage=storage).shown():
-            raise typer.Exit(1)
-        return
-    if html.resolve() == storage.resolve():
-        raise ValueError(f"--html {html} is the journal itself; name another file")
-    arms = None
-    if "arms" in about and "space" not in about:
-        with suppress(ValueError, OSError):  # the page then says that they are missing
-            arms = _arms_of(made, None)
-    try:
-        write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret=regret)))
-    except OSError as error:
-        complain("error", f"could not write {html}: {reason(error)}; choose another --html")
-        raise typer.Exit(1) from error
-    say(f"page     {html}")
+    if html is not None:
+        arms = None
+        if "arms" in about and "space" not in about:
+            with suppress(ValueError, OSError):  # the page then says that they are missing
+                arms = _arms_of(made, None)
+        try:
+            write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret=regret)))
+        except OSError as error:
+            complain("error", f"could not write {html}: {reason(error)}; choose another --html")
+            raise typer.Exit(1) from error
+        say(f"page     {html}")
+    if out is not None and history.rows and not save(history, problem, out=out, name=storage.stem, storage=storage).shown():
+        raise typer.Exit(1)
 
 
 def audit(options: Namespace) -> None:

@@ -38,6 +38,7 @@ SAID: Mapping[str, str] = {
     "pass arms=": "pass --arms-file FILE.npy",
     "expected defaults=": "expected --default",
     "leave policy= out": "leave --policy out",
+    "use GPBUCB(), or BBKB() with another stop rule": "use --policy gp-bucb or bbkb",
 }
 """Words of the library -> those of the command line."""
 MEANT: Mapping[str, str] = {"≤": "<=", "≥": ">=", "=<": "<=", "=>": ">=", "<": "<=", ">": ">="}

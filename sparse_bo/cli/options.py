@@ -161,6 +161,7 @@ SET_HELP = "A setting of the policy, as stop_rule=local; repeatable. `settings P
 Set = Annotated[list[str] | None, option("Policy", SET_HELP, "--set", metavar="<name=value>")]
 
 Kernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: learned).")]
+PlanKernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: rbf, as BoTorch's prior favours it).")]
 Lengthscale = Annotated[float | None, real("Model", "Length scale of --kernel, in units of the scaled inputs (default 1).")]
 Outputscale = Annotated[float | None, real("Model", "Variance of --kernel (default 1).")]
 Precision = Annotated[str | None, option("Model", f"Precision of a sweep: {listed(PRECISIONS)}; picks are exact with both.")]

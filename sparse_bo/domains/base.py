@@ -207,7 +207,7 @@ class Box(Domain):
         if len(outside):
             got = f"{len(outside)} outside, the first at row {int(outside[0])}"
             raise ValueError(f"expected {name} inside the bounds, got {got}; leave them out, or widen the bounds")
-        return where.detach().to(torch.float64)
+        return where.detach().resolve_neg().to(torch.float64)
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:
         """See :meth:`Domain.recorded`."""

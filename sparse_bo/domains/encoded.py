@@ -294,11 +294,11 @@ def check_domain(
     if space is not None:
         return space_domain(space, feasible)
     if bounds is not None:
-        return Box(bounds.detach() if isinstance(bounds, Tensor) else bounds)
+        return Box(bounds.detach().resolve_neg() if isinstance(bounds, Tensor) else bounds)
     if isinstance(arms, Domain):
         return arms
     assert arms is not None
-    return Arms(arms.detach() if isinstance(arms, Tensor) else arms)
+    return Arms(arms.detach().resolve_neg() if isinstance(arms, Tensor) else arms)
 
 
 def recorded_space(

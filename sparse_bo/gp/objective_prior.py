@@ -324,6 +324,13 @@ def _standardized(observations: Observations, bounds: Tensor, most: int, generat
     scale = abs(shift) or 1.0  # of a constant objective: it has no other unit
     if largest > 1e-14 * abs(shift):  # in units of the largest, whose square neither overflows nor vanishes
         scale = largest * math.sqrt(float((deviations / largest).square().sum()) / max(len(means) - 1, 1))
+    if 0.0 < largest < 1e-140:
+        warnings.warn(
+            f"the objective's values differ by {largest:.3g}, which is 0 for the model: its square is below the range of "
+            "numbers; divide the objective by its largest value",
+            NumericalWarning,
+            stacklevel=2,
+        )
     scale = min(max(scale, 1e-140), 1e140)  # its square must be a number, and so must that over the smallest noise
     rows = _representatives(observations, most, generator)
     low, high = bounds

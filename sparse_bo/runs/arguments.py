@@ -41,7 +41,7 @@ def tensor_of(name: str, value: T | Rows) -> T | Tensor:
     check_unmasked(name, value)
     try:
         array = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # of tensors that require gradients
         raise TypeError(f"expected {name} as rows of equal length, got others ({error}); pass one number per input") from error
     if array.dtype.kind not in "biuf":
         raise TypeError(f"expected {name} of numbers, got {type(value).__name__} of dtype {array.dtype}; convert it to float")

@@ -313,6 +313,13 @@ def test_a_failure_keeps_the_previous_prior_with_a_warning():
     assert all(math.isfinite(x) for x in numbers(found))
 
 
+def test_differences_whose_squares_vanish_are_said_to_be_none():
+    arms, index, y = problem()
+    with pytest.warns(NumericalWarning, match=r"differ by .*e-147, which is 0 for the model"):
+        learned_from(arms, index, 1e-145 * y / y.abs().max())
+    assert learned_from(arms, index, 1e-130 * y).covar_module.outputscale > 0.0
+
+
 def test_learning_is_due_when_inputs_grow_or_pulls_double():
     arms, _, _ = problem()
 

@@ -340,3 +340,21 @@ def test_all_bits_of_a_seed_count():
 
     assert points(0) == points(0) != points(2**32)
     assert points(3) != points(2**40 + 3) == points(2**40 + 3)
+
+
+def test_tensors_that_are_views_of_another_sign_are_taken_for_their_values():
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.rand(2, 30, 2, dtype=torch.float64, generator=generator)
+    X = torch.complex(*parts).conj().imag
+    assert X.is_neg()
+    best = maximize(lambda x: x.sum(dim=-1), arms=X, budget=8, seed=0)
+    assert torch.equal(best.best_x, maximize(lambda x: x.sum(dim=-1), arms=X.clone(), budget=8, seed=0).best_x)
+    loop = AskTell(bounds=[(-1.0, 0.0)] * 2, seed=0)
+    loop.add(X[:6], X[:6].sum(dim=-1))
+    assert torch.equal(loop.state.X, X[:6])
+    assert loop.ask().X.shape == (4, 2)
+
+
+def test_numbers_that_require_gradients_are_no_bounds():
+    with pytest.raises(TypeError, match=r"expected bounds .*requires grad.*detach\(\)"):
+        maximize(lambda x: x.sum(dim=-1), bounds=[(torch.zeros((), requires_grad=True), 1.0)], budget=4)

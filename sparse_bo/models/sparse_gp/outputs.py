@@ -47,6 +47,9 @@ class IndependentOutputs(RootedCovariance, BlockDiagLinearOperator):  # type: ig
         """Append rows to the dense matrix."""
         return to_linear_operator(self.to_dense()).cat_rows(*args, **kwargs)
 
+    def _prod_batch(self, dim: int) -> LinearOperator:
+        return to_linear_operator(self.to_dense())._prod_batch(dim)
+
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """Return one output's covariance unchanged, as BoTorch's lists ask for it; otherwise as any operator."""
         q, every = self.base_linear_op.shape[-1], slice(None)

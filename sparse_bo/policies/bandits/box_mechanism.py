@@ -189,7 +189,9 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         if self.parts.stop_rule.kind == "local":
             raise ValueError("stop_rule='local' looks at every arm; on a box use stop_rule='global' or 'gp-bucb'")
         if self.parts.stop_rule.kind == "repeat":
-            raise ValueError("stop_rule='repeat' (mini-META) repeats an arm; on a box use BBKB(stop_rule='global') or GPBUCB()")
+            raise ValueError(
+                "stop_rule='repeat' (mini-META) repeats an arm; on a box use GPBUCB(), or BBKB() with another stop rule"
+            )
         if self.given.covar_module is not None:
             covariance_function(self.given.covar_module, like=self.domain.bounds)
 

@@ -191,7 +191,7 @@ class RegionSearch(BatchMechanism[RegionState]):
         highest = float(torch.cat([means, pending_means]).max())
         exact = state.replicates.exact
         noise_variance = fitted.gp.noise_variance if exact is False else 0.0
-        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=bool(exact))
+        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=exact is not False)
 
         def improvement(best: float) -> Improvement:
             return Improvement(best if knowledge is None else float(knowledge.best), noise_variance, knowledge)

@@ -177,7 +177,7 @@ class SearchCandidates:
     box: Box | None = None
     """The box, for the points that can be evaluated; ``None``: all can."""
     once: bool = False
-    """Whether no point is picked twice, as there is no noise."""
+    """Whether no point is picked twice, as no noise has been seen."""
     highest: Tensor | None = None
     """``N`` values before the last pick; ``None``: unknown."""
 
@@ -306,11 +306,11 @@ def batch_of(
 
 
 def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int) -> Tensor | None:
-    """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if there is no noise."""
+    """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if no noise is seen."""
     for each in searches:
         u = each.pick(gp, climbs=picked < CLIMBED)
         at = gp.moments(u)
-        evaluated = gp.noise_variance < 1e-6 and bool(is_known(gp, u))
+        evaluated = (each.once or gp.noise_variance < 1e-6) and bool(is_known(gp, u))
         if each.gain.worthwhile(at) and not evaluated and not each.gain.resolved(gp, at, picked=picked):
             return u
     return None

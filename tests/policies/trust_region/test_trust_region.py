@@ -88,6 +88,17 @@ def sizes(objective, **settings):
     return seen
 
 
+@pytest.mark.parametrize("objective", [lambda X: X.sum(dim=-1), bowl], ids=["maximum in a corner", "maximum inside"])
+def test_until_a_repeat_has_shown_noise_only_the_best_point_is_evaluated_twice(objective):
+    loop = AskTell(policy=TrustRegion(batch_size=24), bounds=box(), seed=0)
+    seen = box()[:0]
+    for repeats in (0, 1, 0):
+        batch = loop.ask()
+        seen = torch.cat([seen, batch.X])
+        assert len(seen) - len(torch.unique(seen, dim=0)) == repeats + (len(seen) > 30)
+        loop.tell(batch, objective(batch.X))
+
+
 def test_in_this_process_the_first_batches_after_the_design_have_one_point():
     assert sizes(bowl, budget=53) == [5] + [1] * 45 + [2, 1]
     assert sizes(bowl, budget=17, policy=TrustRegion(batch_size=4)) == [4, 4, 4, 4, 1]  # as many as are given
