@@ -44,6 +44,10 @@ def words_of(text):
     return [word for word in re.sub(r"\]\([^)]*\)", "]", text).split() if re.search(r"\w", word)]
 
 
+def test_the_changelog_is_short():
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 def test_readme_has_at_most_900_words_and_short_examples():
     assert len(words_of("two [words](of/a/page.md) <!-- a -->\n```\nx = 1\n```\n")) == 2
     assert 300 <= len(words_of(README)) <= 900
