@@ -33,8 +33,7 @@ from sparse_bo.gp.posterior import Covariance, Moments, Posterior, exact
 from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.chunking import row_slices, tile_rows
 from sparse_bo.linalg.reductions import first_largest
-from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain
-from sparse_bo.policies.trust_region.search import is_resolved
+from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain, is_resolved
 
 BLOCK = 128
 """Arms evaluated exactly at first; twice as many each further time."""

@@ -20,16 +20,11 @@ from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal
 from sparse_bo.policies.states import Stopwatch, design_points
+from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, OutcomePosteriors
 from sparse_bo.policies.trust_region.observations import unrepeated
-from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomePosteriors
 from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
 from sparse_bo.policies.trust_region.region import Region, RegionSettings, points_anywhere, points_around
-from sparse_bo.policies.trust_region.search import (
-    Corners,
-    SearchCandidates,
-    batch_of,
-    candidates_of,
-)
+from sparse_bo.policies.trust_region.search import Corners, SearchCandidates, batch_of, candidates_of
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 
 CENTRES = 5

@@ -14,8 +14,8 @@ from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_cro
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import PointState, Report, State
+from sparse_bo.policies.trust_region.gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of, with_sds
-from sparse_bo.policies.trust_region.outcome_gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
 

@@ -15,6 +15,7 @@ from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, box_of
 from sparse_bo.policies.states import Stopwatch, design_points
+from sparse_bo.policies.trust_region.gain import Improvement, OnlineKnowledgeGradient
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
 from sparse_bo.policies.trust_region.region import (
@@ -26,21 +27,8 @@ from sparse_bo.policies.trust_region.region import (
     points_anywhere,
     points_around,
 )
-from sparse_bo.policies.trust_region.search import (
-    Corners,
-    Improvement,
-    OnlineKnowledgeGradient,
-    SearchCandidates,
-    batch_of,
-    candidates_of,
-)
-from sparse_bo.policies.trust_region.surrogate import (
-    FittedRegion,
-    fitted_region,
-    freeze_region,
-    one_thread,
-    thaw_region,
-)
+from sparse_bo.policies.trust_region.search import Corners, SearchCandidates, batch_of, candidates_of
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
