@@ -104,9 +104,7 @@ class ArmUCB(UCBMechanism[BanditState]):
             q = design_batch(self.design_left(state), state, room=room, out=out, max_q=max_q)
             if isinstance(q, Wait):
                 return q
-            if tried is not None:
-                return Proposal(self.domain.uniform(min(q, left), seen=tried, generator=generator))
-            return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
+            return Proposal(unseen_arms(self.domain, state, q, pending=pending, tried=tried, generator=generator))
         room = self._largest_batch(state) - out
         if room <= 0:
             return Wait(1 - room)

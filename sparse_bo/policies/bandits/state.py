@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, InBatch, KernelColumns, StopRule
+from sparse_bo.arms import ArmPosterior, ArmPrior, InBatch, KernelColumns, StopRule
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.domains.lazy import ArmSet
@@ -192,39 +192,63 @@ class FittedArms(UCBNumbers):
 
 
 @dataclass(frozen=True, eq=False)
-class BanditState(State):
-    """The state of a policy over arms between two batches. A value."""
+class ArmState(State):
+    """The evaluated arms, and those where evaluations failed. A value."""
 
     arms: ArmSet
     """``a x d``, float64."""
-    observations: Observations
-    fitted: FittedArms | None = None
-    """The model; ``None`` before the first update, or for policies without a model."""
+
+    @property
+    def X(self) -> Tensor:
+        """Inputs of :attr:`succeeded`."""
+        return self.arms[self.succeeded]
+
+    @property
+    def prior(self) -> ArmPrior | None:
+        """The model's prior, whose kernel says which arms are near failures; ``None``: nearness in the arms' hull."""
+        return None
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
         """Return a function that marks failed arms that back off, and arms among failures; ``None`` without failures.
 
-        An arm whose last evaluation succeeded is never refused; after a failure, ``pending`` arms without a success are. The
-        distance is that of the model's kernel, and without a model that in the arms' hull, as on a box.
+        An arm whose last evaluation succeeded is never refused; after a failure, ``pending`` arms without a success are.
         """
         if self.failures is None:
             return None
-        if self.posterior is not None:
-            prior = self.posterior.prior
-            correlation, memory = kernel_correlation(prior.covariance), prior.memory_bytes
+        if self.prior is not None:
+            correlation, memory = kernel_correlation(self.prior.covariance), self.prior.memory_bytes
         else:
             hull = torch.stack([self.arms.amin(dim=0), self.arms.amax(dim=0)])
             correlation, memory = box_correlation(hull), DEFAULT_MEMORY_BYTES
         return refused(
             self.failures,
             pulls=self.pulls,
-            succeeded=self.observations.X,
+            succeeded=self.X,
             correlation=correlation,
             pending=pending,
             arms=self.arms,
-            proven=self.observations.rows,
+            proven=self.succeeded,
             memory_bytes=memory,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class BanditState(ArmState):
+    """The state of a policy over arms between two batches. A value."""
+
+    observations: Observations
+    fitted: FittedArms | None = None
+    """The model; ``None`` before the first update, or for policies without a model."""
+
+    @property
+    def X(self) -> Tensor:
+        """See :attr:`ArmState.X`."""
+        return self.observations.X
+
+    @property
+    def prior(self) -> ArmPrior | None:
+        """See :attr:`ArmState.prior`."""
+        return None if self.posterior is None else self.posterior.prior
 
     @property
     def posterior(self) -> ArmPosterior | None:
@@ -305,15 +329,19 @@ def initial_state(arms: ArmSet) -> BanditState:
     return BanditState(arms, no_observations(arms))
 
 
-def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-    """Return ``q`` random arms: not observed, pending or backing off, while such arms remain.
+def unseen_arms(
+    domain: Arms, state: ArmState, q: int, *, pending: Tensor, generator: torch.Generator, tried: Tensor | None = None
+) -> Tensor:
+    """Return ``q`` random arms: not observed, pending or backing off, while such arms remain; or at most ``q`` not ``tried``.
 
     Draws as :meth:`Arms.uniform`, and after failures again for arms to avoid.
     """
-    failures, seen = state.failures, torch.cat([state.observations.rows, pending])
+    if tried is not None:
+        return domain.uniform(min(q, domain.count - len(tried)), seen=tried, generator=generator)
+    failures, seen = state.failures, torch.cat([state.succeeded, pending])
     if failures is None:
         return domain.uniform(q, seen=seen, generator=generator)
-    proven = torch.isin(failures.where, state.observations.rows)
+    proven = torch.isin(failures.where, state.succeeded)
     seen = torch.cat([seen, failures.where[failures.backing_off(state.pulls, proven=proven)]])
     draws = domain.uniform(q, seen=seen, generator=generator)
     return spared(draws, state.refusal(pending), partial(random_arms, domain.count, generator=generator))
