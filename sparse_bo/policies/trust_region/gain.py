@@ -25,7 +25,7 @@ from sparse_bo.gp.expected_improvement import (
     log_feasibility,
     reference_point,
 )
-from sparse_bo.gp.posterior import Moments, Posterior
+from sparse_bo.gp.posterior import Gradients, Moments, Posterior
 from sparse_bo.policies.trust_region.observations import Warp
 
 CLIMBED = 4
@@ -125,19 +125,6 @@ class OutcomeMoments(NamedTuple):
     """Of every outcome."""
 
 
-class OutcomeGradients(NamedTuple):
-    """Posterior of ``m`` noiseless outcomes at ``N`` points, with gradients by the points."""
-
-    mean: Tensor
-    """``N x m``."""
-    variance: Tensor
-    """``N x m``."""
-    mean_gradient: Tensor
-    """``N x m x d``."""
-    variance_gradient: Tensor
-    """``N x m x d``."""
-
-
 @dataclass(frozen=True, eq=False)
 class OutcomePosteriors:
     """Independent posteriors of ``m`` outcomes, each in its warped units. A value."""
@@ -155,10 +142,10 @@ class OutcomePosteriors:
         """Return the moments of ``N x d`` points. m times those of one posterior."""
         return _stacked(tuple(gp.moments(X) for gp in self.each))
 
-    def gradients(self, X: Tensor) -> OutcomeGradients:
-        """Return the moments of ``N x d`` points with their gradients. m times those of one posterior."""
+    def gradients(self, X: Tensor) -> Gradients:
+        """Return the moments of ``N x d`` points (``N x m``) with gradients (``N x m x d``). m times those of one posterior."""
         parts = zip(*(gp.gradients(X) for gp in self.each), strict=True)
-        return OutcomeGradients(*(torch.stack(part, dim=1) for part in parts))
+        return Gradients(*(torch.stack(part, dim=1) for part in parts))
 
     def condition(self, X: Tensor) -> OutcomePosteriors:
         """Return the posteriors given that ``p x d`` points are pending."""
