@@ -255,6 +255,11 @@ class BoxState(PointState):
     y: Tensor = field(metadata=KEPT)
     """``n`` observations."""
 
+    @classmethod
+    def empty(cls, box: Box, **more: Any) -> Self:
+        """Return the state of a box (in float64) without data; ``more``: fields of a subclass."""
+        return cls(box, box.no_picks, box.bounds.new_empty(0), **more)
+
     @property
     def model(self) -> Model | None:
         """BoTorch model after the last batch, in the user's units; ``None`` before there is enough data, or without a model."""
@@ -321,12 +326,6 @@ def _moments(posterior: Any) -> tuple[Tensor, Tensor]:
         return posterior.mean.squeeze(-1), posterior.variance.squeeze(-1)
     covariance = posterior.distribution.lazy_covariance_matrix
     return posterior.mean.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
-
-
-def initial_box_state(box: Box) -> BoxState:
-    """Return the state of a box without data."""
-    box = box.double()
-    return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
 
 
 def design_points(q: int, state: PointState, *, pending: Tensor, generator: torch.Generator) -> Tensor:

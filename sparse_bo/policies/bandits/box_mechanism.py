@@ -195,7 +195,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
 
     def init(self) -> BoxUCBState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return BoxUCBState(self.domain, self.domain.no_picks, self.domain.bounds.new_empty(0))
+        return BoxUCBState.empty(self.domain)
 
     def ask(self, state: BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return quasi-random points until the initial design is complete, then the picks of a batch.

@@ -28,7 +28,7 @@ from sparse_bo.policies.failures import spared
 from sparse_bo.policies.persistence import freeze_fields, thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, as_arms, loaded_arms_of
 from sparse_bo.policies.settings import PriorSettings, SweepSettings
-from sparse_bo.policies.states import BoxState, Stopwatch, initial_box_state
+from sparse_bo.policies.states import BoxState, Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
 
 
@@ -48,7 +48,7 @@ class WithoutModel(Mechanism[Any]):
 
     def init(self) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return initial_box_state(self.domain) if isinstance(self.domain, Box) else initial_state(self.domain.points)
+        return BoxState.empty(self.domain) if isinstance(self.domain, Box) else initial_state(self.domain.points)
 
     def ask(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return ``batch_size`` picks, or ``max_q`` if that is less. Draws by ``choose``."""
@@ -126,7 +126,7 @@ class RandomSearch:
     def on(self, domain: Domain) -> WithoutModel:
         """See :meth:`sparse_bo.policies.Policy.on`."""
         if isinstance(domain, Box):
-            return WithoutModel(domain=domain, batch_size=self.batch_size, choose=_uniform_points)
+            return WithoutModel(domain=domain.double(), batch_size=self.batch_size, choose=_uniform_points)
         arms = as_arms(domain, policy=self.name)
         return WithoutModel(domain=arms, batch_size=self.batch_size, choose=partial(unseen_arms, arms))
 

@@ -30,7 +30,7 @@ from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of, design_batch
-from sparse_bo.policies.states import Stopwatch, design_points, initial_box_state
+from sparse_bo.policies.states import Stopwatch, design_points
 from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
 from sparse_bo.policies.subset.surrogate_models import (
     Fitter,
@@ -137,8 +137,8 @@ class SurrogateLoop(Mechanism[SurrogateState]):
 
     def init(self) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        empty, width = initial_box_state(self.box), self.settings.width
-        return SurrogateState(empty.box, empty.X, empty.y, width=None if isinstance(width, SurrogateWidth) else width)
+        width = self.settings.width
+        return SurrogateState.empty(self.box, width=None if isinstance(width, SurrogateWidth) else width)
 
     def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return points of the initial design until it is complete, then maximisers of the acquisition function.

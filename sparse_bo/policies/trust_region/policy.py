@@ -56,7 +56,7 @@ class RegionSearch(BatchMechanism[RegionState]):
 
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), merges=self.settings.cumulative)
+        return RegionState.empty(self.box, merges=self.settings.cumulative)
 
     def design_left(self, state: RegionState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
