@@ -98,8 +98,6 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
     def freeze(self, state: OutcomeState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n (d + m))."""
         frozen = freeze_fields(state)
-        if state.region is not None:
-            frozen |= under("region", freeze_fields(state.region))
         for j, fitted in enumerate(state.fitted):
             frozen |= under(f"fitted.{j}", freeze_region(fitted))
         return frozen
@@ -107,14 +105,13 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
     def thaw(self, frozen: Frozen) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posteriors are computed again, nothing is learned. O(m n³)."""
         state = replace(self.init(), **thaw_fields(OutcomeState, frozen))
-        region = part_of(frozen, "region")
-        if not region:
+        if state.region is None:
             return state
         fitted = tuple(
             thaw_region(part_of(frozen, f"fitted.{j}"), state.U[state.rows_of(j)], seen)
             for j, seen in enumerate(state.replicates)
         )
-        return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
+        return replace(state, fitted=fitted)
 
     def _fitted(self, state: OutcomeState, after: OutcomeState) -> tuple[FittedRegion, ...]:
         """Return the models after the results of ``after``, from those of the state before."""

@@ -106,19 +106,15 @@ class RegionSearch(BatchMechanism[RegionState]):
 
     def freeze(self, state: RegionState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
-        frozen = freeze_fields(state)
-        if state.region is None or state.fitted is None:
-            return frozen
-        return frozen | under("region", freeze_fields(state.region)) | under("fitted", freeze_region(state.fitted))
+        fitted = {} if state.fitted is None else under("fitted", freeze_region(state.fitted))
+        return freeze_fields(state) | fitted
 
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
         state = replace(self.init(), **thaw_fields(RegionState, frozen))
-        region = part_of(frozen, "region")
-        if not region:
+        if state.region is None:
             return state
-        fitted = thaw_region(part_of(frozen, "fitted"), state.U, state.replicates)
-        return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
+        return replace(state, fitted=thaw_region(part_of(frozen, "fitted"), state.U, state.replicates))
 
     def _cumulative_picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q x d`` picks where every evaluation counts: worthwhile points, then the best point.

@@ -328,19 +328,11 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
     the objective is at most that: lower observations are clipped.
     """
 
+    num_outputs, batch_shape = 1, torch.Size()
+
     def __init__(self, fitted: FittedRegion, box: Box) -> None:
         super().__init__()
         self.fitted, self.box = fitted, box
-
-    @property
-    def num_outputs(self) -> int:
-        """1."""
-        return 1
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """None."""
-        return torch.Size()
 
     def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> BoTorchPosterior:
         """Return the joint posterior of the noiseless objective at ``… x q x d`` points (on any device; it is on the CPU)."""
