@@ -28,7 +28,7 @@ from sparse_bo.policies.failures import (
     refused,
     spared,
 )
-from sparse_bo.policies.persistence import KEPT, kept
+from sparse_bo.policies.persistence import KEPT, freeze_fields, kept
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
 """Evaluations; merging observations; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
@@ -144,6 +144,10 @@ class State(ABC):
     @abstractmethod
     def report(self) -> Report:
         """Return the best points and the size of the model."""
+
+    def frozen(self) -> dict[str, Any]:
+        """Return a snapshot without domain and model. O(evaluated inputs)."""
+        return freeze_fields(self)
 
     def design_left(self, size: int) -> int:
         """Return how many evaluations an initial design of ``size`` still needs, at most 0 at its end.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, InBatch, KernelColumns, StopRule
-from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler
+from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import ScheduleComplete
@@ -25,10 +25,11 @@ from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
+from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies import persistence
 from sparse_bo.policies.failures import Refusal, box_correlation, kernel_correlation, refused, spared
-from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, kept, thaw_fields, thaw_observations
+from sparse_bo.policies.persistence import KEPT, freeze_observations, kept, thaw_fields, thaw_observations
 from sparse_bo.policies.protocol import Frozen, Mechanism
 from sparse_bo.policies.states import Report, State, Stopwatch
 from sparse_bo.widths import Confidence, NormWidth, Width
@@ -90,7 +91,7 @@ class UCBMechanism(Mechanism[U], ABC):
 
     def freeze(self, state: Any) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(evaluated inputs + m), without posterior and domain."""
-        frozen, fitted = self._evaluations(state), state.fitted
+        frozen, fitted = state.frozen(), state.fitted
         if fitted is None:
             return frozen
         dictionary = persistence.freeze_dictionary(fitted.posterior.dictionary)
@@ -101,8 +102,8 @@ class UCBMechanism(Mechanism[U], ABC):
         return 0 if state.fitted is not None else state.design_left(self.design_size)
 
     @abstractmethod
-    def _evaluations(self, state: Any) -> dict[str, Any]:
-        """Return a snapshot of the evaluations."""
+    def _known(self, posterior: Any, observations: Observations) -> tuple[Tensor, Tensor]:
+        """Return leverages and means of the observed inputs."""
 
     def _next_prior(
         self,
@@ -124,13 +125,34 @@ class UCBMechanism(Mechanism[U], ABC):
             )
         return learned, observations.pulls
 
-    def _warm_start(
-        self, candidates: Candidates, observations: Observations, *, generator: torch.Generator
-    ) -> Dictionary | None:
-        """Return a uniform dictionary of many initial observations; ``None``: there are few."""
-        if observations.n <= self.warm_start_size:
-            return None
-        return UniformSampler(size=self.warm_start_size).sample(candidates, generator=generator)
+    def _candidates(
+        self,
+        before: Any,
+        observations: Observations,
+        prior: KnownPrior,
+        covariance: CovarianceFunction,
+        *,
+        fit: Callable[[Dictionary], Any],
+        generator: torch.Generator,
+    ) -> Candidates:
+        """Return the next dictionary's candidates: leverages and means before the newest batch, under the current prior.
+
+        Many initial observations start from a uniform dictionary. ``fit`` returns the posterior of a dictionary.
+        """
+        make = partial(candidates_of, observations, covariance=covariance, regularization=prior.regularization)
+        if before is not None:
+            posterior = before.posterior if prior is before.prior else fit(before.posterior.dictionary)
+        elif observations.n <= self.warm_start_size:
+            return make(None)
+        else:
+            start = UniformSampler(size=self.warm_start_size).sample(make(None), generator=generator)
+            posterior = fit(self._in_data(start, observations))
+        leverages, means = self._known(posterior, observations)
+        return make(leverages, means=means)
+
+    def _in_data(self, dictionary: Dictionary, observations: Observations) -> Dictionary:
+        """Return a dictionary of observed inputs with indices as posteriors take them."""
+        return dictionary
 
     def _numbers(
         self,
@@ -265,6 +287,10 @@ class BanditState(ArmState):
         """The current dictionary; ``None`` without a model."""
         return None if self.fitted is None else self.fitted.posterior.dictionary
 
+    def frozen(self) -> dict[str, Any]:
+        """See :meth:`State.frozen`: without the arms themselves."""
+        return freeze_observations(self.observations) | super().frozen()
+
     @property
     def pulls(self) -> int:
         """Successful evaluations so far."""
@@ -365,11 +391,6 @@ def tried_arms(domain: Arms, state: State, pending: Tensor) -> Tensor:
 def random_arms(count: int, like: Tensor, *, generator: torch.Generator) -> Tensor:
     """Return as many random arms of ``count`` as there are in ``like``, repeats allowed."""
     return torch.randint(count, like.shape, generator=generator, device="cpu").to(like.device)
-
-
-def freeze_evaluated(state: BanditState) -> dict[str, Any]:
-    """Return a snapshot of the evaluations, without arms and model. O(distinct pulled arms)."""
-    return freeze_observations(state.observations) | freeze_fields(state)
 
 
 def thaw_evaluated(arms: ArmSet, frozen: Mapping[str, Any]) -> BanditState:

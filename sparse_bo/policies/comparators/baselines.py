@@ -16,16 +16,9 @@ from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Arms, ArmSet, Box, Domain
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.policy import BKB
-from sparse_bo.policies.bandits.state import (
-    BanditState,
-    freeze_evaluated,
-    initial_state,
-    random_arms,
-    thaw_evaluated,
-    unseen_arms,
-)
+from sparse_bo.policies.bandits.state import BanditState, initial_state, random_arms, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import spared
-from sparse_bo.policies.persistence import freeze_fields, thaw_fields
+from sparse_bo.policies.persistence import thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, as_arms, loaded_arms_of
 from sparse_bo.policies.settings import PriorSettings, SweepSettings
 from sparse_bo.policies.states import BoxState, Stopwatch
@@ -63,7 +56,7 @@ class WithoutModel(Mechanism[Any]):
 
     def freeze(self, state: Any) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms), on a box O(n d)."""
-        return freeze_fields(state) if isinstance(self.domain, Box) else freeze_evaluated(state)
+        return state.frozen()
 
     def thaw(self, frozen: Frozen) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. Of arms, reads the pulled ones only."""

@@ -16,12 +16,7 @@ from sparse_bo.domains import Arms
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates
-from sparse_bo.policies.trust_region.surrogate import (
-    CHOOSE_AGAIN,
-    FittedRegion,
-    fitted_region,
-    known_rows,
-)
+from sparse_bo.policies.trust_region.surrogate import CHOOSE_AGAIN, FittedRegion, fitted_region, known_rows
 
 OFTEN = 100
 """Evaluations up to which hyper-parameters are learned after every batch with a new arm."""

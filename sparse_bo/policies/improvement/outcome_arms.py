@@ -15,7 +15,7 @@ from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, Conditioned
 from sparse_bo.policies.improvement.arm_batches import ArmBatches
 from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import with_sds
@@ -144,7 +144,7 @@ class OutcomeArmSearch(ArmBatches[OutcomeArmState]):
 
     def freeze(self, state: OutcomeArmState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n m), nothing of the size of the arms."""
-        frozen = freeze_fields(state)
+        frozen = state.frozen()
         for j, fitted in enumerate(state.fitted):
             frozen |= under(f"fitted.{j}", freeze_region(fitted))
         return frozen

@@ -11,12 +11,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
-from sparse_bo.policies.bandits.state import (
-    BanditState,
-    freeze_evaluated,
-    initial_state,
-    thaw_evaluated,
-)
+from sparse_bo.policies.bandits.state import BanditState, initial_state, thaw_evaluated
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms
 from sparse_bo.policies.improvement.arm_batches import ArmBatches
 from sparse_bo.policies.improvement.arm_model import ArmModel, GivenKernel, learned_model, modelled_arms
@@ -140,7 +135,7 @@ class ArmSearch(ArmBatches[ImprovementState]):
     def freeze(self, state: ImprovementState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n), nothing of the size of the arms."""
         fitted = {} if state.surrogate is None else under("fitted", freeze_region(state.surrogate))
-        return freeze_evaluated(state) | fitted
+        return state.frozen() | fitted
 
     def thaw(self, frozen: Frozen) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""

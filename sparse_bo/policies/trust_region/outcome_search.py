@@ -17,7 +17,7 @@ from sparse_bo.gp.expected_improvement import hypervolume, least_crowded, refere
 from sparse_bo.linalg.reductions import unit_of
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal
 from sparse_bo.policies.states import Stopwatch, design_points
 from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, OutcomePosteriors
@@ -97,7 +97,7 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
 
     def freeze(self, state: OutcomeState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n (d + m))."""
-        frozen = freeze_fields(state)
+        frozen = state.frozen()
         for j, fitted in enumerate(state.fitted):
             frozen |= under(f"fitted.{j}", freeze_region(fitted))
         return frozen

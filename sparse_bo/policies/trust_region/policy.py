@@ -12,7 +12,7 @@ from sparse_bo.domains import Box, Domain
 from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, box_of
 from sparse_bo.policies.states import Stopwatch, design_points
 from sparse_bo.policies.trust_region.gain import Improvement, OnlineKnowledgeGradient
@@ -107,7 +107,7 @@ class RegionSearch(BatchMechanism[RegionState]):
     def freeze(self, state: RegionState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
         fitted = {} if state.fitted is None else under("fitted", freeze_region(state.fitted))
-        return freeze_fields(state) | fitted
+        return state.frozen() | fitted
 
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
