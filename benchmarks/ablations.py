@@ -35,7 +35,7 @@ from torch import Tensor
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
 from sparse_bo.gp.learn import PRIORS
-from sparse_bo.policies.trust_region import observations, policy, region, search, surrogate
+from sparse_bo.policies.trust_region import gain, observations, policy, region, search, surrogate
 
 DIMS = (2, 5, 10, 20)
 FUNCTIONS = {
@@ -226,7 +226,7 @@ DEVICES = {
     "masks": Device("candidates that differ in a few inputs", settings={"many_inputs": 1000, "exploration": 0.0}, least=9),
     "resolved": Device(
         "no picks where the model knows the value",
-        ((search, "is_resolved", lambda gp, at, **_: torch.zeros_like(at.mean, dtype=torch.bool)),),
+        ((gain, "is_resolved", lambda gp, at, **_: torch.zeros_like(at.mean, dtype=torch.bool)),),
     ),
     "own-best": Device(
         "improvement on the region's own best value: on the highest of all",
@@ -242,7 +242,7 @@ DEVICES = {
     ),
     "augmented": Device(
         "expected improvement augmented under noise",
-        ((policy, "Improvement", lambda best, noise_variance, knowledge: search.Improvement(best, 0.0, knowledge)),),
+        ((policy, "Improvement", lambda best, noise_variance, knowledge: gain.Improvement(best, 0.0, knowledge)),),
         noisy=True,
     ),
     "upper-quarter": Device(

@@ -18,7 +18,11 @@ import sparse_bo
 
 ROOT = Path(__file__).parent.parent
 STUB = Path(sparse_bo.__file__).with_suffix(".pyi")
-PACKAGES = [m.name for m in pkgutil.walk_packages(sparse_bo.__path__, "sparse_bo.") if m.ispkg and "datasets" not in m.name]
+WITHOUT_NAMES = ("sparse_bo.problems.datasets", "sparse_bo.policies.")
+"""Data, and folders of policies: their public names are those of ``sparse_bo.policies``."""
+PACKAGES = [
+    m.name for m in pkgutil.walk_packages(sparse_bo.__path__, "sparse_bo.") if m.ispkg and not m.name.startswith(WITHOUT_NAMES)
+]
 
 
 def listed(stub: Path) -> list[str]:

@@ -56,13 +56,7 @@ class Feasible:
 
     def contains(self, X: Tensor) -> Tensor:
         """Return which of ``b x d`` points satisfy the constraints, up to BoTorch's tolerance, and are not refused."""
-        inequality, equality = self._linear
-        satisfied: Tensor = evaluate_feasibility(
-            self.box.to_unit(X).unsqueeze(-2),
-            inequality_constraints=inequality or None,
-            equality_constraints=equality or None,
-            nonlinear_inequality_constraints=[self._of_unit(c) for c in self.nonlinear] or None,
-        )
+        satisfied: Tensor = evaluate_feasibility(self.box.to_unit(X).unsqueeze(-2), **self._in_botorch)
         return satisfied if self.refuse is None else satisfied & ~self.refuse(X)
 
     def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
@@ -123,12 +117,6 @@ class Feasible:
             return starts  # there is one point
         constrained = self.inequality or self.equality or self.nonlinear
         chosen = {**CONSTRAINED_SEARCH, **options} if constrained else _understood({**BOX_SEARCH, **options})
-        inequality, equality = self._linear
-        constraints = {
-            "inequality_constraints": inequality or None,
-            "equality_constraints": equality or None,
-            "nonlinear_inequality_constraints": [self._of_unit(c) for c in self.nonlinear] or None,
-        }
         lower, upper = self.to_unit(self.settle(self.box.bounds))
         ends = [
             gen.gen_candidates_scipy(
@@ -137,7 +125,7 @@ class Feasible:
                 lower_bounds=lower,
                 upper_bounds=upper,
                 options=chosen,
-                **constraints,
+                **self._in_botorch,
             )[0]
             for part in torch.split(self.to_unit(starts).unsqueeze(-2), 1 if self.nonlinear else len(starts))
         ]
@@ -153,6 +141,15 @@ class Feasible:
     def _linear(self) -> tuple[list[LinearConstraint], list[LinearConstraint]]:
         """Inequalities and equalities of points of the unit cube, their largest coefficient 1: tolerances are absolute."""
         return [self._in_unit(c) for c in self.inequality], [self._in_unit(c) for c in self.equality]
+
+    @property
+    def _in_botorch(self) -> dict[str, Any]:
+        inequality, equality = self._linear
+        return {
+            "inequality_constraints": inequality or None,
+            "equality_constraints": equality or None,
+            "nonlinear_inequality_constraints": [self._of_unit(c) for c in self.nonlinear] or None,
+        }
 
     def _in_unit(self, constraint: LinearConstraint) -> LinearConstraint:
         indices, coefficients, rhs = constraint

@@ -204,24 +204,11 @@ class Mechanism(ABC, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
 
-class KnownNoiseMechanism(Mechanism[S]):
-    """A mechanism that takes results of known noise, too."""
+class BatchMechanism(Mechanism[S]):
+    """A mechanism whose batch size is a setting, not a condition of a bound: free workers may ask beyond it.
 
-    @abstractmethod
-    def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
-        """Return the state after observing ``y`` (``q``, or ``q x m`` outcomes) at ``picks``, q ≥ 1.
-
-        ``sd``: known standard deviations (y) of the noise in them, of their shape, NaN where one is not known; ``None``: none
-        is.
-        """
-
-    def observe(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
-        """Return the state after observing ``y`` at ``picks`` before the run: :meth:`tell`."""
-        return self.tell(state, picks, y, generator=generator, sd=sd)
-
-
-class BatchMechanism(KnownNoiseMechanism[S]):
-    """A mechanism whose batch size is a setting, not a condition of a bound: free workers may ask beyond it."""
+    It takes results of known noise, too.
+    """
 
     settings: Any
     """Settings with ``largest_batch``, a number by that of the results so far."""
@@ -234,6 +221,18 @@ class BatchMechanism(KnownNoiseMechanism[S]):
         else:
             q = min(max_q, room) if room > 0 else Wait(1 - room)
         return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
+
+    @abstractmethod
+    def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
+        """Return the state after observing ``y`` (``q``, or ``q x m`` outcomes) at ``picks``, q ≥ 1.
+
+        ``sd``: known standard deviations (y) of the noise in them, of their shape, NaN where one is not known; ``None``: none
+        is.
+        """
+
+    def observe(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
+        """Return the state after observing ``y`` at ``picks`` before the run: :meth:`tell`."""
+        return self.tell(state, picks, y, generator=generator, sd=sd)
 
 
 DESIGN_AT_ONCE = 65_536

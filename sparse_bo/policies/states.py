@@ -28,7 +28,7 @@ from sparse_bo.policies.failures import (
     refused,
     spared,
 )
-from sparse_bo.policies.persistence import KEPT, kept
+from sparse_bo.policies.persistence import KEPT, freeze_fields, kept
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
 """Evaluations; merging observations; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
@@ -145,6 +145,10 @@ class State(ABC):
     def report(self) -> Report:
         """Return the best points and the size of the model."""
 
+    def frozen(self) -> dict[str, Any]:
+        """Return a snapshot without domain and model. O(evaluated inputs)."""
+        return freeze_fields(self)
+
     def design_left(self, size: int) -> int:
         """Return how many evaluations an initial design of ``size`` still needs, at most 0 at its end.
 
@@ -255,6 +259,11 @@ class BoxState(PointState):
     y: Tensor = field(metadata=KEPT)
     """``n`` observations."""
 
+    @classmethod
+    def empty(cls, box: Box, **more: Any) -> Self:
+        """Return the state of a box (in float64) without data; ``more``: fields of a subclass."""
+        return cls(box, box.no_picks, box.bounds.new_empty(0), **more)
+
     @property
     def model(self) -> Model | None:
         """BoTorch model after the last batch, in the user's units; ``None`` before there is enough data, or without a model."""
@@ -321,12 +330,6 @@ def _moments(posterior: Any) -> tuple[Tensor, Tensor]:
         return posterior.mean.squeeze(-1), posterior.variance.squeeze(-1)
     covariance = posterior.distribution.lazy_covariance_matrix
     return posterior.mean.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
-
-
-def initial_box_state(box: Box) -> BoxState:
-    """Return the state of a box without data."""
-    box = box.double()
-    return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
 
 
 def design_points(q: int, state: PointState, *, pending: Tensor, generator: torch.Generator) -> Tensor:

@@ -31,7 +31,7 @@ from sparse_bo.evaluations.results import Value, has_sds, is_failed, sds_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Outcomes, Policy, Proposal, State, Wait
 from sparse_bo.policies.persistence import on_device
-from sparse_bo.policies.protocol import KnownNoiseMechanism, mechanism_of
+from sparse_bo.policies.protocol import BatchMechanism, mechanism_of
 from sparse_bo.policies.states import Phase, PointState
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
@@ -229,7 +229,7 @@ class Engine:
 
     def check_noise(self, values: Iterable[Value]) -> None:
         """Raise a ``TypeError`` if the noise of a result is known, and the policy cannot use that."""
-        if not isinstance(self.mechanism, KnownNoiseMechanism) and has_sds(values):
+        if not isinstance(self.mechanism, BatchMechanism) and has_sds(values):
             raise TypeError(
                 f"policy {self.policy.name!r} takes results without standard deviations, as all have the same noise, got a "
                 "sparse_bo.Measured; tell its value alone, or use TrustRegion on boxes and ExpectedImprovement over arms"

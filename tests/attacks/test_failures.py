@@ -20,7 +20,7 @@ from sparse_bo.errors import FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.policies import BBKB, BPE, GPUCB, BoTorchUCB, EpsilonGreedy, Mechanism, MiniMETA, RandomSearch
 from sparse_bo.policies.failures import box_correlation, doubtful, failed
 from sparse_bo.policies.persistence import freeze_fields, thaw_fields
-from sparse_bo.policies.states import BoxState, initial_box_state
+from sparse_bo.policies.states import BoxState
 
 ARMS = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -252,7 +252,7 @@ def test_an_arm_with_a_success_does_not_speak_against_its_neighbours():
 
 
 def test_snapshots_without_failures_mean_none():
-    state = initial_box_state(Box(BOUNDS))
+    state = BoxState.empty(Box(BOUNDS))
     frozen = freeze_fields(state)
     assert not any(name.startswith("failures") for name in frozen)
     assert thaw_fields(BoxState, frozen)["failures"] is None

@@ -5,22 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import (
-    ArmPrior,
-    BatchPicks,
-    InMemoryPosterior,
-    KernelColumns,
-    arm_posterior,
-    fit_arms,
-    pick_batch,
-)
+from sparse_bo.arms import ArmFit, ArmPrior, BatchPicks, InMemoryPosterior, KernelColumns, arm_posterior, fit_arms, pick_batch
 from sparse_bo.arms.contenders import Refusal
-from sparse_bo.dictionary import Candidates, candidates_of
+from sparse_bo.dictionary import Candidates, Dictionary
 from sparse_bo.domains import Arms, ArmSet
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
@@ -33,7 +24,6 @@ from sparse_bo.policies.bandits.state import (
     BanditState,
     FittedArms,
     UCBMechanism,
-    freeze_evaluated,
     initial_state,
     thaw_evaluated,
     tried_arms,
@@ -104,9 +94,7 @@ class ArmUCB(UCBMechanism[BanditState]):
             q = design_batch(self.design_left(state), state, room=room, out=out, max_q=max_q)
             if isinstance(q, Wait):
                 return q
-            if tried is not None:
-                return Proposal(self.domain.uniform(min(q, left), seen=tried, generator=generator))
-            return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
+            return Proposal(unseen_arms(self.domain, state, q, pending=pending, tried=tried, generator=generator))
         room = self._largest_batch(state) - out
         if room <= 0:
             return Wait(1 - room)
@@ -195,12 +183,19 @@ class ArmUCB(UCBMechanism[BanditState]):
             columns = KernelColumns(surrogate.memory_bytes)
         warn_if_uncentred(self.given, observations, before=state.pulls, covariance=surrogate.covariance)
         observations = without_crashes(observations, self.given)
+
+        def fitted_to(dictionary: Dictionary) -> ArmFit:
+            nonlocal columns
+            fit, columns = fit_arms(surrogate, observations, dictionary, columns)
+            return fit
+
         with watch.phase("sample"):
-            candidates, columns = self._candidates(before, surrogate, observations, columns, generator)
+            covariance = surrogate.covariance
+            candidates = self._candidates(before, observations, prior, covariance, fit=fitted_to, generator=generator)
             candidates = _with_last_dictionary(candidates, before, picks)
             dictionary = self.parts.sampler.sample(candidates, generator=generator)
         with watch.phase("fit"):
-            fit, columns = fit_arms(surrogate, observations, dictionary, columns)
+            fit = fitted_to(dictionary)
         noise, seen, last = prior.regularization, observations, None if before is None else before.posterior
         design = after.observations.rows.repeat_interleave(after.observations.counts.long())  # all pulls, told at once or not
         numbers = self._numbers(
@@ -227,18 +222,15 @@ class ArmUCB(UCBMechanism[BanditState]):
         empty = replace(self.init(), round=like.round, failures=like.failures)
         return self.tell(empty, picks, y, generator=generator, correlation=correlation)
 
-    def _evaluations(self, state: BanditState) -> dict[str, Any]:
-        return freeze_evaluated(state)
+    def _known(self, posterior: ArmFit, observations: Observations) -> tuple[Tensor, Tensor]:
+        return posterior.leverages_at(observations.rows), posterior.means_at(observations.rows)
 
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is fitted and swept again, O(n m² + a m (d + r))."""
         state = thaw_evaluated(self.arms, frozen)
         if "probabilities" not in frozen:
             return state
-        prior, numbers = (
-            persistence.thaw_prior(frozen, given=self.given),
-            persistence.thaw_fields(FittedArms, frozen),
-        )
+        prior, numbers = persistence.thaw_prior(frozen, given=self.given), persistence.thaw_fields(FittedArms, frozen)
         surrogate, dictionary = self._over_arms(prior, None), persistence.thaw_dictionary(frozen, self.arms)
         observations = without_crashes(state.observations, self.given)
         fit, columns = fit_arms(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
@@ -247,29 +239,6 @@ class ArmUCB(UCBMechanism[BanditState]):
 
     def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:
         return ArmPrior.over(self.arms, prior, sweep_dtype=self.sweep_dtype, memory_bytes=self.memory_bytes, current=current)
-
-    def _candidates(
-        self,
-        before: FittedArms | None,
-        surrogate: ArmPrior,
-        observations: Observations,
-        columns: KernelColumns,
-        generator: torch.Generator,
-    ) -> tuple[Candidates, KernelColumns]:
-        """Return the next dictionary's candidates: leverages and means before the newest batch, under the current prior."""
-        make = partial(candidates_of, observations, covariance=surrogate.covariance, regularization=surrogate.regularization)
-        if before is not None and surrogate is before.posterior.prior:
-            posterior = before.posterior
-            return make(posterior.leverages_at(observations.rows), means=posterior.means_at(observations.rows)), columns
-        if before is not None:
-            dictionary = before.posterior.dictionary
-        else:
-            start = self._warm_start(make(None), observations, generator=generator)
-            if start is None:
-                return make(None), columns
-            dictionary = start
-        fit, columns = fit_arms(surrogate, observations, dictionary, columns)
-        return make(fit.leverages_at(observations.rows), means=fit.means_at(observations.rows)), columns
 
 
 def _not_evaluated(state: BanditState, pending: Tensor) -> Refusal:

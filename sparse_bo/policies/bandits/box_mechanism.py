@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -15,7 +15,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from sparse_bo.acquisition import optimize_batch
-from sparse_bo.dictionary import Candidates, Dictionary, candidates_of
+from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import Box
 from sparse_bo.gp.objective_prior import KnownPrior, crash_floor, warn_if_uncentred
 from sparse_bo.gp.observations import Observations, in_range, merge_observations
@@ -197,7 +197,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
 
     def init(self) -> BoxUCBState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return BoxUCBState(self.domain, self.domain.no_picks, self.domain.bounds.new_empty(0))
+        return BoxUCBState.empty(self.domain)
 
     def ask(self, state: BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return quasi-random points until the initial design is complete, then the picks of a batch.
@@ -246,16 +246,20 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         after = state.with_results(picks, y)
         if self.design_left(after) > 0:
             return replace(after, seconds=watch.seconds)
-        observations = merge_observations(after.X, in_range(after.y))
+        finite = in_range(after.y)
+        observations = merge_observations(after.X, finite)
         warn_if_uncentred(self.given, observations, before=state.pulls)
         prior, learned_at = self._next_prior(before, observations, watch, generator=generator)
         noise, covariance = prior.regularization, covariance_function(prior.covar_module, like=after.X)
-        fit = partial(BoxModel, prior=prior, units=self._units(prior), X=after.X, y=in_range(after.y))
+
+        def fitted_to(dictionary: Dictionary) -> BoxModel:
+            return BoxModel(prior=prior, units=self._units(prior), X=after.X, y=finite, dictionary=dictionary)
+
         with watch.phase("sample"):
-            candidates = self._candidates(before, fit, observations, generator)
-            dictionary = _in_data(self.parts.sampler.sample(candidates, generator=generator), observations)
+            candidates = self._candidates(before, observations, prior, covariance, fit=fitted_to, generator=generator)
+            dictionary = self._in_data(self.parts.sampler.sample(candidates, generator=generator), observations)
         with watch.phase("fit"):
-            model = fit(dictionary=dictionary)
+            model = fitted_to(dictionary)
             effective_dimension = float(model.known(after.X)[0].sum())
         # Before the first model no pull of the design, told at once or not, has been counted.
         known = (covariance.diagonal(after.X) / noise, None) if before is None else before.posterior.known(picks)
@@ -276,18 +280,21 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         )
         return replace(after, fitted=FittedBox(posterior=model, **vars(numbers)), seconds=watch.seconds)
 
-    def _evaluations(self, state: BoxUCBState) -> dict[str, Any]:
-        return persistence.freeze_fields(state)
+    def _known(self, posterior: BoxModel, observations: Observations) -> tuple[Tensor, Tensor]:
+        return posterior.known(observations.X)
+
+    def _in_data(self, dictionary: Dictionary, observations: Observations) -> Dictionary:
+        """Return a dictionary of distinct inputs with rows of the data (the first of each input) as indices."""
+        if dictionary.indices is None:
+            return dictionary
+        return replace(dictionary, indices=observations.first_pull[dictionary.indices])
 
     def thaw(self, frozen: Frozen) -> BoxUCBState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model is fitted again, O(n m² + m³)."""
         state = BoxUCBState(self.domain, **persistence.thaw_fields(BoxUCBState, frozen))
         if "probabilities" not in frozen:
             return state
-        dictionary, prior = (
-            persistence.thaw_dictionary(frozen, state.X),
-            persistence.thaw_prior(frozen, given=self.given),
-        )
+        dictionary, prior = persistence.thaw_dictionary(frozen, state.X), persistence.thaw_prior(frozen, given=self.given)
         model = BoxModel(prior=prior, units=self._units(prior), X=state.X, y=in_range(state.y), dictionary=dictionary)
         return replace(state, fitted=FittedBox(posterior=model, prior=prior, **persistence.thaw_fields(FittedBox, frozen)))
 
@@ -296,27 +303,3 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         if self.given.covar_module is not None:
             return Units()
         return Units(prior.prior_mean, math.sqrt(float(prior.covar_module.outputscale.detach())))
-
-    def _candidates(
-        self, before: FittedBox | None, fit: partial[BoxModel], observations: Observations, generator: torch.Generator
-    ) -> Candidates:
-        """Return the next dictionary's candidates: leverages and means before the newest batch, under the current prior."""
-        prior: KnownPrior = fit.keywords["prior"]
-        covariance = covariance_function(prior.covar_module, like=observations.X)
-        make = partial(candidates_of, observations, covariance=covariance, regularization=prior.regularization)
-        if before is not None:
-            model = before.posterior if prior is before.prior else fit(dictionary=before.posterior.dictionary)
-        else:
-            start = self._warm_start(make(None), observations, generator=generator)
-            if start is None:
-                return make(None)
-            model = fit(dictionary=_in_data(start, observations))
-        leverages, means = model.known(observations.X)
-        return make(leverages, means=means)
-
-
-def _in_data(dictionary: Dictionary, observations: Observations) -> Dictionary:
-    """Return a dictionary of distinct inputs with rows of the data (the first of each input) as indices."""
-    if dictionary.indices is None:
-        return dictionary
-    return replace(dictionary, indices=observations.first_pull[dictionary.indices])

@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, InBatch, KernelColumns, StopRule
-from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler
+from sparse_bo.arms import ArmPosterior, ArmPrior, InBatch, KernelColumns, StopRule
+from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import ScheduleComplete
@@ -25,10 +25,11 @@ from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
+from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies import persistence
 from sparse_bo.policies.failures import Refusal, box_correlation, kernel_correlation, refused, spared
-from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, kept, thaw_fields, thaw_observations
+from sparse_bo.policies.persistence import KEPT, freeze_observations, kept, thaw_fields, thaw_observations
 from sparse_bo.policies.protocol import Frozen, Mechanism
 from sparse_bo.policies.states import Report, State, Stopwatch
 from sparse_bo.widths import Confidence, NormWidth, Width
@@ -90,7 +91,7 @@ class UCBMechanism(Mechanism[U], ABC):
 
     def freeze(self, state: Any) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(evaluated inputs + m), without posterior and domain."""
-        frozen, fitted = self._evaluations(state), state.fitted
+        frozen, fitted = state.frozen(), state.fitted
         if fitted is None:
             return frozen
         dictionary = persistence.freeze_dictionary(fitted.posterior.dictionary)
@@ -101,8 +102,8 @@ class UCBMechanism(Mechanism[U], ABC):
         return 0 if state.fitted is not None else state.design_left(self.design_size)
 
     @abstractmethod
-    def _evaluations(self, state: Any) -> dict[str, Any]:
-        """Return a snapshot of the evaluations."""
+    def _known(self, posterior: Any, observations: Observations) -> tuple[Tensor, Tensor]:
+        """Return leverages and means of the observed inputs."""
 
     def _next_prior(
         self,
@@ -124,13 +125,34 @@ class UCBMechanism(Mechanism[U], ABC):
             )
         return learned, observations.pulls
 
-    def _warm_start(
-        self, candidates: Candidates, observations: Observations, *, generator: torch.Generator
-    ) -> Dictionary | None:
-        """Return a uniform dictionary of many initial observations; ``None``: there are few."""
-        if observations.n <= self.warm_start_size:
-            return None
-        return UniformSampler(size=self.warm_start_size).sample(candidates, generator=generator)
+    def _candidates(
+        self,
+        before: Any,
+        observations: Observations,
+        prior: KnownPrior,
+        covariance: CovarianceFunction,
+        *,
+        fit: Callable[[Dictionary], Any],
+        generator: torch.Generator,
+    ) -> Candidates:
+        """Return the next dictionary's candidates: leverages and means before the newest batch, under the current prior.
+
+        Many initial observations start from a uniform dictionary. ``fit`` returns the posterior of a dictionary.
+        """
+        make = partial(candidates_of, observations, covariance=covariance, regularization=prior.regularization)
+        if before is not None:
+            posterior = before.posterior if prior is before.prior else fit(before.posterior.dictionary)
+        elif observations.n <= self.warm_start_size:
+            return make(None)
+        else:
+            start = UniformSampler(size=self.warm_start_size).sample(make(None), generator=generator)
+            posterior = fit(self._in_data(start, observations))
+        leverages, means = self._known(posterior, observations)
+        return make(leverages, means=means)
+
+    def _in_data(self, dictionary: Dictionary, observations: Observations) -> Dictionary:
+        """Return a dictionary of observed inputs with indices as posteriors take them."""
+        return dictionary
 
     def _numbers(
         self,
@@ -192,39 +214,63 @@ class FittedArms(UCBNumbers):
 
 
 @dataclass(frozen=True, eq=False)
-class BanditState(State):
-    """The state of a policy over arms between two batches. A value."""
+class ArmState(State):
+    """The evaluated arms, and those where evaluations failed. A value."""
 
     arms: ArmSet
     """``a x d``, float64."""
-    observations: Observations
-    fitted: FittedArms | None = None
-    """The model; ``None`` before the first update, or for policies without a model."""
+
+    @property
+    def X(self) -> Tensor:
+        """Inputs of :attr:`succeeded`."""
+        return self.arms[self.succeeded]
+
+    @property
+    def prior(self) -> ArmPrior | None:
+        """The model's prior, whose kernel says which arms are near failures; ``None``: nearness in the arms' hull."""
+        return None
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
         """Return a function that marks failed arms that back off, and arms among failures; ``None`` without failures.
 
-        An arm whose last evaluation succeeded is never refused; after a failure, ``pending`` arms without a success are. The
-        distance is that of the model's kernel, and without a model that in the arms' hull, as on a box.
+        An arm whose last evaluation succeeded is never refused; after a failure, ``pending`` arms without a success are.
         """
         if self.failures is None:
             return None
-        if self.posterior is not None:
-            prior = self.posterior.prior
-            correlation, memory = kernel_correlation(prior.covariance), prior.memory_bytes
+        if self.prior is not None:
+            correlation, memory = kernel_correlation(self.prior.covariance), self.prior.memory_bytes
         else:
             hull = torch.stack([self.arms.amin(dim=0), self.arms.amax(dim=0)])
             correlation, memory = box_correlation(hull), DEFAULT_MEMORY_BYTES
         return refused(
             self.failures,
             pulls=self.pulls,
-            succeeded=self.observations.X,
+            succeeded=self.X,
             correlation=correlation,
             pending=pending,
             arms=self.arms,
-            proven=self.observations.rows,
+            proven=self.succeeded,
             memory_bytes=memory,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class BanditState(ArmState):
+    """The state of a policy over arms between two batches. A value."""
+
+    observations: Observations
+    fitted: FittedArms | None = None
+    """The model; ``None`` before the first update, or for policies without a model."""
+
+    @property
+    def X(self) -> Tensor:
+        """See :attr:`ArmState.X`."""
+        return self.observations.X
+
+    @property
+    def prior(self) -> ArmPrior | None:
+        """See :attr:`ArmState.prior`."""
+        return None if self.posterior is None else self.posterior.prior
 
     @property
     def posterior(self) -> ArmPosterior | None:
@@ -240,6 +286,10 @@ class BanditState(State):
     def dictionary(self) -> Dictionary | None:
         """The current dictionary; ``None`` without a model."""
         return None if self.fitted is None else self.fitted.posterior.dictionary
+
+    def frozen(self) -> dict[str, Any]:
+        """See :meth:`State.frozen`: without the arms themselves."""
+        return freeze_observations(self.observations) | super().frozen()
 
     @property
     def pulls(self) -> int:
@@ -305,15 +355,19 @@ def initial_state(arms: ArmSet) -> BanditState:
     return BanditState(arms, no_observations(arms))
 
 
-def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-    """Return ``q`` random arms: not observed, pending or backing off, while such arms remain.
+def unseen_arms(
+    domain: Arms, state: ArmState, q: int, *, pending: Tensor, generator: torch.Generator, tried: Tensor | None = None
+) -> Tensor:
+    """Return ``q`` random arms: not observed, pending or backing off, while such arms remain; or at most ``q`` not ``tried``.
 
     Draws as :meth:`Arms.uniform`, and after failures again for arms to avoid.
     """
-    failures, seen = state.failures, torch.cat([state.observations.rows, pending])
+    if tried is not None:
+        return domain.uniform(min(q, domain.count - len(tried)), seen=tried, generator=generator)
+    failures, seen = state.failures, torch.cat([state.succeeded, pending])
     if failures is None:
         return domain.uniform(q, seen=seen, generator=generator)
-    proven = torch.isin(failures.where, state.observations.rows)
+    proven = torch.isin(failures.where, state.succeeded)
     seen = torch.cat([seen, failures.where[failures.backing_off(state.pulls, proven=proven)]])
     draws = domain.uniform(q, seen=seen, generator=generator)
     return spared(draws, state.refusal(pending), partial(random_arms, domain.count, generator=generator))
@@ -337,11 +391,6 @@ def tried_arms(domain: Arms, state: State, pending: Tensor) -> Tensor:
 def random_arms(count: int, like: Tensor, *, generator: torch.Generator) -> Tensor:
     """Return as many random arms of ``count`` as there are in ``like``, repeats allowed."""
     return torch.randint(count, like.shape, generator=generator, device="cpu").to(like.device)
-
-
-def freeze_evaluated(state: BanditState) -> dict[str, Any]:
-    """Return a snapshot of the evaluations, without arms and model. O(distinct pulled arms)."""
-    return freeze_observations(state.observations) | freeze_fields(state)
 
 
 def thaw_evaluated(arms: ArmSet, frozen: Mapping[str, Any]) -> BanditState:

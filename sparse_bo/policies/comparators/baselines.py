@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,19 +16,12 @@ from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Arms, ArmSet, Box, Domain
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.policy import BKB
-from sparse_bo.policies.bandits.state import (
-    BanditState,
-    freeze_evaluated,
-    initial_state,
-    random_arms,
-    thaw_evaluated,
-    unseen_arms,
-)
+from sparse_bo.policies.bandits.state import BanditState, initial_state, random_arms, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import spared
-from sparse_bo.policies.persistence import freeze_fields, thaw_fields
+from sparse_bo.policies.persistence import thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, as_arms, loaded_arms_of
 from sparse_bo.policies.settings import PriorSettings, SweepSettings
-from sparse_bo.policies.states import BoxState, Stopwatch, initial_box_state
+from sparse_bo.policies.states import BoxState, Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
 
 
@@ -48,7 +41,7 @@ class WithoutModel(Mechanism[Any]):
 
     def init(self) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return initial_box_state(self.domain) if isinstance(self.domain, Box) else initial_state(self.domain.points)
+        return BoxState.empty(self.domain) if isinstance(self.domain, Box) else initial_state(self.domain.points)
 
     def ask(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return ``batch_size`` picks, or ``max_q`` if that is less. Draws by ``choose``."""
@@ -63,7 +56,7 @@ class WithoutModel(Mechanism[Any]):
 
     def freeze(self, state: Any) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms), on a box O(n d)."""
-        return freeze_fields(state) if isinstance(self.domain, Box) else freeze_evaluated(state)
+        return state.frozen()
 
     def thaw(self, frozen: Frozen) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. Of arms, reads the pulled ones only."""
@@ -72,32 +65,40 @@ class WithoutModel(Mechanism[Any]):
         return thaw_evaluated(self.domain.points, frozen)
 
 
-def check_exploration(epsilon: float, decay: float) -> None:
-    """Raise unless ε and its decay are numbers in their ranges: ε in [0, 1] without decay, else at least 0."""
-    if check_number("decay", decay) < 0.0:
-        raise ValueError(f"expected decay >= 0, got {decay!r}")
-    if decay == 0.0:
-        check_probability("epsilon", epsilon, closed=True)
-    elif check_number("epsilon", epsilon) < 0.0:
-        raise ValueError(f"expected epsilon >= 0, got {epsilon!r}")
+@dataclass(frozen=True, kw_only=True)
+class ExplorationSettings:
+    """The probability with which an evaluation is of a random arm.
 
-
-def with_exploration(
-    state: BanditState, best: Tensor, *, epsilon: float, decay: float, q: int, out: int, generator: torch.Generator
-) -> Tensor:
-    """Return ``q`` arms: the t-th evaluation a random one with probability ``min(1, epsilon · t^−decay)``, else ``best``.
-
-    t goes on after the state's pulls and the ``out`` pending evaluations. Auer et al. 2002 (Fig. 3) have ``decay=1``.
-    Draws one uniform number per arm of the batch, then the random arms.
+    Attributes:
+        epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
+        decay: The t-th evaluation is random with probability ``min(1, epsilon · t^−decay)``; 0: constant, 1: the ε_t-greedy of
+            Auer et al. 2002 (Fig. 3), whose regret is logarithmic for ``epsilon`` large enough.
     """
-    t = torch.arange(1, q + 1, dtype=torch.float64, device="cpu") + (state.pulls + out)
-    explore = torch.rand(q, generator=generator, device="cpu", dtype=torch.float64) < epsilon * t.pow(-decay)
-    indices = best.repeat(q)
-    if bool(explore.any()):
-        explore = explore.to(indices.device)
-        draw = partial(random_arms, state.arms.shape[0], generator=generator)
-        indices[explore] = spared(draw(indices[explore]), state.refusal(), draw)
-    return indices
+
+    epsilon: float = 0.1
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if check_number("decay", self.decay) < 0.0:
+            raise ValueError(f"expected decay >= 0, got {self.decay!r}")
+        if self.decay == 0.0:
+            check_probability("epsilon", self.epsilon, closed=True)
+        elif check_number("epsilon", self.epsilon) < 0.0:
+            raise ValueError(f"expected epsilon >= 0, got {self.epsilon!r}")
+
+    def explored(self, state: BanditState, best: Tensor, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Return ``q`` arms, random ones and else ``best``, after the state's pulls and ``out`` pending evaluations.
+
+        Draws one uniform number per arm of the batch, then the random arms.
+        """
+        t = torch.arange(1, q + 1, dtype=torch.float64, device="cpu") + (state.pulls + out)
+        explore = torch.rand(q, generator=generator, device="cpu", dtype=torch.float64) < self.epsilon * t.pow(-self.decay)
+        indices = best.repeat(q)
+        if bool(explore.any()):
+            explore = explore.to(indices.device)
+            draw = partial(random_arms, state.arms.shape[0], generator=generator)
+            indices[explore] = spared(draw(indices[explore]), state.refusal(), draw)
+        return indices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ class RandomSearch:
     def on(self, domain: Domain) -> WithoutModel:
         """See :meth:`sparse_bo.policies.Policy.on`."""
         if isinstance(domain, Box):
-            return WithoutModel(domain=domain, batch_size=self.batch_size, choose=_uniform_points)
+            return WithoutModel(domain=domain.double(), batch_size=self.batch_size, choose=_uniform_points)
         arms = as_arms(domain, policy=self.name)
         return WithoutModel(domain=arms, batch_size=self.batch_size, choose=partial(unseen_arms, arms))
 
@@ -130,27 +131,22 @@ def _uniform_points(state: BoxState, q: int, *, pending: Tensor, generator: torc
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpsilonGreedy:
+class EpsilonGreedy(ExplorationSettings):
     """With probability ε a random arm, otherwise the arm with the highest mean observation (Sutton & Barto, §2.2).
 
     The first arms of a run are random. With a model instead of the mean observations:
-    :class:`sparse_bo.policies.PosteriorEpsilonGreedy`.
+    :class:`sparse_bo.policies.PosteriorEpsilonGreedy`. Settings of ε: :class:`.ExplorationSettings`.
 
     Attributes:
-        epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
-        decay: The t-th evaluation is random with probability ``min(1, epsilon · t^−decay)``; 0: constant, 1: the ε_t-greedy of
-            Auer et al. 2002 (Fig. 3), whose regret is logarithmic for ``epsilon`` large enough.
         batch_size: Arms per batch, drawn independently.
     """
 
     name = "epsilon-greedy"
 
-    epsilon: float = 0.1
-    decay: float = 0.0
     batch_size: int = 1
 
     def __post_init__(self) -> None:
-        check_exploration(self.epsilon, self.decay)
+        super().__post_init__()
         check_count("batch_size", self.batch_size)
 
     def on(self, domain: Domain) -> WithoutModel:
@@ -168,7 +164,7 @@ class EpsilonGreedy:
         if not bool(refusals.all()):
             means = means.masked_fill(refusals, -torch.inf)
         best = observed.rows[means.argmax()]
-        return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)
+        return self.explored(state, best, q, out=out, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -229,17 +225,8 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
     @property
     def model(self) -> BKB:
         """BKB with the shared settings."""
-        return BKB(
-            covar_module=self.covar_module,
-            prior_mean=self.prior_mean,
-            regularization=self.regularization,
-            oversampling=self.oversampling,
-            dictionary=self.dictionary,
-            width=0.0,
-            initial_design=self.initial_design,
-            sweep_dtype=self.sweep_dtype,
-            memory_bytes=self.memory_bytes,
-        )
+        names = {setting.name for setting in fields(PosteriorPolicy)} - {"batch_size"}
+        return BKB(width=0.0, **{name: getattr(self, name) for name in names})
 
     def on(self, domain: Domain) -> PosteriorArms:
         """See :meth:`sparse_bo.policies.Policy.on`."""
@@ -249,29 +236,22 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosteriorEpsilonGreedy(PosteriorPolicy):
+class PosteriorEpsilonGreedy(ExplorationSettings, PosteriorPolicy):
     """With probability ε a random arm, otherwise the arm with the highest posterior mean.
 
     :class:`sparse_bo.policies.EpsilonGreedy` with a model; the difference to BKB is the effect of the confidence bound. O(a m²
-    + n m²) per batch. Settings shared with other policies: :class:`PosteriorPolicy`.
-
-    Attributes:
-        epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
-        decay: The t-th evaluation is random with probability ``min(1, epsilon · t^−decay)`` (Auer et al. 2002, Fig. 3).
+    + n m²) per batch. Settings shared with other policies: :class:`PosteriorPolicy`, :class:`.ExplorationSettings`.
     """
-
-    epsilon: float = 0.1
-    decay: float = 0.0
 
     name = "posterior-epsilon-greedy"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_exploration(self.epsilon, self.decay)
+        PosteriorPolicy.__post_init__(self)
+        ExplorationSettings.__post_init__(self)
 
     def chosen(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """See :meth:`PosteriorPolicy.chosen`. Draws one uniform number per arm, then the random arms."""
         assert state.posterior is not None
         rule, refuse = StopRule("single"), state.refusal()
         best = pick_batch(state.posterior, width=0.0, stop_rule=rule, max_q=1, refuse=refuse).indices[0]
-        return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)
+        return self.explored(state, best, q, out=out, generator=generator)

@@ -21,7 +21,7 @@ from sparse_bo.linalg.reductions import group_sums
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Policy, Proposal, Wait, box_of
 from sparse_bo.policies.settings import check_sampler
-from sparse_bo.policies.states import BoxState, Report, State, initial_box_state
+from sparse_bo.policies.states import BoxState, Report, State
 from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings
 from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp, vecchia_gp
 from sparse_bo.validation import check_count
@@ -227,8 +227,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
 
     def init(self) -> EmbeddedState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        empty = initial_box_state(self.box)
-        return EmbeddedState(empty.box, empty.X, empty.y, embedding=self.embedding, inner=self.inner.init())
+        return EmbeddedState.empty(self.box, embedding=self.embedding, inner=self.inner.init())
 
     def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Lift the inner policy's picks into the box."""

@@ -35,7 +35,7 @@ from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.policies.settings import check_sampler
 from sparse_bo.policies.subset.subsets import Buffer
-from sparse_bo.policies.subset.surrogate_loop import Fitted, SurrogateLoop, SurrogateSettings
+from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings
 from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_count
@@ -246,16 +246,16 @@ class PathValue(AcquisitionFunction):  # type: ignore[misc]  # the base class sh
         return self.path(X.squeeze(-2))
 
 
-def matheron_paths(fitted: Fitted) -> Iterator[PathValue]:
+def matheron_paths(model: Any, X: Tensor, y: Tensor) -> Iterator[PathValue]:
     """Draw paths by decoupled sampling (Wilson et al. 2020): a prior path of random Fourier features, and an update.
 
     The update is at the dictionary, of an exact GP at all data.
     """
     while True:
-        yield PathValue(fitted.model, draw_matheron_paths(fitted.model, torch.Size([])))
+        yield PathValue(model, draw_matheron_paths(model, torch.Size([])))
 
 
-def quadrature_paths(fitted: Fitted, *, order: int | None) -> Iterator[PathValue]:
+def quadrature_paths(model: Any, X: Tensor, y: Tensor, *, order: int | None) -> Iterator[PathValue]:
     """Draw from Bayesian linear regression of all observations on F quadrature Fourier features. O(n F² + F³).
 
     Kernel, mean, noise and transform are the model's.
@@ -263,18 +263,17 @@ def quadrature_paths(fitted: Fitted, *, order: int | None) -> Iterator[PathValue
     Raises:
         ValueError: If the model has no Gaussian kernel.
     """
-    model = fitted.model
     with torch.no_grad():
-        features = _quadrature_features(getattr(model, "covar_module", None), dims=fitted.X.shape[-1], order=order)
-        y = model.outcome_transform(fitted.y.unsqueeze(-1))[0].squeeze(-1) - model.mean_module(fitted.X)
-        Z = features(fitted.X)
+        features = _quadrature_features(getattr(model, "covar_module", None), dims=X.shape[-1], order=order)
+        residuals = model.outcome_transform(y.unsqueeze(-1))[0].squeeze(-1) - model.mean_module(X)
+        Z = features(X)
 
     def path(w: Tensor, U: Tensor) -> Tensor:
         return features(U) @ w
 
     while True:
         normal = torch.randn(Z.shape[-1], dtype=Z.dtype, device="cpu").to(Z.device)
-        w = sample_weights(Z, y, noise=model.likelihood.noise.item(), normal=normal)
+        w = sample_weights(Z, residuals, noise=model.likelihood.noise.item(), normal=normal)
         yield PathValue(model, partial(path, w))
 
 

@@ -165,12 +165,26 @@ class PlannedBatch:
         return self.picks[~taken][order]
 
 
-def certified_ratio(surrogate: ArmPrior, chosen: Design, *, generator: torch.Generator) -> float:
-    """Return an upper bound on ``ρ = λ_max(K − Q)/λ`` over the picks of a design; 0 without a draw if it is exact."""
-    if chosen.exact:
-        return 0.0
-    seen = candidates_of(chosen.observations, None, covariance=surrogate.covariance, regularization=surrogate.regularization)
-    return residual_bound(seen, chosen.dictionary, memory_bytes=surrogate.memory_bytes, generator=generator).upper
+def certified(
+    surrogate: ArmPrior, chosen: Design, *, pulls: int, batches: int, arms: int, generator: torch.Generator
+) -> BatchConfidence:
+    """Return the confidence after a design, with an upper bound on ``ρ = λ_max(K − Q)/λ`` over all of its picks.
+
+    It draws nothing where the design is exact, and the bound is 0.
+    """
+    noise, ratio = surrogate.regularization, 0.0
+    if not chosen.exact:
+        seen = candidates_of(chosen.observations, None, covariance=surrogate.covariance, regularization=noise)
+        ratio = residual_bound(seen, chosen.dictionary, memory_bytes=surrogate.memory_bytes, generator=generator).upper
+    return BatchConfidence(
+        pulls=pulls,
+        batches=batches,
+        arms=arms,
+        dims=surrogate.arms.shape[1],
+        regularization=noise,
+        kappa_squared=surrogate.kappa_squared,
+        ratio=ratio,
+    )
 
 
 class Marginals(NamedTuple):

@@ -23,7 +23,7 @@ from sparse_bo.policies.elimination.batches import (
     BatchCandidates,
     Finding,
     PlannedBatch,
-    certified_ratio,
+    certified,
     norm_of,
     surviving,
     survivors_of,
@@ -239,16 +239,13 @@ class Elimination(Mechanism[EliminationState], ABC):
         surrogate, observations = replace(plan.surrogate, sweep_dtype=torch.float64), plan.observations
         posterior = posterior_over_part(surrogate, observations, plan.design.dictionary)
         domain, points = self.domain, plan.candidates.points
-        # over all picks, which is an upper bound of that over the observed ones
-        ratio = certified_ratio(surrogate, plan.design, generator=torch.Generator().manual_seed(number))
-        confidence = BatchConfidence(
+        confidence = certified(
+            surrogate,
+            plan.design,
             pulls=observations.pulls,
             batches=len(self.sizes),
             arms=domain.count if isinstance(domain, Arms) else len(points),  # eliminated arms included
-            dims=points.shape[1],
-            regularization=surrogate.regularization,
-            kappa_squared=surrogate.kappa_squared,
-            ratio=ratio,
+            generator=torch.Generator().manual_seed(number),
         )
         return Finding(plan.candidates, replace(posterior, stored=None), observations, confidence)
 

@@ -23,7 +23,7 @@ from sparse_bo.gp import dtc
 from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.policies.elimination.batches import certified_ratio
+from sparse_bo.policies.elimination.batches import certified
 from sparse_bo.policies.elimination.mechanism import ArmElimination, BoxElimination, Elimination, exact_confidence
 from sparse_bo.policies.elimination.settings import EliminationSettings, batch_schedule, checked_schedule
 from sparse_bo.policies.protocol import arms_of, loaded_arms_of
@@ -230,23 +230,14 @@ def max_variance_design(
     resampling = rls_resampling(dictionary, ratio_threshold, failure_probability=failure_probability, batches=1)
     chosen = design(surrogate, n, resampling=resampling, generator=generator)
     posterior = posterior_over_part(surrogate, chosen.observations, chosen.dictionary)
-    ratio = certified_ratio(surrogate, chosen, generator=generator)
-    confidence = BatchConfidence(
-        pulls=n,
-        batches=1,
-        arms=len(points),
-        dims=points.shape[1],
-        regularization=surrogate.regularization,
-        kappa_squared=surrogate.kappa_squared,
-        ratio=ratio,
-    )
+    confidence = certified(surrogate, chosen, pulls=n, batches=1, arms=len(points), generator=generator)
     return RegressionDesign(
         indices=None if arms is None else chosen.indices,
         points=points[chosen.indices].to(domain.dtype),
         dictionary=chosen.dictionary,
         largest_sd=math.sqrt(float(posterior.leverages.max()) * surrogate.regularization),
-        ratio=ratio,
-        variance_factor=certified_factor(ratio),
+        ratio=confidence.ratio,
+        variance_factor=certified_factor(confidence.ratio),
         information_gain=_information_gain(posterior, chosen),
         confidence=confidence,
     )

@@ -70,24 +70,16 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth) -> Contradicti
     return clash if gap > 1e-9 * max(scale for _, scale, _ in all_ranks) else None
 
 
-class Repeats(NamedTuple):
-    """Noise that repeated evaluations show."""
+def excessive_noise(findings: Sequence[Finding], noise_variance: float) -> float | None:
+    """Return the pooled variance (y²) of repeated evaluations if it is above ξ² beyond chance, which explains a contradiction.
 
-    variance: float | None
-    """Their pooled variance (y²); ``None`` without repeats."""
-    excessive: bool
-    """Whether it is above ξ² beyond chance (Laurent & Massart 2000, at 10⁻³), which explains a contradiction."""
-
-
-def noise_check(findings: Sequence[Finding], noise_variance: float) -> Repeats:
-    """Compare the pooled variance of repeated evaluations with ξ² (y²)."""
+    By Laurent & Massart (2000), at 10⁻³. ``None``: it is not, or there are no repeats.
+    """
     scatter = sum(float(finding.observations.scatter.sum()) for finding in findings)
     freedom = sum(float((finding.observations.counts - 1.0).sum()) for finding in findings)
-    if freedom < 1.0:
-        return Repeats(None, False)
     level = math.log(1e3)
     limit = freedom + 2.0 * math.sqrt(freedom * level) + 2.0 * level
-    return Repeats(scatter / freedom, scatter > noise_variance * limit)
+    return scatter / freedom if freedom >= 1.0 and scatter > noise_variance * limit else None
 
 
 class Evidence(NamedTuple):
@@ -172,15 +164,17 @@ def _too_large(findings: Sequence[Finding], width: RefutableWidth, *, log_invers
     ]
 
 
-def _explained(clash: Contradiction, norm: float | None, repeats: Repeats, *, noise: float, failure_probability: float) -> str:
+def _explained(
+    clash: Contradiction, norm: float | None, repeats: float | None, *, noise: float, failure_probability: float
+) -> str:
     """Return the message of a contradiction: the intervals, the cause and the fix."""
     head = (
         f"no objective meets all confidence intervals {clash.point}: at least {clash.lower:.4g}, at most {clash.upper:.4g}. "
         f"If the assumptions hold this has probability {failure_probability:g} at most. "
     )
-    if repeats.excessive:
+    if repeats is not None:
         return head + (
-            f"Repeated evaluations scatter with variance {repeats.variance:.3g}, so the noise exceeds "
+            f"Repeated evaluations scatter with variance {repeats:.3g}, so the noise exceeds "
             f"noise_variance={noise:.3g}; raise noise_variance"
         )
     if norm is None:
@@ -194,10 +188,10 @@ def _explained(clash: Contradiction, norm: float | None, repeats: Repeats, *, no
     )
 
 
-def _advice(norm: float | None, repeats: Repeats, *, widened: bool) -> str:
+def _advice(norm: float | None, repeats: float | None, *, widened: bool) -> str:
     """Return advice on refuted bounds, for the end of a message; ``widened``: F has been doubled already without effect."""
-    if repeats.excessive:
-        return f"repeated evaluations scatter with variance {repeats.variance:.3g}: raise noise_variance"
+    if repeats is not None:
+        return f"repeated evaluations scatter with variance {repeats:.3g}: raise noise_variance"
     if norm is None:
         return "choose another covar_module or prior_mean, or bound the norm by rkhs_norm= and width='theory'"
     if widened:
@@ -237,14 +231,14 @@ def judgement(
     if settings.rkhs_norm == "estimate":
         width = with_norm(width, _estimated_norm(seen, width, delta))
     noise = settings.noise_variance or seen[-1].posterior.prior.regularization
-    batches, repeats = predicted(seen), noise_check(seen, noise)
+    batches, repeats = predicted(seen), excessive_noise(seen, noise)
     norm, before, first = norm_of(width), doublings, None
     while True:
         found, clash = evidence(batches, width, failure_probability=delta), contradiction(seen, width)
         first = found if first is None else first
         disagree = clash is not None or found.refuted is not None
         grows = (settings.on_refuted == "widen" and disagree) or (settings.on_contradiction == "double" and clash is not None)
-        if not grows or repeats.excessive or norm is None or doublings == 200:
+        if not grows or repeats is not None or norm is None or doublings == 200:
             break
         doublings += 1
         width = with_norm(width, norm * 2.0 ** (doublings - before))

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,8 +32,7 @@ from sparse_bo.gp.posterior import Covariance, Moments, Posterior, exact
 from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.chunking import row_slices, tile_rows
 from sparse_bo.linalg.reductions import first_largest
-from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain
-from sparse_bo.policies.trust_region.search import is_resolved
+from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain, is_resolved
 
 BLOCK = 128
 """Arms evaluated exactly at first; twice as many each further time."""
@@ -143,21 +141,6 @@ def _tiles(X: Tensor, n: int) -> Iterator[slice]:
     return row_slices(len(X), chunk=tile_rows(n, device=X.device))
 
 
-class ArmPicks(Protocol):
-    """Arms of the highest acquisition values, one after the other, each pending for the next."""
-
-    def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
-        """Return the best arm, one index; ``None`` if all are excluded.
-
-        Args:
-            excluded: ``a`` booleans.
-            share: Of the noise variance, at which an arm is resolved and excluded; ``None``: none is.
-        """
-
-    def after(self, arm: Tensor) -> None:
-        """Condition on a pick (1 arm)."""
-
-
 def known_scores(scores: Callable[[], Tensor], exact: Tensor, evaluate: Callable[[Tensor], None]) -> Tensor:
     """Return the exact scores, ``a``, once no upper bound of another arm is above all of them; −∞ elsewhere.
 
@@ -201,7 +184,12 @@ class ImprovingArms:
         self.given = torch.cat([self.given, x])
 
     def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
-        """See :meth:`ArmPicks.next`; an arm is resolved by :func:`.is_resolved`."""
+        """Return the best arm, one index; ``None`` if all are excluded.
+
+        Args:
+            excluded: ``a`` booleans.
+            share: Of the noise variance, at which an arm is resolved (:func:`.is_resolved`) and excluded; ``None``: none is.
+        """
         score = self._scores(slice(None), excluded, share)
 
         def evaluate(rows: Tensor) -> None:
@@ -229,34 +217,6 @@ class ImprovingArms:
         self.at = Moments(*(torch.cat([known, new], dim=-1) for known, new in zip(self.at, more, strict=True)))
         self.arms = torch.cat([self.arms, rows])
         self.variance[rows], self.exact[rows] = more.variance, True
-
-
-def best_arms(picks: ArmPicks, q: int, *, refused: Tensor, seen: Tensor, outside: Tensor, again: bool, pulls: int) -> Tensor:
-    """Return ``q`` arms, each conditioned on those before it.
-
-    Resolved arms are left out while there are others, then evaluated ones, then only those refused.
-
-    Args:
-        picks: Of an acquisition function.
-        q: Number of picks.
-        refused: ``a`` booleans, not all.
-        seen: ``a``: evaluated or pending arms.
-        outside: ``a``: evaluated arms that the model does not know, which would look as promising as before.
-        again: Whether an arm may be evaluated again while others are left, as there is noise.
-        pulls: Evaluations so far.
-    """
-    # 11 evaluations of an arm resolve it at first, 120 of 2,000, 1,400 of 10⁴ (docs/decisions/111)
-    share = 0.09 * min(1.0, 400 / pulls) ** 1.5
-    arms, found = torch.arange(len(seen), device=seen.device), list[Tensor]()
-    for _ in range(q):
-        arm = picks.next(refused | (outside if again else seen), share=share)
-        arm = picks.next(refused | seen, share=None) if arm is None else arm
-        arm = picks.next(refused, share=None) if arm is None else arm
-        assert arm is not None  # some arm is not refused
-        seen = seen | (arm == arms)
-        found.append(arm)
-        picks.after(arm)
-    return torch.cat([arms[:0], *found])
 
 
 class ConditionedArms:
@@ -342,7 +302,7 @@ class OutcomePicks:
             self.cells = self._cells(self.gain.reached)
 
     def next(self, excluded: Tensor, *, share: float | None) -> Tensor | None:
-        """See :meth:`ArmPicks.next`; an arm is resolved if all of its outcomes are, by :func:`.is_resolved`."""
+        """See :meth:`ImprovingArms.next`; an arm is resolved if all of its outcomes are."""
         variance, limits = self.variance, self.gain.limits
         allowed = ~excluded
         if share is not None:

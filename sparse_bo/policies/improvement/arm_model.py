@@ -13,20 +13,10 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.domains import Arms
-from sparse_bo.gp.learn import FAMILIES, PRIORS, Given
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep
-from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warps
-from sparse_bo.policies.trust_region.surrogate import (
-    CHOOSE_AGAIN,
-    EXACT_NOISE,
-    LEARNED_FROM,
-    FittedRegion,
-    LearningData,
-    fitted_region,
-    known_rows,
-    local_posterior,
-)
+from sparse_bo.policies.trust_region.observations import KINDS, Replicates
+from sparse_bo.policies.trust_region.surrogate import CHOOSE_AGAIN, FittedRegion, fitted_region, known_rows
 
 OFTEN = 100
 """Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
@@ -68,45 +58,6 @@ class GivenKernel:
     def diagonal(self, X: Tensor) -> Tensor:
         """Return ``k(x, x)`` of each point, ``a``."""
         return self.covariance.diagonal(X) / self.variance
-
-
-def fitted_kernel(
-    kernel: GivenKernel,
-    X: Tensor,
-    seen: Replicates,
-    *,
-    ranking: Tensor,
-    centre: Tensor,
-    most: int,
-    kinds: Sequence[str] = KINDS,
-) -> FittedRegion:
-    """Return the model: mean, scale, noise and warping of the highest evidence under the kernel. O(n³) per step.
-
-    Args:
-        kernel: Stays as it is.
-        X: ``n x d`` evaluated arms.
-        seen: Their observations.
-        ranking: ``n`` numbers: if there are too many arms, the model knows those of the highest.
-        centre: ``d``, or several, ``c x d``: the model knows the nearest arms, too.
-        most: Arms that the model knows, at most.
-        kinds: Of warpings to choose among.
-    """
-    priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
-    at = seen.rows
-    rows = at[known_rows(X[at], ranking[at], centre=centre, learned=None, most=most)]
-    v = seen.values[rows]
-    some = rows[known_rows(X[rows], ranking[rows], centre=centre, learned=None, most=LEARNED_FROM)]
-    data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
-    given = Given(correlation=kernel.cross(X[some], X[some]))
-
-    def fitted(candidate: Warp) -> tuple[float, FittedRegion]:
-        learned = data.learned(candidate, FAMILIES[:1], priors, given=given)
-        counts = seen.worth(rows, candidate, learned)
-        gp = local_posterior(X[rows], candidate(v), learned, counts=counts, kernel=kernel)
-        region = FittedRegion(gp=gp, learned=learned, warp=candidate, rows=rows, chosen_at=len(at))
-        return learned.evidence + data.log_slope(candidate), region
-
-    return max((fitted(candidate) for candidate in warps(v, kinds)), key=lambda one: one[0])[1]
 
 
 def modelled_arms(domain: Arms, arms: Tensor, kernel: GivenKernel | None) -> Tensor:
@@ -181,19 +132,18 @@ def learned_model(
         if not (grown and bool((seen.rows >= before.learned_at).any())):  # no arms that were not evaluated then
             return before.after(unit, told, seen, ranking=ranking, centre=centre, most=most, nearby=kernel is None)
     most = most if len(seen.rows) <= most else int(ROOM * most)
-    if kernel is not None:
-        fitted = fitted_kernel(kernel, unit[told], seen, ranking=ranking, centre=centre, most=most, kinds=kinds)
-    else:
-        fitted = fitted_region(
-            unit[told],
-            seen,
-            centre=centre,
-            before=None if before is None else before.fitted,
-            since=0 if before is None else before.learned_at,
-            most=most,
-            growth=CHOOSE_AGAIN if n <= OFTEN else CHOICE_GROWTH,
-            ranking=ranking,
-            kinds=kinds,
-        )
+    start = before if kernel is None else None
+    fitted = fitted_region(
+        unit[told],
+        seen,
+        centre=centre,
+        before=None if start is None else start.fitted,
+        since=0 if start is None else start.learned_at,
+        most=most,
+        growth=CHOOSE_AGAIN if n <= OFTEN else CHOICE_GROWTH,
+        ranking=ranking,
+        kinds=kinds,
+        kernel=kernel,
+    )
     same = None if kernel is None or before is None else before.sweep  # of the kernel, which stays
     return ArmModel(fitted, ArmSweep.of(fitted.gp, unit, told[fitted.rows], before=same), n)

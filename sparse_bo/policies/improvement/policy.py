@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
-from sparse_bo.policies.bandits.state import (
-    BanditState,
-    freeze_evaluated,
-    initial_state,
-    thaw_evaluated,
-    tried_arms,
-    unseen_arms,
-)
-from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms, best_arms
+from sparse_bo.policies.bandits.state import BanditState, initial_state, thaw_evaluated
+from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms
+from sparse_bo.policies.improvement.arm_batches import ArmBatches
 from sparse_bo.policies.improvement.arm_model import ArmModel, GivenKernel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, Wait, arms_of
+from sparse_bo.policies.protocol import Frozen, arms_of
 from sparse_bo.policies.settings import SweepSettings, check_kernel
 from sparse_bo.policies.states import Report, Stopwatch
-from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated, with_sds
+from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
 from sparse_bo.policies.trust_region.region import ImprovementSettings
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, freeze_region, one_thread, thaw_region
 from sparse_bo.validation import check_flag
@@ -44,8 +39,8 @@ class ImprovementState(BanditState):
     """``n`` observations."""
     surrogate: FittedRegion | None = None
     """The model; ``None`` before the initial design is complete."""
-    sweep: ArmSweep | None = None
-    """The model's posterior over all arms."""
+    sweeps: tuple[ArmSweep, ...] = ()
+    """The model's posterior over all arms; empty before the initial design is complete."""
     learned_at: int = field(default=0, metadata=KEPT)
     """Evaluations when hyper-parameters were last learned."""
     sd: Tensor | None = field(default=None, metadata=KEPT)
@@ -60,6 +55,27 @@ class ImprovementState(BanditState):
     def U(self) -> Tensor:
         """The evaluated arms in the unit cube, ``n x d``."""
         return self.unit[self.told]
+
+    @property
+    def ranking(self) -> Tensor:
+        """``n`` numbers by which evaluations are ranked: the observations."""
+        return self.y
+
+    @property
+    def noise_shown(self) -> bool:
+        """Whether replicates, or known standard deviations, have shown whether there is noise."""
+        return self.exact is not None
+
+    @property
+    def exact(self) -> bool | None:
+        """See :attr:`.Replicates.exact`."""
+        return self.replicates.exact
+
+    @property
+    def unmodelled(self) -> Tensor:
+        """Evaluated arms that the model does not know."""
+        assert self.surrogate is not None
+        return self.told[~torch.isin(self.replicates.first, self.surrogate.rows)]
 
     @cached_property
     def replicates(self) -> Replicates:
@@ -86,33 +102,8 @@ class ImprovementState(BanditState):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ArmSearch(BatchMechanism[ImprovementState]):
-    """Expected improvement over arms in memory.
-
-    Attributes:
-        domain: The arms, float64.
-        settings: Settings of the policy.
-    """
-
-    domain: Arms
-    settings: ExpectedImprovement
-
-    @cached_property
-    def kernel(self) -> GivenKernel | None:
-        """The user's kernel, of the arms as they are; ``None``: it is learned, of the arms in the unit cube."""
-        given = self.settings.covar_module
-        return None if given is None else GivenKernel.of(given, self.arms)
-
-    @property
-    def design_size(self) -> int:
-        """Distinct random arms before the first model."""
-        return min(self.settings.design_size(self.domain.dims), len(self.arms))
-
-    @property
-    def arms(self) -> Tensor:
-        """The candidates, ``a x d``."""
-        assert isinstance(self.domain.points, Tensor)  # :meth:`.improvement.ExpectedImprovement.on` brings them there
-        return self.domain.points
+class ArmSearch(ArmBatches[ImprovementState]):
+    """Expected improvement over arms in memory."""
 
     def init(self) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -124,33 +115,9 @@ class ArmSearch(BatchMechanism[ImprovementState]):
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
         return 0 if state.surrogate is not None else state.design_left(self.design_size)
 
-    def ask_beyond_batch(
-        self, state: ImprovementState, *, max_q: int, pending: Tensor, generator: torch.Generator
-    ) -> Proposal | Wait:
-        """Return random arms before the first model, then those of the highest expected improvement.
-
-        Fewer than ``max_q`` where others have failed. Pending arms and earlier picks of the batch are conditioned on: their
-        variances shrink, and their means count as reached. Draws for the design alone.
-        """
-        tried = None if self.settings.repeats else tried_arms(self.domain, state, pending)
-        if tried is not None:
-            max_q = min(max_q, self.domain.count - len(tried))
-            if not max_q:
-                return Wait(len(pending))
-        if state.surrogate is None:
-            if tried is not None:
-                return Proposal(self.domain.uniform(max_q, seen=tried, generator=generator))
-            return Proposal(unseen_arms(self.domain, state, max_q, pending=pending, generator=generator))
-        known = tried is not None or state.replicates.exact is not None
-
-        def pick(q: int, pending: Tensor) -> Tensor:
-            replicate = unrepeated(state.told, state.y, pending, known=known)[:q]
-            others = self._improving(state, q - len(replicate), pending=torch.cat([pending, replicate]), tried=tried)
-            return torch.cat([replicate, others])
-
-        with one_thread():
-            picks = state.tried_once(pick, max_q, pending=pending)
-        return Proposal(picks) if len(picks) else Wait(1)
+    def picks(self, state: ImprovementState, *, pending: Tensor, failing: Tensor, noisy: bool) -> ImprovingArms:
+        """See :meth:`.ArmBatches.picks`."""
+        return ImprovingArms(state.sweeps[0], state.unit, pending=pending, failing=failing, noisy=noisy)
 
     def tell(
         self, state: ImprovementState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
@@ -167,10 +134,8 @@ class ArmSearch(BatchMechanism[ImprovementState]):
 
     def freeze(self, state: ImprovementState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n), nothing of the size of the arms."""
-        frozen, fitted = freeze_evaluated(state), state.surrogate
-        if fitted is None:
-            return frozen
-        return frozen | under("fitted", freeze_region(fitted))
+        fitted = {} if state.surrogate is None else under("fitted", freeze_region(state.surrogate))
+        return state.frozen() | fitted
 
     def thaw(self, frozen: Frozen) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
@@ -183,14 +148,14 @@ class ArmSearch(BatchMechanism[ImprovementState]):
         surrogate = thaw_region(fitted, state.U, state.replicates, kernel=self.kernel)
         with one_thread():
             sweep = ArmSweep.of(surrogate.gp, state.unit, state.told[surrogate.rows])
-        return replace(state, surrogate=surrogate, sweep=sweep)
+        return replace(state, surrogate=surrogate, sweeps=(sweep,))
 
     def _learned(self, before: ImprovementState, after: ImprovementState) -> ImprovementState:
         """Return the state with its model."""
-        seen, fitted, sweep = after.replicates, before.surrogate, before.sweep
+        seen, fitted = after.replicates, before.surrogate
         highest = seen.rows[seen.values[seen.rows].argmax()]
         model = learned_model(
-            None if fitted is None or sweep is None else ArmModel(fitted, sweep, before.learned_at),
+            None if fitted is None else ArmModel(fitted, before.sweeps[0], before.learned_at),
             after.unit,
             after.told,
             seen,
@@ -200,30 +165,7 @@ class ArmSearch(BatchMechanism[ImprovementState]):
             kernel=self.kernel,
             due=seen.exact != before.replicates.exact or int(highest) >= before.pulls,
         )
-        return replace(after, surrogate=model.fitted, sweep=model.sweep, learned_at=model.learned_at)
-
-    def _improving(self, state: ImprovementState, q: int, *, pending: Tensor, tried: Tensor | None) -> Tensor:
-        """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
-
-        Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then
-        evaluated ones. So are evaluated arms outside the model, which would look as promising as before. Arms of ``tried`` are
-        left out in any case.
-        """
-        sweep, fitted = state.sweep, state.surrogate
-        assert sweep is not None
-        assert fitted is not None
-        arms = torch.arange(len(self.arms), device=self.domain.device)
-        refuse, noisy = state.refusal(pending), state.replicates.exact is False
-        refused = torch.zeros_like(arms, dtype=torch.bool) if refuse is None else refuse(arms)
-        refused = refused if not bool(refused.all()) else torch.zeros_like(refused)
-        refused = refused if tried is None else torch.isin(arms, tried)
-        failures = state.failures  # recent ones count as pending
-        failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
-        improving = ImprovingArms(sweep, state.unit, pending=pending, failing=failing, noisy=noisy)
-        seen = torch.isin(arms, torch.cat([state.told, pending]))
-        outside = torch.isin(arms, state.told[~torch.isin(state.replicates.first, fitted.rows)])
-        sets = {"refused": refused, "seen": seen, "outside": outside}
-        return best_arms(improving, q, **sets, again=noisy and tried is None, pulls=state.pulls)
+        return replace(after, surrogate=model.fitted, sweeps=(model.sweep,), learned_at=model.learned_at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,9 +228,7 @@ class ExpectedImprovement(ImprovementSettings):
             TypeError: If the domain is a box.
             ValueError: If the arms do not fit into memory, are in shards, or the kernel does not fit them.
         """
-        search = ArmSearch(domain=self._arms(domain), settings=self)
-        _ = search.kernel  # checked before any evaluation
-        return search
+        return ArmSearch(**self._parts(domain))
 
     def on_outcomes(self, domain: Domain, outcomes: Outcomes) -> OutcomeArmSearch:
         """See :meth:`sparse_bo.policies.protocol.OutcomesPolicy.on_outcomes`.
@@ -297,11 +237,11 @@ class ExpectedImprovement(ImprovementSettings):
         improvement on the best feasible arm) plus the log probability of keeping all limits. Before a feasible arm is known,
         they maximise that probability. O(m (n³ + a n) + a n q) per batch of q picks. Errors: :meth:`on`.
         """
-        arms = self._arms(domain)
-        assert isinstance(arms.points, Tensor)
-        kernel = None if self.covar_module is None else GivenKernel.of(self.covar_module, arms.points)
-        return OutcomeArmSearch(domain=arms, settings=self, kernel=kernel, outcomes=outcomes, repeats=self.repeats)
+        return OutcomeArmSearch(**self._parts(domain), outcomes=outcomes)
 
-    def _arms(self, domain: Domain) -> Arms:
+    def _parts(self, domain: Domain) -> dict[str, Any]:
+        """Return the fields of :class:`.ArmBatches`; the kernel is checked before any evaluation."""
         memory_bytes = SweepSettings().sweep_budget(domain.device)
-        return Arms(arms_of(domain, policy=self.name, memory_bytes=memory_bytes).double())
+        arms = arms_of(domain, policy=self.name, memory_bytes=memory_bytes).double()
+        kernel = None if self.covar_module is None else GivenKernel.of(self.covar_module, arms)
+        return {"domain": Arms(arms), "settings": self, "kernel": kernel, "repeats": self.repeats}

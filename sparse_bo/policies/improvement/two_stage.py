@@ -41,19 +41,16 @@ class ArmStages(Mechanism[BanditState]):
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         return self.first.init()
 
-    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return the picks of the stage's policy."""
-        if isinstance(state, ImprovementState):
-            return self.first.ask(state, max_q=max_q, pending=pending, generator=generator)
-        return self.then.ask(state, max_q=max_q, pending=pending, generator=generator)
+    def _stage(self, state: BanditState) -> ArmSearch | ArmUCB:
+        return self.first if isinstance(state, ImprovementState) else self.then
 
-    def ask_beyond_batch(
-        self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator
-    ) -> Proposal | Wait:
+    def ask(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return the picks of the stage's policy."""
+        return self._stage(state).ask(state, max_q=max_q, pending=pending, generator=generator)
+
+    def ask_beyond_batch(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return the picks of the stage's policy; those of the second are bounded by its stop rule."""
-        if isinstance(state, ImprovementState):
-            return self.first.ask_beyond_batch(state, max_q=max_q, pending=pending, generator=generator)
-        return self.then.ask_beyond_batch(state, max_q=max_q, pending=pending, generator=generator)
+        return self._stage(state).ask_beyond_batch(state, max_q=max_q, pending=pending, generator=generator)
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe as the stage's policy does, or hand over. Draws as the second policy does, and never in the first stage."""
@@ -66,17 +63,14 @@ class ArmStages(Mechanism[BanditState]):
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
         return self.then.take_over(told, results, correlation=learned, like=state, generator=generator)
 
-    def fail(self, state: BanditState, picks: Tensor, *, generator: torch.Generator) -> BanditState:
+    def fail(self, state: Any, picks: Tensor, *, generator: torch.Generator) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        if isinstance(state, ImprovementState):
-            return self.first.fail(state, picks, generator=generator)
-        return self.then.fail(state, picks, generator=generator)
+        return self._stage(state).fail(state, picks, generator=generator)
 
-    def freeze(self, state: BanditState) -> Frozen:
+    def freeze(self, state: Any) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
-        if isinstance(state, ImprovementState):
-            return under("first", self.first.freeze(state))
-        return under("then", self.then.freeze(state))
+        stage = self._stage(state)
+        return under("first" if stage is self.first else "then", stage.freeze(state))
 
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`."""

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from botorch.acquisition import AcquisitionFunction, qUpperConfidenceBound
@@ -30,7 +30,7 @@ from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of, design_batch
-from sparse_bo.policies.states import Stopwatch, design_points, initial_box_state
+from sparse_bo.policies.states import Stopwatch, design_points
 from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
 from sparse_bo.policies.subset.surrogate_models import (
     Fitter,
@@ -112,16 +112,6 @@ class SurrogateSettings:
         return SurrogateLoop(box=box, settings=self, make=self.surrogate or make, **parts)
 
 
-class Fitted(NamedTuple):
-    """A fitted model of the unit cube with its data."""
-
-    model: Any
-    X: Tensor
-    """``n x d`` all inputs, in the unit cube."""
-    y: Tensor
-    """``n`` observations."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SurrogateLoop(Mechanism[SurrogateState]):
     """Bayesian optimisation of a box with a model that is fitted after every batch.
@@ -142,13 +132,13 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     make: MakeModel
     buffer: Buffer = field(default_factory=Buffer)
     condition_on: ConditionOn = "subset"
-    draws: Callable[[Fitted], Iterator[AcquisitionFunction]] | None = None
+    draws: Callable[[Any, Tensor, Tensor], Iterator[AcquisitionFunction]] | None = None
     jumps: bool = False
 
     def init(self) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        empty, width = initial_box_state(self.box), self.settings.width
-        return SurrogateState(empty.box, empty.X, empty.y, width=None if isinstance(width, SurrogateWidth) else width)
+        width = self.settings.width
+        return SurrogateState.empty(self.box, width=None if isinstance(width, SurrogateWidth) else width)
 
     def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return points of the initial design until it is complete, then maximisers of the acquisition function.
@@ -282,11 +272,11 @@ class SurrogateLoop(Mechanism[SurrogateState]):
 
     def _proposed(self, state: SurrogateState, q: int, *, pending: Tensor) -> Tensor:
         """Return ``q x d`` points of the unit cube, to rounding, given pending ones; BoTorch draws from its generators."""
-        fitted = Fitted(state.surrogate, self.box.to_unit(state.X), in_range(state.y))
+        model, X, y = state.surrogate, self.box.to_unit(state.X), in_range(state.y)
         if self.draws is not None:
-            draws = self.draws(fitted)
+            draws = self.draws(model, X, y)
             return torch.cat([self._maximised(next(draws), q=1) for _ in range(q)])
-        function = self._acquisition(fitted, state, alone=q == 1 and not len(pending))
+        function = self._acquisition(state, X, y, alone=q == 1 and not len(pending))
         if len(pending):
             try:
                 function.set_X_pending(pending)
@@ -297,15 +287,15 @@ class SurrogateLoop(Mechanism[SurrogateState]):
                 ) from error
         return self._maximised(function, q=q)
 
-    def _acquisition(self, fitted: Fitted, state: SurrogateState, *, alone: bool) -> AcquisitionFunction:
-        assert state.width is not None
+    def _acquisition(self, state: SurrogateState, X: Tensor, y: Tensor, *, alone: bool) -> AcquisitionFunction:
+        model, width = state.surrogate, state.width
+        assert model is not None
+        assert width is not None
         assert state.subset is not None
         if self.settings.acquisition is None:
-            if alone:
-                return upper_confidence_bound(fitted.model, width=state.width)
-            return qUpperConfidenceBound(fitted.model, beta=state.width**2)
+            return upper_confidence_bound(model, width=width) if alone else qUpperConfidenceBound(model, beta=width**2)
         known = self._known(state, state.subset)
-        function = self.settings.acquisition(fitted.model, fitted.X[known], fitted.y[known])
+        function = self.settings.acquisition(model, X[known], y[known])
         if not isinstance(function, AcquisitionFunction):
             raise TypeError(f"expected acquisition to return an AcquisitionFunction, got {type(function).__name__}")
         return function

@@ -17,19 +17,14 @@ from sparse_bo.gp.expected_improvement import hypervolume, least_crowded, refere
 from sparse_bo.linalg.reductions import unit_of
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal
 from sparse_bo.policies.states import Stopwatch, design_points
+from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, OutcomePosteriors
 from sparse_bo.policies.trust_region.observations import unrepeated
-from sparse_bo.policies.trust_region.outcome_gain import MOST_OF_FRONT, OutcomePosteriors
 from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
 from sparse_bo.policies.trust_region.region import Region, RegionSettings, points_anywhere, points_around
-from sparse_bo.policies.trust_region.search import (
-    Corners,
-    SearchCandidates,
-    batch_of,
-    candidates_of,
-)
+from sparse_bo.policies.trust_region.search import Corners, SearchCandidates, batch_of, candidates_of
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 
 CENTRES = 5
@@ -102,9 +97,7 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
 
     def freeze(self, state: OutcomeState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n (d + m))."""
-        frozen = freeze_fields(state)
-        if state.region is not None:
-            frozen |= under("region", freeze_fields(state.region))
+        frozen = state.frozen()
         for j, fitted in enumerate(state.fitted):
             frozen |= under(f"fitted.{j}", freeze_region(fitted))
         return frozen
@@ -112,14 +105,13 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
     def thaw(self, frozen: Frozen) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posteriors are computed again, nothing is learned. O(m n³)."""
         state = replace(self.init(), **thaw_fields(OutcomeState, frozen))
-        region = part_of(frozen, "region")
-        if not region:
+        if state.region is None:
             return state
         fitted = tuple(
             thaw_region(part_of(frozen, f"fitted.{j}"), state.U[state.rows_of(j)], seen)
             for j, seen in enumerate(state.replicates)
         )
-        return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
+        return replace(state, fitted=fitted)
 
     def _fitted(self, state: OutcomeState, after: OutcomeState) -> tuple[FittedRegion, ...]:
         """Return the models after the results of ``after``, from those of the state before."""

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.persistence import KEPT, kept
 from sparse_bo.policies.states import PointState, Report, State
+from sparse_bo.policies.trust_region.gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of, with_sds
-from sparse_bo.policies.trust_region.outcome_gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
 
@@ -260,7 +260,7 @@ class OutcomeModels(State):
 class OutcomeState(PointState, OutcomeModels):
     """State of a trust-region policy with ``m`` outcomes on a box. A value."""
 
-    region: Region | None = None
+    region: Region | None = field(default=None, metadata=kept(Region))
     """The region; ``None`` before the initial design is complete."""
 
     @property

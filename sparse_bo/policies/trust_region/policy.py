@@ -12,9 +12,10 @@ from sparse_bo.domains import Box, Domain
 from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import part_of, thaw_fields, under
 from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, box_of
 from sparse_bo.policies.states import Stopwatch, design_points
+from sparse_bo.policies.trust_region.gain import Improvement, OnlineKnowledgeGradient
 from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
 from sparse_bo.policies.trust_region.region import (
@@ -26,21 +27,8 @@ from sparse_bo.policies.trust_region.region import (
     points_anywhere,
     points_around,
 )
-from sparse_bo.policies.trust_region.search import (
-    Corners,
-    Improvement,
-    OnlineKnowledgeGradient,
-    SearchCandidates,
-    batch_of,
-    candidates_of,
-)
-from sparse_bo.policies.trust_region.surrogate import (
-    FittedRegion,
-    fitted_region,
-    freeze_region,
-    one_thread,
-    thaw_region,
-)
+from sparse_bo.policies.trust_region.search import Corners, SearchCandidates, batch_of, candidates_of
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +56,7 @@ class RegionSearch(BatchMechanism[RegionState]):
 
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), merges=self.settings.cumulative)
+        return RegionState.empty(self.box, merges=self.settings.cumulative)
 
     def design_left(self, state: RegionState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
@@ -118,19 +106,15 @@ class RegionSearch(BatchMechanism[RegionState]):
 
     def freeze(self, state: RegionState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
-        frozen = freeze_fields(state)
-        if state.region is None or state.fitted is None:
-            return frozen
-        return frozen | under("region", freeze_fields(state.region)) | under("fitted", freeze_region(state.fitted))
+        fitted = {} if state.fitted is None else under("fitted", freeze_region(state.fitted))
+        return state.frozen() | fitted
 
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
         state = replace(self.init(), **thaw_fields(RegionState, frozen))
-        region = part_of(frozen, "region")
-        if not region:
+        if state.region is None:
             return state
-        fitted = thaw_region(part_of(frozen, "fitted"), state.U, state.replicates)
-        return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
+        return replace(state, fitted=thaw_region(part_of(frozen, "fitted"), state.U, state.replicates))
 
     def _cumulative_picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q x d`` picks where every evaluation counts: worthwhile points, then the best point.

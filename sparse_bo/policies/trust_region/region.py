@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.persistence import KEPT, kept
 from sparse_bo.policies.settings import Goal, whole_batches
 from sparse_bo.policies.states import BoxState, Report
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
@@ -126,14 +126,6 @@ class RegionSettings(ImprovementSettings):
             return self.exploration
         return 0.25 if inputs <= self.many_inputs else 0.0
 
-    def failures(self, inputs: int) -> int:
-        """Return the number of evaluations in a row without progress after which the length halves."""
-        return max(self.patience + 1, inputs)
-
-    def restart_design(self, inputs: int) -> int:
-        """Return the number of evaluations anywhere in the box from which a new region is chosen."""
-        return max(self.patience + 1, inputs // 2)
-
 
 def default_batch(evaluations: int) -> int:
     """Return the batch size after some evaluations where none is given: later updates cost more and decide less."""
@@ -144,17 +136,17 @@ def default_batch(evaluations: int) -> int:
 class Region:
     """A box around the best point of its own evaluations. A value."""
 
-    centre: int | None = field(metadata=KEPT)
+    centre: int | None
     """Row of the evaluated points; ``None`` while the restart design is evaluated: the region is the whole box."""
-    length: float = field(metadata=KEPT)
+    length: float
     """Geometric mean of the sides in the unit cube, before they are cut at its faces."""
-    successes: int = field(default=0, metadata=KEPT)
+    successes: int = 0
     """Batches in a row with progress."""
-    failures: int = field(default=0, metadata=KEPT)
+    failures: int = 0
     """Evaluations since the last progress."""
-    start: int = field(default=0, metadata=KEPT)
+    start: int = 0
     """Row of the first evaluation of the region. Earlier ones inform the model only."""
-    restarts: int = field(default=0, metadata=KEPT)
+    restarts: int = 0
     """Number of regions before this one."""
 
     def half_sides(self, lengthscales: Tensor) -> Tensor:
@@ -196,7 +188,8 @@ class Region:
         """
         own = rows >= self.start
         if self.centre is None:
-            if distinct < settings.restart_design(inputs) or not bool(own.any()):
+            # evaluations anywhere in the box, from which a new region is chosen
+            if distinct < max(settings.patience + 1, inputs // 2) or not bool(own.any()):
                 return self
             return replace(self, centre=_highest(rows, means, own))
         region, new, old = self, own & (rows >= newest), own & (rows < newest)
@@ -215,7 +208,7 @@ class Region:
                 return replace(self, successes=successes, failures=0)
             return replace(self, successes=0, failures=0, length=min(2.0 * self.length, 2.0 * settings.first_length))
         failures = self.failures + fresh
-        if failures < settings.failures(inputs):
+        if failures < max(settings.patience + 1, inputs):
             return replace(self, successes=0, failures=failures)
         return replace(self, successes=0, failures=0, length=0.5 * self.length)
 
@@ -228,7 +221,7 @@ def _highest(rows: Tensor, means: Tensor, among: Tensor) -> int:
 class RegionState(BoxState):
     """State of a trust-region policy on a box. A value."""
 
-    region: Region | None = None
+    region: Region | None = field(default=None, metadata=kept(Region))
     """The region; ``None`` before the initial design is complete."""
     fitted: FittedRegion | None = None
     """The model of a part of the observations; ``None`` before the initial design is complete."""

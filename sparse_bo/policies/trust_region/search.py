@@ -1,141 +1,29 @@
 """Picks of a batch: maximisers of an acquisition function in a region, each conditioned on the ones before it.
 
 The model is a :class:`.Posterior` with moments of ``N`` points, or independent posteriors of ``m`` outcomes with moments of
-``N x m``; the acquisition function (:class:`Gain`) takes the moments of its model.
+``N x m``; the acquisition function (:mod:`.gain`) takes the moments of its model.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sparse_bo.domains.base import Box
-from sparse_bo.gp.expected_improvement import LogGain, LogImprovement, log_augmented_improvement
 from sparse_bo.gp.learn import lbfgsb
-from sparse_bo.gp.posterior import Moments, Posterior
+from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.failures import Refusal
-from sparse_bo.policies.trust_region.observations import Warp
+from sparse_bo.policies.trust_region.gain import CLIMBED, Improvement, OutcomeGain, OutcomePosteriors
 
-CLIMBED = 4
-"""Picks of a batch that climb (docs/decisions/117)."""
-
-
-@dataclass(frozen=True)
-class OnlineKnowledgeGradient:
-    """``(y(m) − y(b)) / y'(b) + h EI``, the online knowledge gradient (Ryzhov, Powell & Frazier 2012).
-
-    m is the posterior mean, b the best one, EI the expected improvement on it, in warped units. y inverts the warping: a bad
-    value costs its difference in the user's units. Another evaluation of the best point is worth 0.
-    """
-
-    warp: Warp
-    best: Tensor
-    """A scalar: b."""
-    horizon: float
-    """h: future evaluations."""
-
-    def __call__(self, mean: Tensor, gain: LogImprovement) -> LogImprovement:
-        """Return values and derivatives, elementwise, of points with posterior means and log expected improvements."""
-        unit = self.warp.inverse_slope(self.best)
-        cost = (self.warp.inverse(mean) - self.warp.inverse(self.best)) / unit
-        gained = self.horizon * gain.value.exp()
-        by_mean = self.warp.inverse_slope(mean) / unit + gained * gain.by_mean
-        return LogImprovement(cost + gained, by_mean, gained * gain.by_variance)
-
-
-class Surrogate(Protocol):
-    """A model of one outcome or of several in the unit cube; moments and gradients are named as those of a posterior."""
-
-    @property
-    def support(self) -> Tensor:
-        """``n x d`` points that it knows, pending ones and failures included."""
-        ...
-
-    @property
-    def noise_variance(self) -> float:
-        """Variance of an observation's noise; of several outcomes the largest."""
-        ...
-
-    def moments(self, X: Tensor) -> Any:
-        """See :meth:`.Posterior.moments`."""
-        ...
-
-    def gradients(self, X: Tensor) -> Any:
-        """See :meth:`.Posterior.gradients`."""
-        ...
-
-    def condition(self, X: Tensor) -> Self:
-        """See :meth:`.Posterior.condition`, for pending points."""
-        ...
-
-    def moments_given(self, X: Tensor, at_X: Any, x: Tensor, at_x: Any) -> Any:
-        """See :meth:`.Posterior.moments_given`."""
-        ...
-
-
-class Gain(Protocol):
-    """An acquisition function of posterior moments. A value."""
-
-    @property
-    def costly(self) -> bool:
-        """Whether its values are bounded by those before a pick rather than computed for all candidates."""
-        ...
-
-    def __call__(self, mean: Tensor, variance: Tensor) -> LogImprovement | LogGain:
-        """Return values (``N``) and derivatives at points with moments of ``N``, or ``N x m``."""
-        ...
-
-    def after(self, at_pick: Any) -> Self:
-        """Return the function after a pick (moments of one point), whose means count as reached."""
-        ...
-
-    def worthwhile(self, at: Any) -> bool:
-        """Return whether a point (moments of one) is to be evaluated rather than the best point again."""
-        ...
-
-    def resolved(self, gp: Any, at: Any, *, picked: int) -> bool:
-        """Return whether the model knows a point (moments of one) well enough, after some picks of the batch."""
-        ...
-
-
-@dataclass(frozen=True)
-class Improvement:
-    """Log expected improvement of one outcome, or the knowledge gradient. A value."""
-
-    best: float
-    """Value to improve on, in warped units."""
-    noise_variance: float = 0.0
-    """Of an observation, where replicates have shown noise: see :func:`.log_augmented_improvement`."""
-    knowledge: OnlineKnowledgeGradient | None = None
-    """Acquisition function where every evaluation counts; ``None``: expected improvement."""
-
-    @property
-    def costly(self) -> bool:
-        """See :class:`Gain`."""
-        return False
-
-    def __call__(self, mean: Tensor, variance: Tensor) -> LogImprovement:
-        """See :class:`Gain`."""
-        gain = log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise_variance)
-        return gain if self.knowledge is None else self.knowledge(mean, gain)
-
-    def after(self, at_pick: Moments) -> Improvement:
-        """See :class:`Gain`."""
-        return replace(self, best=max(self.best, float(at_pick.mean)))
-
-    def worthwhile(self, at: Moments) -> bool:
-        """See :class:`Gain`."""
-        return self.knowledge is None or float(self(at.mean, at.variance).value) > 0.0
-
-    def resolved(self, gp: Posterior, at: Moments, *, picked: int) -> bool:
-        """See :class:`Gain`."""
-        return bool(is_resolved(gp, at, best=self.best, picked=picked))
+Surrogate: TypeAlias = Posterior | OutcomePosteriors
+"""A model of one outcome or of several in the unit cube."""
+Gain: TypeAlias = Improvement | OutcomeGain
+"""An acquisition function of the moments of its model."""
 
 
 class Corners(NamedTuple):
@@ -309,9 +197,10 @@ def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int) -
     """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if no noise is seen."""
     for each in searches:
         u = each.pick(gp, climbs=picked < CLIMBED)
+        gain: Any = each.gain  # of as many outcomes as the model
         at = gp.moments(u)
         evaluated = (each.once or gp.noise_variance < 1e-6) and bool(is_known(gp, u))
-        if each.gain.worthwhile(at) and not evaluated and not each.gain.resolved(gp, at, picked=picked):
+        if gain.worthwhile(at) and not evaluated and not gain.resolved(gp, at, picked=picked):
             return u
     return None
 
@@ -328,25 +217,3 @@ def is_known(gp: Surrogate, U: Tensor) -> Tensor:
     found = torch.zeros_like(maybe)
     found[maybe] = ((V - U[maybe].unsqueeze(-2)).abs().amax(dim=-1) < within).any(dim=-1)
     return found
-
-
-def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = 0.09) -> Tensor:
-    """Return which of ``N`` points the model knows as well as an evaluation could show, ``N`` booleans.
-
-    Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the observations'. They are
-    resolved, too, below a standard deviation of 10⁻⁷, and from the fourth pick of a batch on below 10⁻⁴ times a square of their
-    number, lest a large batch crowds one maximum. Points whose mean exceeds the best by more than that are not resolved: only
-    evaluated points are recommended.
-
-    Args:
-        gp: Conditioned on the picks before.
-        at: Moments under ``gp``.
-        best: Value to improve on, in warped units.
-        picked: Number of picks of the batch before.
-        share: Of the noise variance.
-    """
-    noise = gp.noise_variance
-    by_noise = 0.0 if noise < 1e-6 else share * noise
-    resolution = 1e-7 if picked < CLIMBED else 1e-4 * (picked / CLIMBED) ** 2
-    enough = max(by_noise, resolution**2)
-    return (at.variance < enough) & (at.mean < best + math.sqrt(enough))

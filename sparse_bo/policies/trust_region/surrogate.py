@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
-from sparse_bo.gp.learn import FAMILIES, OPEN, PRIORS, learn
+from sparse_bo.gp.learn import FAMILIES, OPEN, PRIORS, Given, learn
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
@@ -124,6 +124,7 @@ def fitted_region(
     ranking: Tensor | None = None,
     kinds: Sequence[str] = KINDS,
     rotates: bool = True,
+    kernel: Covariance | None = None,
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
@@ -142,6 +143,7 @@ def fitted_region(
         ranking: ``n`` numbers: the model knows the points of the highest; ``None``: of the highest observations.
         kinds: Of warpings to choose among.
         rotates: Whether lengthscales may be along other directions than the inputs.
+        kernel: Given, in place of a learned one: mean, scale, noise and warping alone are chosen, without a model before.
     """
     ranking = seen.values if ranking is None else ranking
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
@@ -159,10 +161,14 @@ def fitted_region(
                 axes = learned.axes if learned.rotated else None
                 learned = data.learned(same, [learned.family], priors, start=learned, axes=axes, max_steps=15)
         else:
-            candidates = list(warps(v, kinds))
-            chosen, learned = _chosen(data, candidates, start=now, priors=priors, rotates=rotates)
-            at_size = n
-        gp = local_posterior(U, chosen(v), learned, counts=seen.worth(rows, chosen, learned))
+            candidates, at_size = list(warps(v, kinds)), n
+            if kernel is None:
+                _, chosen, learned = _chosen(data, candidates, start=now, priors=priors, rotates=rotates)
+            else:
+                given = Given(correlation=kernel.cross(data.X, data.X))
+                each = (data.choice(candidate, FAMILIES[:1], priors, given=given) for candidate in candidates)
+                _, chosen, learned = max(each, key=lambda one: one.evidence)
+        gp = local_posterior(U, chosen(v), learned, counts=seen.worth(rows, chosen, learned), kernel=kernel)
     return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=at_size)
 
 
@@ -190,6 +196,11 @@ class LearningData:
         elif seen is not None and int(seen.counts[self.rows].max()) > 1:
             scatter = seen.scatter(self.rows, warp(seen.y))
         return learn(self.X, warp(self.means), scatter=scatter, families=families, priors=priors, **options)
+
+    def choice(self, warp: Warp, families: Sequence[str], priors: Priors, **options: Any) -> Choice:
+        """Return a warping with its hyper-parameters (:meth:`learned`) and their evidence."""
+        learned = self.learned(warp, families, priors, **options)
+        return Choice(learned.evidence + self.log_slope(warp), warp, learned)
 
     def log_slope(self, warp: Warp) -> float:
         """Return the log Jacobian: evidence of the observations minus evidence of the warped ones.
@@ -243,8 +254,8 @@ def _chosen(
     start: Hyperparameters | None,
     priors: Priors,
     rotates: bool,
-) -> tuple[Warp, Hyperparameters]:
-    """Return the warping and the hyper-parameters of the highest evidence; at a tie the first ones.
+) -> Choice:
+    """Return the choice of the highest evidence; at a tie the first one.
 
     Warpings are compared under one stationary family, that of the model before; then families under the best warping.
     """
@@ -252,8 +263,7 @@ def _chosen(
 
     def fitted(candidate: Warp, families: Sequence[str]) -> Choice:
         steps = 40 if start is None else 20
-        learned = data.learned(candidate, families, priors, start=along_inputs, max_steps=steps, restart=True)
-        return Choice(learned.evidence + data.log_slope(candidate), candidate, learned)
+        return data.choice(candidate, families, priors, start=along_inputs, max_steps=steps, restart=True)
 
     family = FAMILIES[0] if start is None or start.additive else start.family
     best = max((fitted(candidate, [family]) for candidate in candidates), key=lambda one: one.evidence)
@@ -264,7 +274,7 @@ def _chosen(
         best = max([best, *(fitted(one, [ADDITIVE]) for one in kinds.values())], key=lambda one: one.evidence)
     if rotates:
         best = max([best, *_rotated(data, best, start=start, priors=priors)], key=lambda one: one.evidence)
-    return best.warp, best.learned
+    return best
 
 
 def _rotated(data: LearningData, best: Choice, *, start: Hyperparameters | None, priors: Priors) -> Iterator[Choice]:
@@ -280,9 +290,8 @@ def _rotated(data: LearningData, best: Choice, *, start: Hyperparameters | None,
         return
 
     def along(axes: Tensor, **options: Any) -> Choice:
-        learned = data.learned(best.warp, FAMILIES, priors, axes=axes, **options)
-        evidence = learned.evidence + data.log_slope(best.warp)
-        return Choice(evidence - 0.5 * angles * math.log(n), best.warp, learned)
+        found = data.choice(best.warp, FAMILIES, priors, axes=axes, **options)
+        return found._replace(evidence=found.evidence - 0.5 * angles * math.log(n))
 
     model = best
     if start is not None and start.rotated:
@@ -319,19 +328,11 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
     the objective is at most that: lower observations are clipped.
     """
 
+    num_outputs, batch_shape = 1, torch.Size()
+
     def __init__(self, fitted: FittedRegion, box: Box) -> None:
         super().__init__()
         self.fitted, self.box = fitted, box
-
-    @property
-    def num_outputs(self) -> int:
-        """1."""
-        return 1
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """None."""
-        return torch.Size()
 
     def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> BoTorchPosterior:
         """Return the joint posterior of the noiseless objective at ``… x q x d`` points (on any device; it is on the CPU)."""

@@ -13,7 +13,6 @@ from sparse_bo.dictionary import AllSampler
 from sparse_bo.domains import Arms, ProductGrid
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.policies import EpsilonGreedy, MiniMETA, PosteriorEpsilonGreedy, QFFTSArms, SGPTSArms
-from sparse_bo.policies.comparators.baselines import with_exploration
 from sparse_bo.widths import BBKBAuthors, BBKBTheory
 from tests import oracles
 from tests.builders import arms, noisy, rbf_kernel, unit_box, waves
@@ -202,7 +201,7 @@ def test_exploration_follows_its_schedule(epsilon, decay, generator):
     best, out, q = torch.tensor(7), 4, 6
     counts = torch.zeros(q)
     for _ in range(4000):
-        picks = with_exploration(state, best, epsilon=epsilon, decay=decay, q=q, out=out, generator=generator)
+        picks = EpsilonGreedy(epsilon=epsilon, decay=decay).explored(state, best, q, out=out, generator=generator)
         counts += picks != best
     expected = torch.tensor([min(1.0, epsilon * t**-decay) * 0.999 for t in range(5, 11)])
     torch.testing.assert_close(counts / 4000, expected, rtol=0.0, atol=4.5 * math.sqrt(0.25 / 4000))

@@ -119,11 +119,11 @@ def test_whatever_the_bounds_of_variances_the_picks_are_the_same(noise):
     )
     mechanism, state = told(ExpectedImprovement(initial_design=8), X, evaluated, y)
     expected = ask(mechanism, state, 4, [7])
-    sweep, scale = state.sweep, state.surrogate.gp.prior.scale
+    (sweep,), scale = state.sweeps, state.surrogate.gp.prior.scale
     of_others = torch.full_like(sweep.bound, 100.0 * scale)  # so loose that the best arms come after hundreds of others
     of_others[expected] = sweep.bound[expected]
     for bound in (torch.full_like(sweep.bound, scale), of_others):
-        assert ask(mechanism, replace(state, sweep=replace(sweep, bound=bound)), 4, [7]) == expected
+        assert ask(mechanism, replace(state, sweeps=(replace(sweep, bound=bound),)), 4, [7]) == expected
 
 
 def test_bounds_hold_where_observations_leave_the_model():
@@ -135,7 +135,7 @@ def test_bounds_hold_where_observations_leave_the_model():
         assert state.surrogate.learned is first
         gp = state.surrogate.gp
         assert 36 <= len(gp.support) <= 40
-        assert bool((state.sweep.bound >= gp.moments(state.unit).variance - 1e-12).all())
+        assert bool((state.sweeps[0].bound >= gp.moments(state.unit).variance - 1e-12).all())
     assert set(state.told[state.surrogate.rows].tolist()) != known
 
 
@@ -147,7 +147,7 @@ def test_a_posterior_over_arms_in_several_tiles_is_that_of_all_at_once(device):
     new = torch.tensor([[4_000], [5_999]], device=device)
     after = [mechanism.tell(state, arm, waves(X[arm]), generator=torch.Generator()) for arm in new]
     for one in [*after, state]:  # two successors of a state, and the state itself
-        gp, sweep = one.surrogate.gp, one.sweep
+        gp, (sweep,) = one.surrogate.gp, one.sweeps
         expected = gp.moments(one.unit)
         torch.testing.assert_close(sweep.columns, gp.prior.kernel.cross(one.unit, gp.support).mT)
         torch.testing.assert_close(sweep.mean, expected.mean)

@@ -9,8 +9,8 @@ from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.domains import Box
 from sparse_bo.gp.expected_improvement import log_expected_improvement
 from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.policies.trust_region.gain import OnlineKnowledgeGradient
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp
-from sparse_bo.policies.trust_region.search import OnlineKnowledgeGradient
 from sparse_bo.policies.trust_region.surrogate import local_posterior
 from tests.builders import arms, unit_box, waves
 from tests.policies.builders import bowl, box

@@ -11,9 +11,10 @@ from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.journal import pack, unpack
 from sparse_bo.policies import TrustRegion
+from sparse_bo.policies.trust_region.gain import CLIMBED, Improvement
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
 from sparse_bo.policies.trust_region.region import Region, points_along, points_around
-from sparse_bo.policies.trust_region.search import CLIMBED, Corners, Improvement, batch_of, candidates_of
+from sparse_bo.policies.trust_region.search import Corners, batch_of, candidates_of
 from sparse_bo.policies.trust_region.surrogate import (
     HIGHEST,
     LearningData,

@@ -1,28 +1,117 @@
-"""Independent posteriors of several outcomes, and the acquisition function of a search for feasible points of a front.
+"""The acquisition functions of a search, of one outcome or of several, and independent posteriors of several outcomes.
 
-The acquisition function is ``log E[hypervolume improvement] + log P(feasible)`` (for one objective Gelbart et al. 2014,
+Of several outcomes it is ``log E[hypervolume improvement] + log P(feasible)`` (for one objective Gelbart et al. 2014,
 "Bayesian optimization with unknown constraints"). Before a feasible point is known, the second term and a little of the
 objectives take its place.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.expected_improvement import Cells, LogGain, front_rows, least_crowded, log_feasibility, reference_point
-from sparse_bo.gp.posterior import Moments, Posterior
-from sparse_bo.policies.trust_region.search import is_resolved
+from sparse_bo.gp.expected_improvement import (
+    Cells,
+    LogGain,
+    LogImprovement,
+    front_rows,
+    least_crowded,
+    log_augmented_improvement,
+    log_feasibility,
+    reference_point,
+)
+from sparse_bo.gp.posterior import Gradients, Moments, Posterior
+from sparse_bo.policies.trust_region.observations import Warp
 
+CLIMBED = 4
+"""Picks of a batch that climb (docs/decisions/117)."""
 MOST_OF_FRONT = {1: 1, 2: 50, 3: 40, 4: 20}
 """Points of a front from which improvements are computed, by number of objectives: the least crowded ones. Cost and memory are
 proportional to the number of cells between them."""
 OBJECTIVES_FIRST = 0.1
 """Weight of the objectives' means, in units of their standard deviations, before a feasible point is known."""
+
+
+@dataclass(frozen=True)
+class OnlineKnowledgeGradient:
+    """``(y(m) − y(b)) / y'(b) + h EI``, the online knowledge gradient (Ryzhov, Powell & Frazier 2012).
+
+    m is the posterior mean, b the best one, EI the expected improvement on it, in warped units. y inverts the warping: a bad
+    value costs its difference in the user's units. Another evaluation of the best point is worth 0.
+    """
+
+    warp: Warp
+    best: Tensor
+    """A scalar: b."""
+    horizon: float
+    """h: future evaluations."""
+
+    def __call__(self, mean: Tensor, gain: LogImprovement) -> LogImprovement:
+        """Return values and derivatives, elementwise, of points with posterior means and log expected improvements."""
+        unit = self.warp.inverse_slope(self.best)
+        cost = (self.warp.inverse(mean) - self.warp.inverse(self.best)) / unit
+        gained = self.horizon * gain.value.exp()
+        by_mean = self.warp.inverse_slope(mean) / unit + gained * gain.by_mean
+        return LogImprovement(cost + gained, by_mean, gained * gain.by_variance)
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """Log expected improvement of one outcome, or the knowledge gradient. A value."""
+
+    best: float
+    """Value to improve on, in warped units."""
+    noise_variance: float = 0.0
+    """Of an observation, where replicates have shown noise: see :func:`.log_augmented_improvement`."""
+    knowledge: OnlineKnowledgeGradient | None = None
+    """Acquisition function where every evaluation counts; ``None``: expected improvement."""
+
+    costly: ClassVar[bool] = False
+    """Whether its values are bounded by those before a pick rather than computed for all candidates."""
+
+    def __call__(self, mean: Tensor, variance: Tensor) -> LogImprovement:
+        """Return values (``N``) and derivatives at points with moments of ``N``."""
+        gain = log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise_variance)
+        return gain if self.knowledge is None else self.knowledge(mean, gain)
+
+    def after(self, at_pick: Moments) -> Improvement:
+        """Return the function after a pick (moments of one point), whose mean counts as reached."""
+        return replace(self, best=max(self.best, float(at_pick.mean)))
+
+    def worthwhile(self, at: Moments) -> bool:
+        """Return whether a point (moments of one) is to be evaluated rather than the best point again."""
+        return self.knowledge is None or float(self(at.mean, at.variance).value) > 0.0
+
+    def resolved(self, gp: Posterior, at: Moments, *, picked: int) -> bool:
+        """Return whether the model knows a point (moments of one) well enough, after some picks of the batch."""
+        return bool(is_resolved(gp, at, best=self.best, picked=picked))
+
+
+def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = 0.09) -> Tensor:
+    """Return which of ``N`` points the model knows as well as an evaluation could show, ``N`` booleans.
+
+    Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the observations'. They are
+    resolved, too, below a standard deviation of 10⁻⁷, and from the fourth pick of a batch on below 10⁻⁴ times a square of their
+    number, lest a large batch crowds one maximum. Points whose mean exceeds the best by more than that are not resolved: only
+    evaluated points are recommended.
+
+    Args:
+        gp: Conditioned on the picks before.
+        at: Moments under ``gp``.
+        best: Value to improve on, in warped units.
+        picked: Number of picks of the batch before.
+        share: Of the noise variance.
+    """
+    noise = gp.noise_variance
+    by_noise = 0.0 if noise < 1e-6 else share * noise
+    resolution = 1e-7 if picked < CLIMBED else 1e-4 * (picked / CLIMBED) ** 2
+    enough = max(by_noise, resolution**2)
+    return (at.variance < enough) & (at.mean < best + math.sqrt(enough))
 
 
 class OutcomeMoments(NamedTuple):
@@ -34,19 +123,6 @@ class OutcomeMoments(NamedTuple):
     """``N x m``."""
     each: tuple[Moments, ...]
     """Of every outcome."""
-
-
-class OutcomeGradients(NamedTuple):
-    """Posterior of ``m`` noiseless outcomes at ``N`` points, with gradients by the points."""
-
-    mean: Tensor
-    """``N x m``."""
-    variance: Tensor
-    """``N x m``."""
-    mean_gradient: Tensor
-    """``N x m x d``."""
-    variance_gradient: Tensor
-    """``N x m x d``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +142,10 @@ class OutcomePosteriors:
         """Return the moments of ``N x d`` points. m times those of one posterior."""
         return _stacked(tuple(gp.moments(X) for gp in self.each))
 
-    def gradients(self, X: Tensor) -> OutcomeGradients:
-        """Return the moments of ``N x d`` points with their gradients. m times those of one posterior."""
+    def gradients(self, X: Tensor) -> Gradients:
+        """Return the moments of ``N x d`` points (``N x m``) with gradients (``N x m x d``). m times those of one posterior."""
         parts = zip(*(gp.gradients(X) for gp in self.each), strict=True)
-        return OutcomeGradients(*(torch.stack(part, dim=1) for part in parts))
+        return Gradients(*(torch.stack(part, dim=1) for part in parts))
 
     def condition(self, X: Tensor) -> OutcomePosteriors:
         """Return the posteriors given that ``p x d`` points are pending."""
@@ -119,7 +195,7 @@ class OutcomeGain:
 
     @property
     def costly(self) -> bool:
-        """See :class:`.Gain`."""
+        """See :class:`Improvement`."""
         return self.objectives > 1
 
     @cached_property
@@ -132,7 +208,7 @@ class OutcomeGain:
         return Cells.of(front, reference_point(front) if self.reference is None else self.reference)
 
     def __call__(self, mean: Tensor, variance: Tensor) -> LogGain:
-        """See :class:`.Gain`; moments are ``N x m``."""
+        """See :class:`Improvement`; moments are ``N x m``."""
         k, columns = self.objectives, self.limits.columns
         by_mean, by_variance = torch.zeros_like(mean), torch.zeros_like(mean)
         if self.cells is None:
@@ -149,7 +225,7 @@ class OutcomeGain:
         return LogGain(value, by_mean, by_variance)
 
     def after(self, at_pick: OutcomeMoments) -> OutcomeGain:
-        """See :class:`.Gain`."""
+        """See :class:`Improvement`."""
         return self.given(at_pick.mean)
 
     def given(self, means: Tensor) -> OutcomeGain:
@@ -168,9 +244,9 @@ class OutcomeGain:
         return replace(self, reference=reference_point(torch.cat([self.reached, expected])))
 
     def worthwhile(self, at: OutcomeMoments) -> bool:
-        """See :class:`.Gain`: always."""
+        """See :class:`Improvement`: always."""
         return True
 
     def resolved(self, gp: OutcomePosteriors, at: OutcomeMoments, *, picked: int) -> bool:
-        """See :class:`.Gain`: if every outcome is."""
+        """See :class:`Improvement`: if every outcome is."""
         return all(bool(is_resolved(of, there, picked=picked)) for of, there in zip(gp.each, at.each, strict=True))
