@@ -159,7 +159,7 @@ def log_likelihood(
     noises = noise if scatter is None else noise / scatter.counts
     A = R.value.clone()
     A.diagonal().add_(noises)
-    L = safe_cholesky(A).factor
+    L = safe_cholesky(A)
     del A
     inverse = torch.cholesky_inverse(L) if gradient else None
     added = 2.0 * shape  # to rᵀα: twice all else that is divided by s
@@ -345,7 +345,7 @@ def log_likelihood_from_sums(sums: LowRankSums, *, bound: bool) -> Tensor:
     trace term (Titsias 2009, Eq. 9): never above the exact log-likelihood, for any dictionary.
     """
     eye = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device)
-    L = safe_cholesky(eye + sums.gram).factor
+    L = safe_cholesky(eye + sums.gram)
     u = torch.linalg.solve_triangular(L, sums.projected.unsqueeze(-1), upper=False).squeeze(-1)
     log_determinant = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1) + sums.log_noise
     quadratic = sums.squares - u.square().sum(dim=-1)
@@ -356,7 +356,7 @@ def log_likelihood_from_sums(sums: LowRankSums, *, bound: bool) -> Tensor:
 class _GaussianLogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, covariance: Tensor, residuals: Tensor) -> Tensor:
-        L = safe_cholesky(covariance).factor
+        L = safe_cholesky(covariance)
         solved = torch.cholesky_solve(residuals.unsqueeze(-1), L).squeeze(-1)
         ctx.save_for_backward(L, solved)
         log_determinant = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)

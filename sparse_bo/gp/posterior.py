@@ -216,7 +216,7 @@ class Posterior:
         columns = self.root.columns(K_DX)
         covariance = self._covariance(X, columns, X, columns)
         covariance.diagonal(dim1=-2, dim2=-1).add_(self.noise if noise is None else noise)
-        corner = safe_cholesky(covariance, scale=self.prior.kernel.diagonal(X).detach().amax()).factor
+        corner = safe_cholesky(covariance, scale=self.prior.kernel.diagonal(X).detach().amax())
         alpha, beta = self.alpha, self.alpha.new_zeros(*self.alpha.shape[:-1], X.shape[-2])
         if y is not None:
             residuals = y - self.prior.mean_at(X) - (alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
@@ -241,7 +241,7 @@ class Posterior:
         ``ValueError`` if the joint covariance is not finite.
         """
         mean, covariance = self.joint(X)
-        lower = safe_cholesky(covariance, scale=self.prior.scale * self.prior.kernel.diagonal(X).detach().amax()).factor
+        lower = safe_cholesky(covariance, scale=self.prior.scale * self.prior.kernel.diagonal(X).detach().amax())
         normal = torch.randn(count, X.shape[-2], generator=generator, dtype=torch.float64, device="cpu").to(lower)
         return mean + normal @ lower.mT
 
@@ -278,6 +278,6 @@ def exact(
     """
     K = prior.kernel.cross(X, X) if K is None else K
     K.diagonal(dim1=-2, dim2=-1).add_(noise if counts is None else noise / counts.to(K))
-    lower = safe_cholesky(K).factor
+    lower = safe_cholesky(K)
     alpha = torch.cholesky_solve((y - prior.mean_at(X)).unsqueeze(-1), lower).squeeze(-1)
     return Posterior(prior, X, alpha, CholeskyRoot(lower), noise, floor)

@@ -161,14 +161,14 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
         K = kernel(forced)
         features = nystrom_factor(K[:, forced]).features(K)
         left = (left - features.square().sum(dim=-1)).clamp_min(0.0)
-    pivots = pivoted_cholesky(
+    added = pivoted_cholesky(
         lambda row: kernel(row.reshape(1)).squeeze(0) - features @ features[row],
         left,
         size=size - len(forced),
         score=lambda variances: variances.index_fill(0, forced, -torch.inf),
     )
     chosen = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-    chosen[torch.cat([forced, pivots.rows])] = True
+    chosen[torch.cat([forced, added])] = True
     others = (~chosen).nonzero().squeeze(-1)  # repeats of rows that are in: they add nothing but their noise
     chosen[others[len(others) - (size - int(chosen.sum())) :]] = True
     return chosen.nonzero().squeeze(-1)

@@ -180,7 +180,7 @@ class _Data:
         """Return the posterior of ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r``. O(m³)."""
         gram = gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         precision = dtc.largest_precision(1.0 / self.noise)
-        return dtc.DTC(self.factor, gram, safe_cholesky(gram).factor, projected, 0.0, precision)
+        return dtc.DTC(self.factor, gram, safe_cholesky(gram), projected, 0.0, precision)
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """Return ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r`` of this rank's rows, with gradients."""
