@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains.base import Box
-from sparse_bo.gp.expected_improvement import LogGain, LogImprovement, log_augmented_improvement
+from sparse_bo.gp.expected_improvement import LogGain, log_augmented_improvement
 from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.policies.failures import Refusal
@@ -40,13 +40,13 @@ class OnlineKnowledgeGradient:
     horizon: float
     """h: future evaluations."""
 
-    def __call__(self, mean: Tensor, gain: LogImprovement) -> LogImprovement:
+    def __call__(self, mean: Tensor, gain: LogGain) -> LogGain:
         """Return values and derivatives, elementwise, of points with posterior means and log expected improvements."""
         unit = self.warp.inverse_slope(self.best)
         cost = (self.warp.inverse(mean) - self.warp.inverse(self.best)) / unit
         gained = self.horizon * gain.value.exp()
         by_mean = self.warp.inverse_slope(mean) / unit + gained * gain.by_mean
-        return LogImprovement(cost + gained, by_mean, gained * gain.by_variance)
+        return LogGain(cost + gained, by_mean, gained * gain.by_variance)
 
 
 class Surrogate(Protocol):
@@ -87,7 +87,7 @@ class Gain(Protocol):
         """Whether its values are bounded by those before a pick rather than computed for all candidates."""
         ...
 
-    def __call__(self, mean: Tensor, variance: Tensor) -> LogImprovement | LogGain:
+    def __call__(self, mean: Tensor, variance: Tensor) -> LogGain:
         """Return values (``N``) and derivatives at points with moments of ``N``, or ``N x m``."""
         ...
 
@@ -120,7 +120,7 @@ class Improvement:
         """See :class:`Gain`."""
         return False
 
-    def __call__(self, mean: Tensor, variance: Tensor) -> LogImprovement:
+    def __call__(self, mean: Tensor, variance: Tensor) -> LogGain:
         """See :class:`Gain`."""
         gain = log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise_variance)
         return gain if self.knowledge is None else self.knowledge(mean, gain)
