@@ -92,13 +92,8 @@ def log_augmented_improvement(mean: Tensor, variance: Tensor, best: float, *, no
     """Return the log augmented expected improvement ``log EI + log(1 − τ/√(variance + τ²))``, elementwise.
 
     An observation with noise τ says little of a value that is known better than τ already (Huang et al. 2006, "Global
-    optimization of stochastic black-box systems via sequential kriging meta-models", eq. 12).
-
-    Args:
-        mean: Posterior means.
-        variance: Posterior variances of the noiseless value, above 0.
-        best: What is to be improved on.
-        noise_variance: τ², at least 0.
+    optimization of stochastic black-box systems via sequential kriging meta-models", eq. 12). ``mean`` and ``variance``, above
+    0, are those of the noiseless value, ``best`` is to be improved on, and τ² is at least 0.
     """
     plain = log_expected_improvement(mean, variance, best)
     if noise_variance <= 0.0:

@@ -100,13 +100,13 @@ def row_sums(
     residuals, noise = residuals.double(), noise.double()
 
     def block(rows: slice) -> LowRankSums:
-        features, prior = _features(kernel, factor, points, X[..., rows, :])
+        features, prior = features_of(kernel, factor, points, X[..., rows, :])
         return low_rank_sums(features, residuals[..., rows], noise[..., rows], prior)
 
     return sum_blocks(block, sweep(points, X, memory_bytes))
 
 
-def _features(kernel: PriorKernel, factor: NystromFactor, points: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+def features_of(kernel: PriorKernel, factor: NystromFactor, points: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
     """Return features and prior variances of some rows in float64, ``batch_shape x n x r`` and ``batch_shape x n``."""
     wide = X.double()
     features = factor.features(kernel_matrix(kernel, points.double(), wide).double())
@@ -270,7 +270,7 @@ def left_out_of_dtc(
     state = fit_dtc(kernel, points, X, residuals=residuals, noise=noise, how=how)
     residuals, noise, parts = residuals.double(), noise.double(), []
     for rows in sweep(points, X, how.memory_bytes):
-        features, prior = _features(kernel, state.factor, points, X[..., rows, :])
+        features, prior = features_of(kernel, state.factor, points, X[..., rows, :])
         parts.append(dtc.left_out(state, features, residuals[..., rows], noise[..., rows], prior))
     means, variances = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     return means, variances
