@@ -108,7 +108,7 @@ class Conditioner:
         noisy = block.covariance[positions][:, positions] * scale * scale.unsqueeze(-1)
         noisy.diagonal().add_(1.0)
         # Fixed: the identity and a Gram matrix have a factor, so no host waits to check it.
-        corner = torch.linalg.cholesky_ex(noisy).L if self.in_batch == "fixed" else safe_cholesky(noisy).factor
+        corner = torch.linalg.cholesky_ex(noisy).L if self.in_batch == "fixed" else safe_cholesky(noisy)
         root = self.root.extended(block.gains[:, positions] * scale, corner)
         picked, weights = torch.cat([self.picked, indices[positions]]), torch.cat([self.weights, scale])
         return replace(self, picked=picked, weights=weights, rows=rows, root=root)
@@ -169,7 +169,7 @@ class Conditioner:
     def _renew(self, rows: Tensor) -> Conditioner:
         """Return the same with all picks, ``rows``, in a new ``A``. O(p r² + r³)."""
         eye = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
-        renewed = safe_cholesky(eye + rows.T @ rows).factor
+        renewed = safe_cholesky(eye + rows.T @ rows)
         renewed = renewed if self.renewed is None else self.renewed @ renewed
         root = CholeskyRoot(self.root.lower[:0, :0])
         return replace(self, renewed=renewed, rows=rows[:0], root=root, picked=self.picked[:0], weights=self.weights[:0])

@@ -106,7 +106,7 @@ def _greedy(
     gram = kernel_gram(candidates, needed_by=type(sampler).__name__)
     if gram.n <= sampler.size:
         return candidates.all()
-    rows = pivoted_cholesky(gram.column, gram.diagonal(), size=sampler.size, score=score, noise=noise).rows
+    rows = pivoted_cholesky(gram.column, gram.diagonal(), size=sampler.size, score=score, noise=noise)
     return candidates.dictionary(rows.sort().values if len(rows) else rows.new_zeros(1))
 
 
@@ -183,7 +183,7 @@ class KDPPSampler(SizedSampler):
         diagonal = gram.diagonal()
         steps = 10 * self.size if self.steps is None else self.steps
         draws = torch.rand(3, steps, generator=generator, device="cpu", dtype=torch.float64)
-        rows = pivoted_cholesky(gram.column, diagonal, size=self.size).rows
+        rows = pivoted_cholesky(gram.column, diagonal, size=self.size)
         rows = swap_chain(gram, rows, draws.to(diagonal.device)).sort().values if len(rows) else rows.new_zeros(1)
         return candidates.dictionary(rows, len(rows) / gram.n)
 
@@ -203,7 +203,7 @@ def swap_chain(gram: Gram, start: Tensor, draws: Tensor, *, block: int = 64, ref
     def inverse() -> Tensor:
         A = gram.block(rows, rows)
         A.diagonal().add_(nugget)
-        return torch.cholesky_inverse(safe_cholesky(A).factor)
+        return torch.cholesky_inverse(safe_cholesky(A))
 
     proposal = swap_proposal(gram, start)
     ends = running_sums(proposal)

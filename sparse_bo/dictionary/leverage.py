@@ -252,7 +252,7 @@ def ridge_scores(gram: Gram, diagonal: Tensor, sketch: Sketch, rows: Tensor, *, 
     """
     inner = sketch.inner(gram)
     inner.diagonal().add_(ridge)
-    L = safe_cholesky(inner).factor
+    L = safe_cholesky(inner)
     explained = torch.empty_like(diagonal[rows])
     for part, block in gram.sweep(rows, sketch.rows):
         columns = (block * sketch.weights).T

@@ -236,7 +236,7 @@ def fit(
     eye = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
     gram = eye + (features * precision.unsqueeze(-1)).mT @ features
     projected = (features.mT @ weighted_residuals.unsqueeze(-1)).squeeze(-1)
-    return DTC(factor, gram, safe_cholesky(gram).factor, projected, prior_mean, largest_precision(precision))
+    return DTC(factor, gram, safe_cholesky(gram), projected, prior_mean, largest_precision(precision))
 
 
 def largest_precision(precision: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def one_product(state: DTC, *, relative: bool = False) -> OneProduct:
     inverse_root = triangular_inverse(state.gram_cholesky)
     error, inverse = one_product_error(state), inverse_root.mT @ inverse_root
     shrinkage = eye - max(1.0 - error, 0.0) * inverse if relative else (1.0 + error) * eye - inverse
-    upper = safe_cholesky(shrinkage.flip(-2, -1)).factor.flip(-2, -1)
+    upper = safe_cholesky(shrinkage.flip(-2, -1)).flip(-2, -1)
     columns = state.factor.lift(torch.cat([upper, state.weights.unsqueeze(-1)], dim=-1))  # batch_shape x m x (r + 1)
     return OneProduct(columns, inverse_root, state.prior_mean, state.factor.triangular)
 

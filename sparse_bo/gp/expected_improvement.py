@@ -62,15 +62,15 @@ def log_h(u: Tensor) -> LogH:
     return LogH(value, excess, torch.where(near, cdf / plain, mills / left))
 
 
-class LogImprovement(NamedTuple):
-    """Log expected improvement and its derivatives, elementwise."""
+class LogGain(NamedTuple):
+    """A logarithm with its derivatives by means and variances: elementwise, or of ``N`` points by ``N x k`` of them."""
 
     value: Tensor
     by_mean: Tensor
     by_variance: Tensor
 
 
-def log_expected_improvement(mean: Tensor, variance: Tensor, best: float) -> LogImprovement:
+def log_expected_improvement(mean: Tensor, variance: Tensor, best: float) -> LogGain:
     """Return ``log E[max(f − best, 0)]`` for ``f ~ N(mean, variance)``, variance > 0, elementwise.
 
     It is ``log σ + log h(u)`` with ``u = (mean − best)/σ`` (:func:`log_h`).
@@ -78,7 +78,7 @@ def log_expected_improvement(mean: Tensor, variance: Tensor, best: float) -> Log
     sigma = variance.sqrt()
     u = (mean - best) / sigma
     value, _, slope = log_h(u)
-    return LogImprovement(sigma.log() + value, slope / sigma, (1.0 - slope * u) / (2.0 * variance))
+    return LogGain(sigma.log() + value, slope / sigma, (1.0 - slope * u) / (2.0 * variance))
 
 
 def log_noise_factor(variance: Tensor, noise_variance: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -88,34 +88,18 @@ def log_noise_factor(variance: Tensor, noise_variance: float | Tensor) -> tuple[
     return left.log(), 0.5 * torch.exp(-half_log) / (left * (variance + noise_variance))
 
 
-def log_augmented_improvement(mean: Tensor, variance: Tensor, best: float, *, noise_variance: float) -> LogImprovement:
+def log_augmented_improvement(mean: Tensor, variance: Tensor, best: float, *, noise_variance: float) -> LogGain:
     """Return the log augmented expected improvement ``log EI + log(1 − τ/√(variance + τ²))``, elementwise.
 
     An observation with noise τ says little of a value that is known better than τ already (Huang et al. 2006, "Global
-    optimization of stochastic black-box systems via sequential kriging meta-models", eq. 12).
-
-    Args:
-        mean: Posterior means.
-        variance: Posterior variances of the noiseless value, above 0.
-        best: What is to be improved on.
-        noise_variance: τ², at least 0.
+    optimization of stochastic black-box systems via sequential kriging meta-models", eq. 12). ``mean`` and ``variance``, above
+    0, are those of the noiseless value, ``best`` is to be improved on, and τ² is at least 0.
     """
     plain = log_expected_improvement(mean, variance, best)
     if noise_variance <= 0.0:
         return plain
     factor, by_variance = log_noise_factor(variance, noise_variance)
-    return LogImprovement(plain.value + factor, plain.by_mean, plain.by_variance + by_variance)
-
-
-class LogGain(NamedTuple):
-    """A logarithm for each of ``N`` points, with its derivatives by ``k`` means and variances."""
-
-    value: Tensor
-    """``N``."""
-    by_mean: Tensor
-    """``N x k``."""
-    by_variance: Tensor
-    """``N x k``."""
+    return LogGain(plain.value + factor, plain.by_mean, plain.by_variance + by_variance)
 
 
 def front_rows(F: Tensor) -> Tensor:
@@ -324,7 +308,7 @@ class _AtEdges(NamedTuple):
         return _AtEdges(*(part[:, index] for part in self))
 
 
-def _log_clipped(mean: Tensor, variance: Tensor, lower: Tensor, upper: Tensor) -> LogImprovement:
+def _log_clipped(mean: Tensor, variance: Tensor, lower: Tensor, upper: Tensor) -> LogGain:
     """Return ``log E[min(max(f − l, 0), u − l)]`` of ``N x 1`` normal values for ``s`` intervals, ``N x s``.
 
     It is ``log σ (h(a) − h(b))`` with ``a = (mean − l)/σ`` and ``b = (mean − u)/σ``. The difference is ``∫ Φ`` from b to a: by
@@ -342,7 +326,7 @@ def _log_clipped(mean: Tensor, variance: Tensor, lower: Tensor, upper: Tensor) -
         over, a, b = _AtEdges(*(part[:, closed] for part in over)), a[:, closed], z[:, index[1, closed]]
         between = _between(over, under, a, b, (upper[closed] - lower[closed]) / sigma)
         value[:, closed], by_cdf[:, closed], by_pdf[:, closed] = between
-    return LogImprovement(sigma.log() + value, by_cdf / sigma, by_pdf / (2.0 * variance))
+    return LogGain(sigma.log() + value, by_cdf / sigma, by_pdf / (2.0 * variance))
 
 
 def _between(over: _AtEdges, under: _AtEdges, a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -383,7 +367,7 @@ def _hazard(u: Tensor) -> Tensor:
     return 1.0 / (math.sqrt(0.5 * math.pi) * torch.special.erfcx(u / -math.sqrt(2.0)))
 
 
-def _log_probability(mean: Tensor, variance: Tensor, lower: Tensor, upper: Tensor) -> LogImprovement:
+def _log_probability(mean: Tensor, variance: Tensor, lower: Tensor, upper: Tensor) -> LogGain:
     """Return ``log P(lower ≤ f ≤ upper)`` of ``N x c`` normal values, elementwise: ``log(Φ(a) − Φ(b))``.
 
     ``a = (upper − mean)/σ`` and ``b = (lower − mean)/σ``; mirrored if more of the interval is above the mean, so that
@@ -417,7 +401,7 @@ def _log_probability(mean: Tensor, variance: Tensor, lower: Tensor, upper: Tenso
     value = torch.where(narrow, narrow_value, wide_value)
     by_pdf = torch.where(narrow, narrow_pdf, wide_pdf)
     by_moment = torch.where(narrow, narrow_moment, wide_moment)
-    return LogImprovement(value, torch.where(mirrored, by_pdf, -by_pdf) / sigma, by_moment / (-2.0 * variance))
+    return LogGain(value, torch.where(mirrored, by_pdf, -by_pdf) / sigma, by_moment / (-2.0 * variance))
 
 
 def _log_cdf_excess(u: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ A low-rank model has sufficient statistics that are summed over blocks of rows, 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -159,7 +159,7 @@ def log_likelihood(
     noises = noise if scatter is None else noise / scatter.counts
     A = R.value.clone()
     A.diagonal().add_(noises)
-    L = safe_cholesky(A).factor
+    L = safe_cholesky(A)
     del A
     inverse = torch.cholesky_inverse(L) if gradient else None
     added = 2.0 * shape  # to rᵀα: twice all else that is divided by s
@@ -270,8 +270,7 @@ def values_and_gradients(
     return value, (R.gradient(W) / lengthscales, by_variance, by_noise, alpha.neg_() / v)
 
 
-@dataclass(frozen=True, eq=False)
-class LowRankSums:
+class LowRankSums(NamedTuple):
     """Sufficient statistics of a low-rank Gaussian model; those of disjoint blocks of rows add up."""
 
     gram: Tensor
@@ -286,16 +285,6 @@ class LowRankSums:
     """``batch_shape``: ``Σᵢ (k(xᵢ,xᵢ) − ‖zᵢ‖²)₊ / noiseᵢ``, the trace term of the variational bound."""
     rows: int
     """Number n of rows."""
-
-    def __add__(self, other: LowRankSums) -> LowRankSums:
-        return LowRankSums(
-            self.gram + other.gram,
-            self.projected + other.projected,
-            self.squares + other.squares,
-            self.log_noise + other.log_noise,
-            self.unexplained + other.unexplained,
-            self.rows + other.rows,
-        )
 
 
 def low_rank_sums(features: Tensor, residuals: Tensor, noise: Tensor, prior_variance: Tensor) -> LowRankSums:
@@ -334,7 +323,7 @@ def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -
 
     total = part(parts[0])
     for rows in parts[1:]:
-        total = total + part(rows)
+        total = LowRankSums(*map(operator.add, total, part(rows)))
     return total
 
 
@@ -345,23 +334,23 @@ def log_likelihood_from_sums(sums: LowRankSums, *, bound: bool) -> Tensor:
     trace term (Titsias 2009, Eq. 9): never above the exact log-likelihood, for any dictionary.
     """
     eye = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device)
-    L = safe_cholesky(eye + sums.gram).factor
+    L = safe_cholesky(eye + sums.gram)
     u = torch.linalg.solve_triangular(L, sums.projected.unsqueeze(-1), upper=False).squeeze(-1)
     log_determinant = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1) + sums.log_noise
     quadratic = sums.squares - u.square().sum(dim=-1)
-    value = -0.5 * (quadratic + log_determinant + sums.rows * math.log(2.0 * math.pi))
+    value = -0.5 * (quadratic + log_determinant + sums.rows * LOG_2PI)
     return value - 0.5 * sums.unexplained if bound else value
 
 
 class _GaussianLogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, covariance: Tensor, residuals: Tensor) -> Tensor:
-        L = safe_cholesky(covariance).factor
+        L = safe_cholesky(covariance)
         solved = torch.cholesky_solve(residuals.unsqueeze(-1), L).squeeze(-1)
         ctx.save_for_backward(L, solved)
         log_determinant = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
         n = residuals.shape[-1]
-        return -0.5 * ((residuals * solved).sum(dim=-1) + log_determinant + n * math.log(2.0 * math.pi))
+        return -0.5 * ((residuals * solved).sum(dim=-1) + log_determinant + n * LOG_2PI)
 
     @staticmethod
     @once_differentiable

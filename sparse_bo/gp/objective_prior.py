@@ -113,14 +113,9 @@ def warn_if_uncentred(
 ) -> None:
     """Warn once where a complete prior without a mean meets an objective far from 0: every point then looks unlikely.
 
-    Mean 0 is what the papers use and what a complete prior has always meant here, so it stays. Far is
-    :data:`UNCENTRED` standard deviations of the prior.
-
-    Args:
-        given: What the user has fixed.
-        observations: Those so far.
-        before: Pulls at the last call: nothing is said that could have been said then.
-        covariance: Of the given kernel, if there is one already: making it copies the kernel.
+    Mean 0 is that of the papers, so it stays. Far is :data:`UNCENTRED` standard deviations of the prior. Nothing is said that
+    could have been said ``before``, after so many pulls. ``covariance`` is that of the given kernel, if there is one already:
+    making it copies the kernel.
 
     Warns:
         NumericalWarning: Says what to pass.
@@ -252,11 +247,8 @@ def learn_prior(
 def learning_is_due(observations: Observations, learned_at: int) -> bool:
     """Return whether to learn again: at first, when distinct inputs have grown by half, and when observations have doubled.
 
-    Distinct inputs inform the kernel, repeats the noise. Both are geometric: learning is done O(log T) times.
-
-    Args:
-        observations: All so far.
-        learned_at: Observations at the last learning; 0 if never.
+    Distinct inputs inform the kernel, repeats the noise. Both are geometric: learning is done O(log T) times. ``learned_at`` is
+    the number of observations at the last learning; 0 if never.
     """
     if not learned_at:
         return True

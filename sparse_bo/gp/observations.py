@@ -112,12 +112,7 @@ def no_observations(arms: ArmSet) -> Observations:
 
 
 def merge_observations(X: Tensor, y: Tensor) -> Observations:
-    """Merge repeated rows of ``X``: k repeats become one row with count k. O(n log n · d).
-
-    Args:
-        X: ``n x d`` inputs, repeats allowed.
-        y: ``n`` observations.
-    """
+    """Merge repeated rows of ``n x d`` inputs, with ``n`` observations: k repeats become one of count k. O(n log n · d)."""
     distinct, group = torch.unique(X, dim=0, return_inverse=True)
     first = _first(group, torch.arange(len(y), device=y.device), distinct.shape[0])
     anchors = y[first]
@@ -133,16 +128,9 @@ def _first(group: Tensor, order: Tensor, groups: int) -> Tensor:
 
 
 def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, y: Tensor) -> Observations:
-    """Add observations of arms. O((n + q) log(n + q)).
+    """Add ``q`` observations of arms by their rows (``q`` indices, repeats allowed). O((n + q) log(n + q)).
 
-    Args:
-        observations: Those so far, with indices.
-        arms: ``a x d``, the arm set.
-        indices: ``q`` rows of ``arms``, repeats allowed.
-        y: ``q`` observations.
-
-    Raises:
-        ValueError: If ``observations`` has no indices.
+    ``ValueError`` if the observations so far have no indices.
     """
     distinct, group = torch.unique(torch.cat([observations.rows, indices]), return_inverse=True)
     now = torch.arange(len(y) + observations.n, device=y.device)  # the old inputs stand before the new pulls

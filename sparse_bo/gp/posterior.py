@@ -1,4 +1,4 @@
-"""The posterior of a Gaussian process, exact or DTC: one value that predicts, samples, and is conditioned.
+"""The posterior of a Gaussian process, exact or DTC: one value that predicts and is conditioned.
 
 Notation (shapes without ``batch_shape``): ``k`` the prior covariance in units of the output ``scale`` s, ``D`` ``m x d`` the
 support, ``α`` (m) weights, ``R`` ``m x r`` root, ``h(x) = Rᵀ k_D(x)`` (r) the columns of a point. Then
@@ -6,9 +6,9 @@ support, ``α`` (m) weights, ``R`` ``m x r`` root, ``h(x) = Rᵀ k_D(x)`` (r) th
     mean(x) = μ(x) + k_D(x)ᵀ α,      covariance(x, x') = s · (k(x, x') − h(x)ᵀ h(x'))
 
 The exact GP of data ``X`` has ``D = X`` and ``R = L⁻ᵀ``; the DTC posterior has the dictionary as ``D``, and the root of
-:func:`sparse_bo.gp.dtc.one_product`. Conditioning on points ``F`` adds them to the support: with ``C = k − hᵀh``, ``L_F L_Fᵀ =
-C(F, F) + noise`` and ``β = L_F⁻ᵀ L_F⁻¹ (y_F − mean(F))``, a point gets the further columns ``L_F⁻¹ C(F, x)``, and ``α``
-becomes ``[α − R Rᵀ k_D(F) β; β]`` (Schur complement). Repeating it is exact, at a cost independent of n.
+:func:`sparse_bo.gp.dtc.one_product`. Conditioning on pending points ``F`` adds them to the support, with weights 0: with
+``C = k − hᵀh`` and ``L_F L_Fᵀ = C(F, F) + noise``, a point gets the further columns ``L_F⁻¹ C(F, x)`` (Schur complement).
+Repeating it is exact, at a cost independent of n.
 """
 
 from __future__ import annotations
@@ -199,31 +199,22 @@ class Posterior:
         mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
         return Joint(mean, self.prior.scale * covariance)
 
-    def condition(self, X: Tensor, y: Tensor | None = None, *, noise: Tensor | None = None) -> Posterior:
-        """Return the posterior given observations at further points, or given that they are pending. O(p m r + p³).
+    def condition(self, X: Tensor) -> Posterior:
+        """Return the posterior given that results at further points are pending: variances shrink as they will, means stay.
 
-        Args:
-            X: ``p x d`` points; repeats are allowed.
-            y: ``p`` observations (y). ``None``: pending, so that variances shrink as they will and means stay.
-            noise: ``p`` noise variances in units of the output scale; ``None``: that of the posterior.
-
-        Raises:
-            ValueError: If the covariance of the new observations is not finite or not positive semi-definite.
+        ``X`` is ``p x d``; repeats are allowed. O(p m r + p³). ``ValueError`` if the covariance of the new observations is not
+        finite or not positive semi-definite.
         """
         if not X.shape[-2]:
             return self
-        K_DX = self.prior.kernel.cross(self.support, X)
-        columns = self.root.columns(K_DX)
+        columns = self.root.columns(self.prior.kernel.cross(self.support, X))
         covariance = self._covariance(X, columns, X, columns)
-        covariance.diagonal(dim1=-2, dim2=-1).add_(self.noise if noise is None else noise)
-        corner = safe_cholesky(covariance, scale=self.prior.kernel.diagonal(X).detach().amax()).factor
-        alpha, beta = self.alpha, self.alpha.new_zeros(*self.alpha.shape[:-1], X.shape[-2])
-        if y is not None:
-            residuals = y - self.prior.mean_at(X) - (alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
-            beta = torch.cholesky_solve(residuals.unsqueeze(-1), corner).squeeze(-1)
-            alpha = alpha - (self.root.lift(columns) @ beta.unsqueeze(-1)).squeeze(-1)
-        support = torch.cat([self.support, X], dim=-2)
-        return replace(self, support=support, alpha=torch.cat([alpha, beta], dim=-1), root=self.root.extended(columns, corner))
+        covariance.diagonal(dim1=-2, dim2=-1).add_(self.noise)
+        corner = safe_cholesky(covariance, scale=self.prior.kernel.diagonal(X).detach().amax())
+        alpha = torch.cat([self.alpha, self.alpha.new_zeros(*self.alpha.shape[:-1], X.shape[-2])], dim=-1)
+        return replace(
+            self, support=torch.cat([self.support, X], dim=-2), alpha=alpha, root=self.root.extended(columns, corner)
+        )
 
     def moments_given(self, X: Tensor, at_X: Moments, x: Tensor, at_x: Moments) -> Moments:
         """Return the moments of ``n x d`` points given that one more point (``1 x d``) is pending. O(n (d + r)).
@@ -234,16 +225,6 @@ class Posterior:
         row = reduction / (at_x.variance / self.prior.scale + self.noise).sqrt()
         variance = (at_X.variance - self.prior.scale * row.square()).clamp_min(torch.finfo(row.dtype).tiny)
         return Moments(at_X.mean, variance, torch.cat([at_X.columns, row.unsqueeze(-2)], dim=-2))
-
-    def sample(self, X: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
-        """Return joint samples (y) at ``q x d`` points, ``count x q``. Draws ``count · q`` normals on the CPU. O(q³ + q m r).
-
-        ``ValueError`` if the joint covariance is not finite.
-        """
-        mean, covariance = self.joint(X)
-        lower = safe_cholesky(covariance, scale=self.prior.scale * self.prior.kernel.diagonal(X).detach().amax()).factor
-        normal = torch.randn(count, X.shape[-2], generator=generator, dtype=torch.float64, device="cpu").to(lower)
-        return mean + normal @ lower.mT
 
     def _covariance(self, X: Tensor, columns: Tensor, Y: Tensor, other: Tensor) -> Tensor:
         return self.prior.kernel.cross(X, Y) - columns.mT @ other
@@ -278,6 +259,6 @@ def exact(
     """
     K = prior.kernel.cross(X, X) if K is None else K
     K.diagonal(dim1=-2, dim2=-1).add_(noise if counts is None else noise / counts.to(K))
-    lower = safe_cholesky(K).factor
+    lower = safe_cholesky(K)
     alpha = torch.cholesky_solve((y - prior.mean_at(X)).unsqueeze(-1), lower).squeeze(-1)
     return Posterior(prior, X, alpha, CholeskyRoot(lower), noise, floor)

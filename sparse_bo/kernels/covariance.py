@@ -44,9 +44,11 @@ class CovarianceFunction:
         """
         # Up to so many inputs a GPU evaluates a kernel faster than it gathers kept values (predicted for an H200, not
         # measured).
-        if X.device.type == "cpu" or X.shape[-1] > 32 or self.structure is None:
-            return False
-        return evaluated_here(self.structure, X, X)
+        return X.device.type != "cpu" and X.shape[-1] <= 32 and self.computed_in(X, X) is not None
+
+    def computed_in(self, X: Tensor, Y: Tensor) -> torch.dtype | None:
+        """Return the precision of the values of two matrices of inputs; ``None`` where GPyTorch evaluates them."""
+        return None if self.structure is None or X.dim() != 2 or Y.dim() != 2 else computed_in(self.structure, X, Y)
 
     @torch.no_grad()
     def cross(self, X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -57,7 +59,7 @@ class CovarianceFunction:
             Y: ``n' x d``.
             out: ``n x n'``, any strides: takes the result, which need not be copied then to where it is kept.
         """
-        dtype = None if self.structure is None or X.dim() != 2 or Y.dim() != 2 else computed_in(self.structure, X, Y)
+        dtype = self.computed_in(X, Y)
         if self.structure is None or dtype is None:
             with gpytorch.settings.lazily_evaluate_kernels(False):
                 K = self.kernel(X, Y).to_dense()
@@ -70,14 +72,10 @@ class CovarianceFunction:
     @torch.no_grad()
     def diagonal(self, X: Tensor) -> Tensor:
         """Return ``k(x, x)`` of each row, ``n`` from ``n x d``. O(n d)."""
-        if self.structure is None or not evaluated_here(self.structure, X, X):
+        dtype = self.computed_in(X, X)
+        if self.structure is None or dtype is None:
             return self.kernel(X, diag=True)
-        return X.new_full((len(X),), self.structure.variance, dtype=computed_in(self.structure, X, X))
-
-
-def evaluated_here(structure: Structure | None, X: Tensor, Y: Tensor) -> bool:
-    """Return whether inputs are two matrices that a known kernel takes; GPyTorch evaluates broadcast ones."""
-    return structure is not None and X.dim() == 2 and Y.dim() == 2 and computed_in(structure, X, Y) is not None
+        return X.new_full((len(X),), self.structure.variance, dtype=dtype)
 
 
 def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
@@ -173,9 +171,9 @@ class FixedInputs:
             out: ``m x n``, any strides.
         """
         X = self.X[part]
-        if self.prepared is not None and evaluated_here(self.covariance.structure, Y, X):
-            assert self.covariance.structure is not None
-            tiles.fill(self.covariance.structure, Y, X, out, prepared=self.prepared, first=part.indices(len(self.X))[0])
+        structure = self.covariance.structure
+        if structure is not None and self.prepared is not None and self.covariance.computed_in(Y, X) is not None:
+            tiles.fill(structure, Y, X, out, prepared=self.prepared, first=part.indices(len(self.X))[0])
             return out
         if self.turned is not None:
             X = self.turned[:, part].T

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparse_bo.linalg.reductions import first_largest
-
-
-class JitteredCholesky(NamedTuple):
-    """A Cholesky factor and the jitter on the diagonal."""
-
-    factor: Tensor
-    """``batch_shape x n x n`` lower triangular ``L`` with ``L Lᵀ = A + jitter · I``."""
-    jitter: float
-    """Jitter added to the diagonal, in the units of ``A``."""
 
 
 def round_off(A: Tensor, *, scale: float | None = None) -> float:
@@ -51,11 +41,11 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
     return math.isfinite(found) and failed == 0.0
 
 
-def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> JitteredCholesky:
-    """Factorise a positive semi-definite matrix (``batch_shape x n x n``), adding as little jitter as it takes. O(n³).
+def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> Tensor:
+    """Return the lower Cholesky factor of a positive semi-definite matrix (``batch_shape x n x n``). O(n³).
 
-    Tries no jitter first, then ``10, 10³, 10⁵, …`` times the round-off of the matrix itself (:func:`round_off`), so the scale
-    follows dtype, size and units.
+    To the diagonal it adds as little as it takes: first nothing, then ``10, 10³, 10⁵, …`` times the round-off of the matrix
+    itself (:func:`round_off`), so the scale follows dtype, size and units.
 
     Args:
         A: The matrix.
@@ -66,7 +56,7 @@ def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> JitteredCholesky
     """
     factor, info = torch.linalg.cholesky_ex(A)
     if _went_well(factor, info):
-        return JitteredCholesky(factor, 0.0)
+        return factor
     # All of A, not its diagonal: CUDA factorises NaN without saying so.
     if not bool(A.detach().isfinite().all()):
         raise ValueError("expected a finite matrix to factorise, got NaN or infinite entries; check inputs and kernel")
@@ -80,7 +70,7 @@ def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> JitteredCholesky
             break
         jittered = try_cholesky(A, jitter=jitter)
         if jittered is not None:
-            return JitteredCholesky(jittered, jitter)
+            return jittered
     hint = "" if A.dtype == torch.float64 else ", and use torch.float64"
     raise ValueError(
         f"a matrix of shape {tuple(A.shape)} is not positive semi-definite even with jitter {min(jitter, most):.1e}; "
@@ -91,7 +81,7 @@ def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> JitteredCholesky
 def safe_factors(A: Tensor) -> Tensor:
     """Return the factors of ``b x n x n`` matrices as :func:`safe_cholesky` does of each, with a jitter of its own. O(b n³)."""
     factors, info = torch.linalg.cholesky_ex(A)
-    return factors if _went_well(factors, info) else torch.stack([safe_cholesky(one).factor for one in A])
+    return factors if _went_well(factors, info) else torch.stack([safe_cholesky(one) for one in A])
 
 
 WIDEST = 2**17
@@ -166,15 +156,6 @@ def whitening_error(L: Tensor, trace: Tensor) -> float:
     return float((torch.finfo(L.dtype).eps * trace * norm).amax())
 
 
-class Pivots(NamedTuple):
-    """The chosen rows and the residual variances."""
-
-    rows: Tensor
-    """``m`` rows in the order in which they were chosen; m = 0 if there is nothing to choose from."""
-    residuals: Tensor
-    """``n`` variances given all chosen rows, at least 0."""
-
-
 def pivoted_cholesky(
     column: Callable[[Tensor], Tensor],
     diagonal: Tensor,
@@ -182,8 +163,8 @@ def pivoted_cholesky(
     size: int,
     score: Callable[[Tensor], Tensor] | None = None,
     noise: Tensor | None = None,
-) -> Pivots:
-    """Choose up to ``size`` rows of ``A``, each the one of highest score given those before. O(n m²), ``n x m`` memory.
+) -> Tensor:
+    """Return up to ``size`` rows of ``A``, each the one of highest score given those before. O(n m²), ``n x m`` memory.
 
     ``d_i``, the variance of row i given the chosen rows, falls by ``c²`` with ``c = A(·, p | chosen)/√(d_p + ν_p)`` for each
     chosen row p. Without noise ν that is the pivoted Cholesky factorisation.
@@ -227,5 +208,4 @@ def pivoted_cholesky(
         residuals.addcmul_(row, row, value=-1.0).clamp_min_(0.0)
         closed.index_fill_(0, p, True)
         chosen.append(p)
-    rows = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.long, device=diagonal.device)
-    return Pivots(rows, residuals)
+    return torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.long, device=diagonal.device)

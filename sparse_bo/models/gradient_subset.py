@@ -161,14 +161,14 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
         K = kernel(forced)
         features = nystrom_factor(K[:, forced]).features(K)
         left = (left - features.square().sum(dim=-1)).clamp_min(0.0)
-    pivots = pivoted_cholesky(
+    added = pivoted_cholesky(
         lambda row: kernel(row.reshape(1)).squeeze(0) - features @ features[row],
         left,
         size=size - len(forced),
         score=lambda variances: variances.index_fill(0, forced, -torch.inf),
     )
     chosen = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-    chosen[torch.cat([forced, pivots.rows])] = True
+    chosen[torch.cat([forced, added])] = True
     others = (~chosen).nonzero().squeeze(-1)  # repeats of rows that are in: they add nothing but their noise
     chosen[others[len(others) - (size - int(chosen.sum())) :]] = True
     return chosen.nonzero().squeeze(-1)
@@ -189,16 +189,7 @@ def _kernel_rows(covariance: Any, inputs: Tensor) -> Callable[[Tensor], Tensor]:
 def prior_residuals(model: Model, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
     """Return the prior covariance of all inputs (``n x n``), observations minus prior mean (``n``) and the noise variance.
 
-    All in the model's own units. O(n²) kernel values.
-
-    Args:
-        model: As in :func:`gradient_subset`.
-        X: ``n x d`` inputs, in the model's units.
-        y: ``n`` observations.
-
-    Raises:
-        TypeError: If the model lacks a part.
-        ValueError: If it has more than one output.
+    All in the model's own units. O(n²) kernel values. Model and errors as in :func:`gradient_subset`.
     """
     noise = _noise_of(model)
     model.eval()
@@ -228,10 +219,7 @@ def _noise_of(model: Model) -> float:
     if not isinstance(model, Model) or missing:
         lacking = f" without {', '.join(missing)}" if missing else ""
         raise TypeError(f"expected a BoTorch GP model such as SingleTaskGP, got {type(model).__name__}{lacking}")
-    if model.num_outputs != 1 or len(model.batch_shape):
-        raise ValueError(
-            f"expected a model of one output without batch shape, got {model.num_outputs} outputs, {tuple(model.batch_shape)}"
-        )
+    _check_single(model)
     likelihood = model.likelihood
     if not isinstance(likelihood, GaussianLikelihood) or likelihood.noise.numel() != 1:
         raise TypeError(
@@ -239,6 +227,13 @@ def _noise_of(model: Model) -> float:
             "known noise variances (train_Yvar) are not supported, leave them out for the selection"
         )
     return float(likelihood.noise.detach())
+
+
+def _check_single(model: Any) -> None:
+    if model.num_outputs != 1 or len(model.batch_shape):
+        raise ValueError(
+            f"expected a model of one output without batch shape, got {model.num_outputs} outputs, {tuple(model.batch_shape)}"
+        )
 
 
 def _checked_pool(pool: Tensor, kept: Tensor, size: int, X: Tensor) -> Tensor:
@@ -286,10 +281,7 @@ def fit_to_rows(model: Any, rows: Tensor, *, fitter: Callable[[Any], Any] | None
     """
     if not isinstance(model, ExactGP) or not isinstance(model, GPyTorchModel):
         raise TypeError(f"expected a GP of BoTorch with exact inference, such as SingleTaskGP, got {type(model).__name__}")
-    if model.num_outputs != 1 or len(model.batch_shape):
-        raise ValueError(
-            f"expected a model of one output without batch shape, got {model.num_outputs} outputs, {tuple(model.batch_shape)}"
-        )
+    _check_single(model)
     model.train()  # BoTorch then holds the inputs as they were given, before its transforms
     X = model.train_inputs[0]
     rows = check_indices("rows", rows, size=len(X)).to(X.device)

@@ -129,7 +129,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         both = valid.unsqueeze(-1) & valid.unsqueeze(-2)
         K = torch.where(both, K + noise * eye, eye)  # a missing neighbour is an independent unit variable
         cross = torch.where(valid, self._kernel(X.unsqueeze(-2), X[index]).squeeze(-2), torch.zeros_like(X[:, :1]))
-        factor = safe_cholesky(K).factor
+        factor = safe_cholesky(K)
         half = torch.linalg.solve_triangular(factor, cross.unsqueeze(-1), upper=False)
         y = torch.where(valid, residuals[index], torch.zeros_like(residuals[index]))
         whitened = torch.linalg.solve_triangular(factor, y.unsqueeze(-1), upper=False)
@@ -151,7 +151,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         K = self._kernel(near, near)
         K = K + self.likelihood.noise * torch.eye(m, dtype=X.dtype, device=X.device)
         cross = self._kernel(near, X)
-        factor = safe_cholesky(K).factor
+        factor = safe_cholesky(K)
         half = torch.linalg.solve_triangular(factor, cross, upper=False)
         residuals = (self.train_targets - self.mean_module(data))[index]
         whitened = torch.linalg.solve_triangular(factor, residuals.unsqueeze(-1), upper=False)

@@ -132,7 +132,7 @@ def run_draws(
     assert policy.covar_module is not None
     assert policy.regularization is not None
     covariance = covariance_function(policy.covar_module, like=X)
-    L = safe_cholesky(covariance.cross(X, X)).factor
+    L = safe_cholesky(covariance.cross(X, X))
     noise_sd = (policy.noise_variance or policy.regularization) ** 0.5
     order = torch.randperm(len(X), generator=generator, device="cpu").to(X.device)
 

@@ -89,27 +89,16 @@ def test_gradients_are_finite_differences(kind):
         torch.testing.assert_close(found.variance_gradient[:, j], rise, rtol=1e-6, atol=1e-7)
 
 
-def test_conditioning_an_exact_posterior_is_refitting_it():
-    X, F, A = arms(15), arms(3, seed=2), arms(8, seed=1)
-    both = exact(PRIOR, torch.cat([X, F]), waves(torch.cat([X, F])), noise=NOISE).joint(A)
-    found = exact(PRIOR, X, waves(X), noise=NOISE).condition(F[:1], waves(F[:1])).condition(F[1:], waves(F[1:])).joint(A)
-    torch.testing.assert_close(found.mean, both.mean, rtol=EXACT, atol=EXACT)
-    torch.testing.assert_close(found.covariance, both.covariance, rtol=EXACT, atol=EXACT)
-
-
 @every_kind
-@pytest.mark.parametrize("pending", [False, True])
-def test_conditioning_is_that_of_the_joint_gaussian(kind, pending):
+def test_conditioning_is_that_of_the_joint_gaussian(kind):
     """Condition the process on one point, then on two that coincide, beside dense conditioning on the three together."""
-    X, A, noise = arms(15), arms(8, seed=1), torch.tensor([0.1, 0.3, NOISE], dtype=torch.float64)
-    F = arms(2, seed=2)[[0, 1, 1]]
+    X, A, F = arms(15), arms(8, seed=1), arms(2, seed=2)[[0, 1, 1]]
     before = dense(kind, X, waves(X), torch.cat([F, A]))
-    S, y = before.covariance, before.mean[:3] if pending else waves(F) + 1.0
-    gain = torch.linalg.solve(S[:3, :3] + SCALE * noise.diag(), S[:3, 3:]).T
-    after = made(kind, X, waves(X)).condition(F[:1], None if pending else y[:1], noise=noise[:1])
-    after = after.condition(F[1:], None if pending else y[1:], noise=noise[1:])
+    S = before.covariance
+    gain = torch.linalg.solve(S[:3, :3] + SCALE * NOISE * torch.eye(3, dtype=torch.float64), S[:3, 3:]).T
+    after = made(kind, X, waves(X)).condition(F[:1]).condition(F[1:])
     mean, covariance = after.joint(A)
-    torch.testing.assert_close(mean, before.mean[3:] + gain @ (y - before.mean[:3]), rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(mean, before.mean[3:], rtol=EXACT, atol=EXACT)
     torch.testing.assert_close(covariance, S[3:, 3:] - gain @ S[:3, 3:], rtol=EXACT, atol=EXACT)
     torch.testing.assert_close(after.variance(A), covariance.diagonal(), rtol=EXACT, atol=EXACT)
     torch.testing.assert_close(after.mean(A), mean, rtol=EXACT, atol=EXACT)
@@ -132,16 +121,6 @@ def test_conditioning_on_nothing_changes_nothing():
     X = arms(5)
     posterior = exact(PRIOR, X, waves(X), noise=NOISE)
     assert posterior.condition(X[:0]) is posterior
-
-
-@every_kind
-def test_samples_have_the_moments_of_the_joint(kind, generator):
-    X, A = arms(15), arms(3, seed=1)
-    posterior = made(kind, X, waves(X))
-    samples, (mean, covariance) = posterior.sample(A, 40_000, generator=generator), posterior.joint(A)
-    error = 6.0 * float(covariance.diagonal().max()) / 40_000**0.5  # six standard errors, at the least
-    torch.testing.assert_close(samples.mean(dim=0), mean, rtol=0, atol=6.0 * float(covariance.max()) ** 0.5 / 200.0)
-    torch.testing.assert_close(samples.T.cov(), covariance, rtol=0, atol=2.0 * error)
 
 
 @pytest.mark.parametrize("m", [1, 15])
@@ -188,8 +167,8 @@ def test_float32_agrees_to_its_precision():
 
 def test_a_prior_mean_may_depend_on_the_input():
     X, F, A = arms(15), arms(2, seed=2), arms(8, seed=1)
-    given = exact(INPUTS, X, waves(X), noise=NOISE).condition(F, waves(F))
-    shifted = exact(replace(PRIOR, mean=0.0), X, waves(X) - X[:, 0], noise=NOISE).condition(F, waves(F) - F[:, 0])
+    given = exact(INPUTS, X, waves(X), noise=NOISE).condition(F)
+    shifted = exact(replace(PRIOR, mean=0.0), X, waves(X) - X[:, 0], noise=NOISE).condition(F)
     torch.testing.assert_close(given.mean(A), shifted.mean(A) + A[:, 0])
     torch.testing.assert_close(given.joint(A).mean, given.mean(A))
 
@@ -205,9 +184,9 @@ def test_a_batch_of_posteriors_is_each_of_them(kind):
     y = torch.stack([waves(part) for part in X])
     D = X[:, :6]
     together = exact(PRIOR, X, y, noise=NOISE) if kind == "exact" else sparse(PRIOR, D, X, y, noise=NOISE)
-    found = together.condition(F, y[:, :2])
+    found = together.condition(F)
     for b in range(2):
-        alone = made(kind, X[b], y[b]).condition(F[b], y[b, :2])
+        alone = made(kind, X[b], y[b]).condition(F[b])
         torch.testing.assert_close(found.mean(A)[b], alone.mean(A[b]))
         torch.testing.assert_close(found.variance(A)[b], alone.variance(A[b]))
         torch.testing.assert_close(found.joint(A).covariance[b], alone.joint(A[b]).covariance)
@@ -244,7 +223,7 @@ def test_a_truncated_dictionary_is_conditioned_too():
 
 
 @pytest.mark.parametrize("p", [1, 3])
-def test_points_that_the_data_determines_can_be_conditioned_on_and_sampled(p):
+def test_points_that_the_data_determines_can_be_conditioned_on(p):
     """Their variances are differences of ones, and below their noise: rounding may make them negative."""
     X = torch.linspace(0.0, 1.0, 30, dtype=torch.float64).unsqueeze(-1)
     smooth = Hyperparameters("rbf", torch.tensor([20.0], dtype=torch.float64), 1e-16, 0.0, 1.0, 0.0)
@@ -253,4 +232,3 @@ def test_points_that_the_data_determines_can_be_conditioned_on_and_sampled(p):
     for _ in range(100):
         U = torch.rand(p, 1, generator=generator, dtype=torch.float64)
         torch.testing.assert_close(gp.condition(U).mean(U), gp.mean(U))
-        assert bool(gp.sample(U, 2, generator=generator).isfinite().all())

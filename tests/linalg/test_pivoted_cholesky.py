@@ -31,42 +31,34 @@ def _run(A: torch.Tensor, size: int, **options):
     return pivoted_cholesky(lambda p: A[:, p], A.diagonal().clone(), size=size, **options)
 
 
-def test_pivots_and_residuals_are_those_of_dense_conditioning(device: torch.device) -> None:
+def test_rows_are_those_of_dense_conditioning(device: torch.device) -> None:
     A = _matrix(device=device)
-    pivots = _run(A, 12)
-    rows = pivots.rows.tolist()
-    assert rows == _dense(A, 12, torch.zeros_like(A.diagonal()), lambda d: d)
-    left = A - A[:, rows] @ torch.linalg.inv(A[rows][:, rows]) @ A[rows]
-    torch.testing.assert_close(pivots.residuals, left.diagonal(), rtol=0, atol=1e-10)
+    assert _run(A, 12).tolist() == _dense(A, 12, torch.zeros_like(A.diagonal()), lambda d: d)
 
 
 def test_noise_and_scores_enter_as_conditioning_on_noisy_observations() -> None:
     A = _matrix(seed=1)
     noise = torch.linspace(0.02, 0.4, 40, dtype=torch.float64)
-    pivots = _run(A, 15, noise=noise, score=lambda d: d / noise)
-    rows = pivots.rows.tolist()
-    assert rows == _dense(A, 15, noise, lambda d: d / noise)
-    left = A - A[:, rows] @ torch.linalg.inv(A[rows][:, rows] + torch.diag(noise[rows])) @ A[rows]
-    torch.testing.assert_close(pivots.residuals, left.diagonal(), rtol=0, atol=1e-10)
+    assert _run(A, 15, noise=noise, score=lambda d: d / noise).tolist() == _dense(A, 15, noise, lambda d: d / noise)
 
 
 def test_it_stops_at_the_numerical_rank() -> None:
     G = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert len(_run(G @ G.T, 20).rows) == 3
-    assert _run(torch.ones(9, 9, dtype=torch.float64), 5).rows.tolist() == [0]
-    assert len(_run(torch.zeros(9, 9, dtype=torch.float64), 5).rows) == 0
+    assert len(_run(G @ G.T, 20)) == 3
+    assert _run(torch.ones(9, 9, dtype=torch.float64), 5).tolist() == [0]
+    assert len(_run(torch.zeros(9, 9, dtype=torch.float64), 5)) == 0
 
 
 def test_rows_above_round_off_are_chosen_however_small() -> None:
     A = torch.diag(torch.tensor([1.0, 1e-13, 0.0], dtype=torch.float64))
-    assert _run(A, 3).rows.tolist() == [0, 1]
+    assert _run(A, 3).tolist() == [0, 1]
 
 
 def test_rows_of_score_minus_infinity_are_never_chosen() -> None:
     A = _matrix()
     banned = torch.zeros(40, dtype=torch.float64)
     banned[20:] = -torch.inf
-    assert sorted(_run(A, 40, score=lambda d: d + banned).rows.tolist())[-1] < 20
+    assert sorted(_run(A, 40, score=lambda d: d + banned).tolist())[-1] < 20
 
 
 def test_the_diagonal_is_left_as_it_is() -> None:
@@ -91,5 +83,5 @@ def test_round_off_does_not_choose_among_equal_rows(size: int) -> None:
     once = _matrix(8, lengthscale=0.8)
     twice = once.repeat(2, 2)
     raised = twice.diagonal() * torch.cat([torch.ones(8), torch.full((8,), 1.0 + 2.0**-51, dtype=torch.float64)])
-    chosen = pivoted_cholesky(lambda i: twice[:, i], raised, size=size).rows
-    assert chosen.tolist() == _run(once, size).rows.tolist()
+    chosen = pivoted_cholesky(lambda i: twice[:, i], raised, size=size)
+    assert chosen.tolist() == _run(once, size).tolist()

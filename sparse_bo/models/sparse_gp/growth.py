@@ -87,7 +87,7 @@ def extended(
     K = kernel_matrix(kernel, F, old.points)  # k x m
     h = K @ old.root  # k x r
     V = growth.whitening.features(K.mT)  # k x m
-    C = safe_cholesky(V @ V.mT - h @ h.mT + torch.diag_embed(noise)).factor  # k x k
+    C = safe_cholesky(V @ V.mT - h @ h.mT + torch.diag_embed(noise))  # k x k
     lifted = growth.whitening.lift(V.mT) - old.root @ h.mT  # m x k
     W = torch.linalg.solve_triangular(C, lifted.mT, upper=False).mT
     root = old.root.expand(*broadcast_shapes(W.shape[:-2], old.root.shape[:-2]), *old.root.shape[-2:])

@@ -60,7 +60,7 @@ def root_of(covariance: Tensor, *, largest: Tensor | None = None, round_off: flo
     ``covariance`` is the remainder of a larger matrix; default: that of each matrix.
     """
     try:
-        return safe_cholesky(covariance).factor
+        return safe_cholesky(covariance)
     except ValueError as error:
         values = covariance.detach()
         if not bool(values.isfinite().all()):
@@ -79,7 +79,7 @@ def root_of(covariance: Tensor, *, largest: Tensor | None = None, round_off: flo
                 stacklevel=2,
             )
         eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
-        return safe_cholesky(covariance + missing[..., None, None] * eye).factor
+        return safe_cholesky(covariance + missing[..., None, None] * eye)
 
 
 class LowerRoot(LinearOperator):  # type: ignore[misc]  # the base class ships no types

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.gp import dtc
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
-from sparse_bo.models.sparse_gp.row_sums import Rows, dictionary_factor, fit_dtc, sweep
+from sparse_bo.models.sparse_gp.row_sums import Rows, dictionary_factor, features_of, fit_dtc, sweep
 from sparse_bo.sharding import Alone
 
 
@@ -112,10 +112,9 @@ def pilot_posterior(
         state = fit_dtc(kernel, pilot, X, residuals=residuals, noise=noise, rows=rows)
         means, parts = [], []
         for some in sweep(pilot, X):
-            wide = X[..., some, :].double()
-            features = state.factor.features(kernel_matrix(kernel, pilot.double(), wide).double())
+            features, prior = features_of(kernel, state.factor, pilot, X[..., some, :])
             means.append(dtc.mean(state, features))
-            parts.append(dtc.variance(state, features, kernel_diagonal(kernel, wide).double()) / noise[..., some])
+            parts.append(dtc.variance(state, features, prior) / noise[..., some])
         values = torch.cat(parts, dim=-1)
         return Pilot(torch.cat(means, dim=-1), values.reshape(-1, values.shape[-1]).mean(dim=0))
 
@@ -203,13 +202,8 @@ def needed_size(
     As ``settings.need`` asks for. A Cholesky factor explains point by point: the first m points leave
     ``k(x,x) − Σ_{j ≤ m} z_j(x)²``. O(m³ + m² rows).
 
-    Args:
-        kernel: The prior covariance.
-        points: ``batch_shape x m x d``, transformed, in their order.
-        rows: ``batch_shape x r x d``, transformed: some of the ``n`` training points, to be explained.
-        noise: ``batch_shape x r`` noise variances there (y²).
-        n: The number of training points.
-        settings: Sizes.
+    ``points`` are ``batch_shape x m x d``, transformed, in their order; ``rows`` ``batch_shape x r x d``, transformed: some of
+    the ``n`` training points, to be explained; ``noise`` ``batch_shape x r`` variances there (y²).
     """
     wide, size, m = rows.double(), 0, points.shape[-2]
     with torch.no_grad():

@@ -116,12 +116,8 @@ def joint_root(
 ) -> tuple[JointRoot, Columns]:
     """Return the root of a covariance and the pivots' columns. O(q m r + q p (r + p) + q b (r + b)).
 
-    Args:
-        chosen: Pivots and blocks.
-        columns: Columns of row numbers.
-        entries: The covariance between two sets of row numbers, from their columns.
-        floor: The variance that is added to the others', from the pivots' root and columns.
-        chunk: Rows whose columns are in memory at a time.
+    ``columns`` takes row numbers, ``entries`` two sets of them with their columns, and ``floor``, the variance that is added to
+    the others', the pivots' root and columns. The columns of ``chunk`` rows are in memory at a time.
     """
     order, p, size = chosen
     top, rest = order[:p], order[p:]

@@ -311,7 +311,7 @@ def _factor(R: Tensor, K: Tensor) -> Tensor:
     """Return the Cholesky factor of ``I − RᵀKR``, ``batch_shape x r x r``. O(m³)."""
     remainder = -(R.mT @ (K @ R))
     remainder.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return safe_cholesky(remainder).factor
+    return safe_cholesky(remainder)
 
 
 def draw_matheron_path(

@@ -33,7 +33,7 @@ from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import largest
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
-from sparse_bo.models.sparse_gp.representation import exact_representation
+from sparse_bo.models.sparse_gp.representation import Representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc, left_out_of_exact
 
 Distances = Callable[[Tensor, Tensor], Tensor]
@@ -107,10 +107,7 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
     Both are row numbers, ascending; ``rows`` has all of ``known``.
     """
     with torch.no_grad():
-        kernel = model.prior_kernel
-        X, residuals, noise = _training_data(model)
-        data: dict[str, Any] = {"residuals": residuals[..., known], "noise": noise[..., known]}
-        posterior = exact_representation(kernel, X[..., known, :], **data)
+        kernel, X, residuals, data, posterior = _posterior_given(model, known)
         means, variances = [], []
         for some in row_slices(len(rows), chunk=65_536):
             points = X[..., rows[some], :]
@@ -124,11 +121,13 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
         return Residuals(X[..., rows, :], values, variance, at, posterior.root, posterior.alpha)
 
 
-def _training_data(model: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return transformed inputs (``… x n x d``), targets less the prior mean and noise variances (``batch_shape x n``)."""
+def _posterior_given(model: Any, known: Tensor) -> tuple[PriorKernel, Tensor, Tensor, dict[str, Any], Representation]:
+    """Return kernel, all inputs, transformed, and targets less the prior mean; of known rows the data and exact posterior."""
     X = model.transform_inputs(model.train_inputs[0]) if model.training else model.train_inputs[0]
-    targets = model.train_targets
-    return X, targets - model.prior_mean(X), model.data_noise(X, targets.shape)
+    targets, kernel = model.train_targets, model.prior_kernel
+    residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
+    data = {"residuals": residuals[..., known], "noise": noise[..., known]}
+    return kernel, X, residuals, data, exact_representation(kernel, X[..., known, :], **data)
 
 
 def large_residuals(model: Any, known: Tensor, *, limit: float) -> Tensor:
@@ -137,10 +136,7 @@ def large_residuals(model: Any, known: Tensor, *, limit: float) -> Tensor:
     Of an outcome of several any. No other row scores more than ``limit``. O(n c d) for c known rows, without variances.
     """
     with torch.no_grad():
-        kernel = model.prior_kernel
-        X, residuals, noise = _training_data(model)
-        data: dict[str, Any] = {"residuals": residuals[..., known], "noise": noise[..., known]}
-        posterior = exact_representation(kernel, X[..., known, :], **data)
+        kernel, X, residuals, _, posterior = _posterior_given(model, known)
         parts = [posterior.project(kernel, X[..., some, :]).mean for some in row_slices(X.shape[-2], chunk=4096)]
         sizes = (residuals - torch.cat(parts, dim=-1)).abs()
         least = 0.01 * model.train_targets.std(dim=-1, keepdim=True)
@@ -282,15 +278,8 @@ def last_groups(
     They are the parts of ``rows``, and as many neighbourhoods of that size as work allows; none where the dictionary holds
     every row. With 1,040 rows and the default dictionary: none up to n = 4,096, all 248 neighbourhoods beyond.
 
-    Args:
-        rows: The rows of the second search, ascending.
-        Z: ``n x d`` inputs, over their lengthscales for Euclidean distances.
-        m: Size of the dictionary, at most.
-        batch: The number of GPs.
-        generator: Of the CPU.
-        settings: Sizes.
-        distances: The measure of nearness.
-        autograd: Whether derivatives come from autograd.
+    ``rows`` are those of the second search, ascending; ``Z`` ``n x d`` inputs, over their lengthscales for Euclidean distances.
+    The dictionary has at most ``m`` points, there are ``batch`` GPs, and ``autograd`` says whether derivatives come from there.
     """
     size = len(rows) // settings.parts
     work = settings.work * (settings.autograd if autograd else 1.0) * len(Z) * m**2 / batch

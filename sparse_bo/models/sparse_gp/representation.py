@@ -234,7 +234,7 @@ class Representation:
         """
         projection = self.project(kernel, X)
         covariance = projection.covariance(kernel_matrix(kernel, X, X)) + torch.diag_embed(noise)  # … x q x q
-        root = safe_cholesky(covariance).factor
+        root = safe_cholesky(covariance)
         surprise = (residuals - projection.mean).unsqueeze(-1)
         weights = torch.linalg.solve_triangular(root, surprise, upper=False).squeeze(-1)
         batch_shape = broadcast_shapes(root.shape[:-2], X.shape[:-2])
@@ -286,7 +286,7 @@ def exact_representation(
     """
     wide = X.double()
     covariance = kernel_matrix(kernel, wide, wide).double() + torch.diag_embed(noise.double())
-    L = safe_cholesky(covariance).factor
+    L = safe_cholesky(covariance)
     alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
     root = triangular_inverse(L).mT  # upper triangular
     return Representation(_expanded(X, L.shape[:-2]), alpha.to(X), root.to(X), triangular=True, recent=Recent(sizes))

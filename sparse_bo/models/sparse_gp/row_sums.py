@@ -100,13 +100,13 @@ def row_sums(
     residuals, noise = residuals.double(), noise.double()
 
     def block(rows: slice) -> LowRankSums:
-        features, prior = _features(kernel, factor, points, X[..., rows, :])
+        features, prior = features_of(kernel, factor, points, X[..., rows, :])
         return low_rank_sums(features, residuals[..., rows], noise[..., rows], prior)
 
     return sum_blocks(block, sweep(points, X, memory_bytes))
 
 
-def _features(kernel: PriorKernel, factor: NystromFactor, points: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+def features_of(kernel: PriorKernel, factor: NystromFactor, points: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
     """Return features and prior variances of some rows in float64, ``batch_shape x n x r`` and ``batch_shape x n``."""
     wide = X.double()
     features = factor.features(kernel_matrix(kernel, points.double(), wide).double())
@@ -180,7 +180,7 @@ class _Data:
         """Return the posterior of ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r``. O(m³)."""
         gram = gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         precision = dtc.largest_precision(1.0 / self.noise)
-        return dtc.DTC(self.factor, gram, safe_cholesky(gram).factor, projected, 0.0, precision)
+        return dtc.DTC(self.factor, gram, safe_cholesky(gram), projected, 0.0, precision)
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """Return ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r`` of this rank's rows, with gradients."""
@@ -270,7 +270,7 @@ def left_out_of_dtc(
     state = fit_dtc(kernel, points, X, residuals=residuals, noise=noise, how=how)
     residuals, noise, parts = residuals.double(), noise.double(), []
     for rows in sweep(points, X, how.memory_bytes):
-        features, prior = _features(kernel, state.factor, points, X[..., rows, :])
+        features, prior = features_of(kernel, state.factor, points, X[..., rows, :])
         parts.append(dtc.left_out(state, features, residuals[..., rows], noise[..., rows], prior))
     means, variances = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     return means, variances

@@ -238,7 +238,7 @@ class ConditionedArms:
         C = across - weights[:, :n] @ self.columns - weights[:, n:] @ self.given
         corner = C[:, arms]
         corner.diagonal().add_(gp.noise)
-        rows = solve_lower(safe_cholesky(corner).factor, C)  # p x a
+        rows = solve_lower(safe_cholesky(corner), C)  # p x a
         left = self.variance - gp.prior.scale * rows.square().sum(dim=0)
         self.variance = left.clamp_min(gp.floor * gp.prior.scale)
         self.gp, self.given = gp.condition(self.X[arms]), torch.cat([self.given, across])

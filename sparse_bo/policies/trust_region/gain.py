@@ -18,7 +18,6 @@ from torch import Tensor
 from sparse_bo.gp.expected_improvement import (
     Cells,
     LogGain,
-    LogImprovement,
     front_rows,
     least_crowded,
     log_augmented_improvement,
@@ -51,13 +50,13 @@ class OnlineKnowledgeGradient:
     horizon: float
     """h: future evaluations."""
 
-    def __call__(self, mean: Tensor, gain: LogImprovement) -> LogImprovement:
+    def __call__(self, mean: Tensor, gain: LogGain) -> LogGain:
         """Return values and derivatives, elementwise, of points with posterior means and log expected improvements."""
         unit = self.warp.inverse_slope(self.best)
         cost = (self.warp.inverse(mean) - self.warp.inverse(self.best)) / unit
         gained = self.horizon * gain.value.exp()
         by_mean = self.warp.inverse_slope(mean) / unit + gained * gain.by_mean
-        return LogImprovement(cost + gained, by_mean, gained * gain.by_variance)
+        return LogGain(cost + gained, by_mean, gained * gain.by_variance)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Improvement:
     costly: ClassVar[bool] = False
     """Whether its values are bounded by those before a pick rather than computed for all candidates."""
 
-    def __call__(self, mean: Tensor, variance: Tensor) -> LogImprovement:
+    def __call__(self, mean: Tensor, variance: Tensor) -> LogGain:
         """Return values (``N``) and derivatives at points with moments of ``N``."""
         gain = log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise_variance)
         return gain if self.knowledge is None else self.knowledge(mean, gain)
