@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,24 +37,7 @@ from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
 from sparse_bo.seeding import generator_of
 
 UNLIMITED = 2**62
-_CHANGING = (
-    "state",
-    "generator",
-    "next_ticket",
-    "asked",
-    "seconds",
-    "_ahead",
-    "_at",
-    "_queue",
-    "_queue_at",
-    "_refused",
-    "_effort",
-    "_rechecked",
-)
-"""Fields that events change, in addition to ledger and history."""
-_FIELDS = attrgetter(*_CHANGING)
-
-Mark = tuple[tuple[Any, ...], int, LedgerMark]
+Mark = tuple[dict[str, Any], int, LedgerMark]
 """A point to revert to: the fields, the length of the history, and the mark of the ledger."""
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -194,15 +176,14 @@ class Engine:
 
     def mark(self) -> Mark:
         """Return a mark for :meth:`back_to`. O(1)."""
-        return _FIELDS(self), len(self.rows), self.ledger.mark()
+        return vars(self).copy(), len(self.rows), self.ledger.mark()
 
     def back_to(self, mark: Mark) -> None:
         """Revert the machine to a mark: one :meth:`hand_out`, answer or :meth:`apply` since, complete or not."""
         fields, rows, ledger = mark
         self.ledger.back_to(ledger)
         del self.rows[rows:]
-        for name, value in zip(_CHANGING, fields, strict=True):
-            setattr(self, name, value)
+        vars(self).update(fields)
 
     def hand_out(self, handing: Handing) -> None:
         """Mark evaluations as asked."""
