@@ -149,7 +149,7 @@ class Engine:
         """Return the remaining picks made ahead and new ones, or the number of results that the policy needs first."""
         ahead, at = self._ahead, self._at
         start = time.perf_counter()
-        picks, generator = ahead.picks[at:], self._drawing()
+        picks, generator = ahead.picks[at:], self.generator.clone_state()  # the run's own advances when the draws are used
         pending = torch.cat([self.ledger.picks(), picks])
         try:
             more = ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
@@ -329,7 +329,7 @@ class Engine:
         """Return the update by results of ``batch`` through the mechanism's ``tell`` or ``observe``."""
         good = [i for i, v in enumerate(values) if not is_failed(v)]
         bad = [i for i, v in enumerate(values) if is_failed(v)]
-        generator, start = self._drawing(), time.perf_counter()
+        generator, start = self.generator.clone_state(), time.perf_counter()
         device, errors = self.domain.device, None
         if good:
             results = [values[i] for i in good]
@@ -378,12 +378,6 @@ class Engine:
             memory_bytes=prior.memory_bytes,
             generator=torch.Generator().manual_seed(self.seed),
         )
-
-    def _drawing(self) -> torch.Generator:
-        """Return a copy of the run's generator, which advances only when the draws are used."""
-        generator = torch.Generator()
-        generator.set_state(self.generator.get_state())
-        return generator
 
     def tensor(self, picks: NDArray[Any] | None) -> Tensor:
         """Return recorded picks on the device of the domain."""
