@@ -276,32 +276,25 @@ class Engine:
 
     def redo(self, event: Event) -> Update | None:
         """Apply a recorded event; return the update of the state that it causes."""
+        tickets = [] if event.tickets is None else event.tickets.tolist()
+        self.ledger.check(tickets)
+        update = None
         if event.kind == "ask":
             self._redo_ask(event)
-            return None
-        if event.kind == "enqueue":
+        elif event.kind == "enqueue":
             self.enqueue(self.tensor(event.picks))
-            return None
-        if event.kind == "move":
-            assert event.tickets is not None
+        elif event.kind == "move":
             assert event.picks is not None
-            self.ledger.check(tickets := event.tickets.tolist())
             self.move((tickets, event.picks))
-            return None
-        if event.kind == "add":
-            assert event.results is not None
+        elif event.kind == "add":
             update = self.observed(self.tensor(event.picks), event.values)
         else:
             if event.kind == "tell":
-                assert event.tickets is not None
-                assert event.results is not None
-                tickets = event.tickets.tolist()
-                self.ledger.check(tickets)
                 self.ledger.answer(dict(zip(tickets, event.values, strict=True)))
-            if not (self.ledger.complete or (event.kind == "update" and self.ledger.answered)):
-                return None
-            update = self.next_update()
-        self.apply(update)
+            if self.ledger.complete or (event.kind == "update" and self.ledger.answered):
+                update = self.next_update()
+        if update is not None:
+            self.apply(update)
         return update
 
     def _redo_ask(self, event: Event) -> None:
@@ -339,9 +332,8 @@ class Engine:
                 known["sd"] = torch.tensor(sds_of(results), dtype=torch.float64, device=device).reshape(y.shape)
             y = -y if self.minimize else y
             errors = self.state.standardised_errors(picks, y, **known)
-            errors = (
-                errors[~errors.isnan()] if errors is not None and self.outcomes is not None else errors
-            )  # none of missing ones
+            if errors is not None and self.outcomes is not None:
+                errors = errors[~errors.isnan()]  # none of missing ones
             state = tell(self.state, picks, y, generator=generator, **known)
         else:
             state = self.state.without_results()
