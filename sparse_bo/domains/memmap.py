@@ -149,14 +149,16 @@ def _mapped(path: Path) -> NDArray[np.floating[Any]]:
         raise FileNotFoundError(f"expected a .npy file at {path}, got no such file")
     if not path.is_file():  # a pipe would be waited for
         raise ValueError(f"expected a .npy file at {path}, got a folder, pipe or device; save the array as a file")
-    _check_written_by_numpy(path)
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {error}") from error
-    if not isinstance(array, np.ndarray) or array.ndim != 2 or 0 in array.shape:
-        got = f"shape {array.shape}" if isinstance(array, np.ndarray) else "an .npz archive"
-        raise ValueError(f"expected an a x d array with at least one row and one column in {path}, got {got}")
+        array = np.lib.format.open_memmap(path, mode="r")  # numpy.load takes other files for pickles, and advises to load them
+    except (ValueError, OSError) as error:
+        got = f"{path}: {error}"
+        if "magic string" in str(error):
+            table = f"numpy.save('arms.npy', numpy.loadtxt({path.name!r}, delimiter=','))"
+            got = f"{path} in another format; convert a table of numbers by {table}, and save an array of an .npz archive alone"
+        raise ValueError(f"expected a .npy file written by numpy.save, got {got}") from error
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(f"expected an a x d array with at least one row and one column in {path}, got shape {array.shape}")
     if array.dtype not in (np.dtype(np.float64), np.dtype(np.float32)):
         raise TypeError(f"expected float64 or float32 arms in {path}, got {array.dtype}; save array.astype(numpy.float64)")
     return array
@@ -176,17 +178,3 @@ def _checked_extremes(path: Path, array: NDArray[np.floating[Any]], *, first_row
         got = f"NaN or infinite entries in {bad} row(s), the first at row {first}; leave them out"
         raise ValueError(f"expected finite arms in {path}, got {got}")
     return torch.from_numpy(low), torch.from_numpy(high)
-
-
-def _check_written_by_numpy(path: Path) -> None:
-    """Raise a ``ValueError`` for any other file: numpy would take it for a pickle and advise loading it as one."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(6)
-    except OSError as error:
-        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {error.strerror}") from error
-    if not head.startswith((b"\x93NUMPY", b"PK\x03\x04")):  # the second: an archive, refused for its shape
-        advice = f"numpy.save('arms.npy', numpy.loadtxt({path.name!r}, delimiter=','))"
-        raise ValueError(
-            f"expected a .npy file written by numpy.save, got {path} in another format; convert a table of numbers by {advice}"
-        )
