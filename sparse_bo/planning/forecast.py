@@ -10,7 +10,8 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
-from sparse_bo.arms.sweep import block_count
+from sparse_bo.arms.prior import CONTENDER_BYTES, Sizes, capacity
+from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, block_count
 from sparse_bo.domains import Arms
 from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
 from sparse_bo.domains.sharded import in_memory
@@ -176,24 +177,28 @@ class _Run:
         return self.lazy and isinstance(in_memory(self.arms, memory_bytes=memory_bytes), LazyArms)
 
     def memory(self, policy: BBKB | BKB, piloted: PilotForecast) -> dict[str, int]:
-        """Return the peak memory by purpose (bytes)."""
-        m = min(piloted.dictionary_size, policy.max_dictionary or math.inf)
+        """Return the peak memory by purpose (bytes); the history is in host memory, and counted on the CPU only."""
+        size = min(piloted.dictionary_size, policy.max_dictionary or math.inf)
+        a, d, m, n = self.count, self.arms.shape[1], math.ceil(size), math.ceil(piloted.distinct)
+        memory_bytes, on_cpu = policy.sweep_budget(self.arms.device), self.arms.device.type == "cpu"
         assert policy.covar_module is not None
         covariance = CovarianceFunction(policy.covar_module, structure_of(policy.covar_module))
-        return costs.memory(
-            a=self.count,
-            d=self.arms.shape[1],
-            m=math.ceil(m),
-            n=math.ceil(piloted.distinct),
-            budget=self.budget,
-            batches=math.ceil(piloted.batches),
-            columns=0 if covariance.cheap(self.arms[:2].double()) else math.ceil(1.5 * m),
-            memory_bytes=policy.sweep_budget(self.arms.device),
-            streamed=self.streams(policy),
-            device=self.arms.device,
-            loaded=not (self.uniform or self.sharded or self.lazy),
-            blocks=block_count(covariance),
-        )
+        blocks = block_count(covariance)
+        tile = min(memory_bytes, max((2**22 if on_cpu else DEVICE_TILE_BYTES) * blocks, 8 * m * blocks * 1024))
+        rest = {"model": 8 * (4 * n * m + 12 * m * m)}
+        if on_cpu:
+            # Bytes of an evaluation and of a batch, measured on runs of BBKB and random search.
+            rest["history"] = 115 * self.budget + 1100 * math.ceil(piloted.batches)
+        if self.streams(policy):
+            contenders = CONTENDER_BYTES * min(capacity(memory_bytes), a)
+            return {"tiles": tile + 4 * 8 * min(a, Sizes().tile_rows) * (d + 4), "contenders": contenders, **rest}
+        # Ten numbers per arm: prior variance, moments of the old and the new posterior, scores, temporaries.
+        loaded = not (self.uniform or self.sharded or self.lazy)
+        items = {"arms": 0 if loaded else 8 * a * d, "vectors": 8 * 10 * a, "tiles": tile, **rest}
+        if 8 * m * a <= memory_bytes and not covariance.cheap(self.arms[:2].double()):
+            # Columns of all arms ever in a dictionary; old and new storage at once while it grows.
+            items["columns"] = min(int(1.5 * 8 * a * math.ceil(1.5 * size)), 2 * memory_bytes)
+        return items
 
 
 def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float, generator: torch.Generator) -> Plan:
