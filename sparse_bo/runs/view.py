@@ -63,24 +63,20 @@ def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widen
     It is of y also where the state has −y: in a run that minimises. Intervals of a local model are ``widened`` times as wide
     as the model's (:func:`widening`).
     """
-    found = _predictions(state, picks, widened)
-    return found.mirrored() if found is not None and minimize else found
-
-
-def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | None:
     if isinstance(state, RegionState) and state.fitted is not None:
-        return _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
-    if isinstance(state, ImprovementState) and state.surrogate is not None:
-        return _warped(state.surrogate, state.unit[picks], state.y, widened)
-    if isinstance(state, BanditState) and state.posterior is not None:
-        posterior = state.posterior
-        mean, variance = posterior.means_at(picks).double(), posterior.leverages_at(picks) * posterior.prior.regularization
-    elif isinstance(state, BoxState) and state.model is not None:
-        mean, variance = (moment.detach().flatten() for moment in state.predicted(picks))
+        found = _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
+    elif isinstance(state, ImprovementState) and state.surrogate is not None:
+        found = _warped(state.surrogate, state.unit[picks], state.y, widened)
     else:
-        return None
-    spread = 1.96 * variance.clamp_min(0.0).sqrt()
-    return Predictions(mean - spread, mean, mean + spread)
+        if isinstance(state, BanditState) and (posterior := state.posterior) is not None:
+            mean, variance = posterior.means_at(picks).double(), posterior.leverages_at(picks) * posterior.prior.regularization
+        elif isinstance(state, BoxState) and state.model is not None:
+            mean, variance = (moment.detach().flatten() for moment in state.predicted(picks))
+        else:
+            return None
+        spread = 1.96 * variance.clamp_min(0.0).sqrt()
+        found = Predictions(mean - spread, mean, mean + spread)
+    return found.mirrored() if minimize else found
 
 
 def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
@@ -92,19 +88,15 @@ def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
     """
     if not isinstance(state, OutcomeModels) or not state.fitted:
         return []
-    models: list[Predict] = []
-    for j, fitted in enumerate(state.fitted):
-        rows, seen = state.rows_of(j), state.replicates[j]
-        widened = _widening(fitted, state.U[rows], seen) if widen else 1.0
-        models.append(partial(_outcome, state, fitted, seen.y, minimize=float(state.signs[j]) < 0.0, widened=widened))
-    return models
+    return [
+        partial(_outcome, state, j, _widening(fitted, state.U[state.rows_of(j)], state.replicates[j]) if widen else 1.0)
+        for j, fitted in enumerate(state.fitted)
+    ]
 
 
-def _outcome(
-    state: OutcomeModels, fitted: FittedRegion, y: Tensor, picks: Tensor, *, minimize: bool, widened: float
-) -> Predictions:
-    found = _warped(fitted, state.modelled(picks), y, widened)
-    return found.mirrored() if minimize else found
+def _outcome(state: OutcomeModels, j: int, widened: float, picks: Tensor) -> Predictions:
+    found = _warped(state.fitted[j], state.modelled(picks), state.replicates[j].y, widened)
+    return found.mirrored() if float(state.signs[j]) < 0.0 else found
 
 
 def widening(state: State) -> float:
