@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +48,19 @@ class LazyArms(ABC):
         """Return the rows ``start … stop − 1``, ``(stop − start) x d``; ``0 ≤ start ≤ stop ≤ a``."""
         return self.take(torch.arange(start, stop, device=self.device))
 
+    def hull(self) -> Tensor:
+        """Return the bounding box, ``2 x d`` lower and upper corner. O(a d), a block of rows at a time."""
+        blocks = (self.rows(start, min(start + CHECK_ROWS, len(self))) for start in range(0, len(self), CHECK_ROWS))
+        hulls = torch.stack([torch.stack(torch.aminmax(block, dim=0)) for block in blocks])
+        return torch.stack([hulls[:, 0].amin(dim=0), hulls[:, 1].amax(dim=0)])
+
     def amin(self, dim: int = 0) -> Tensor:
-        """Return the least value of each column, ``d``. O(a d), a block of rows at a time."""
-        return torch.stack([block.amin(dim=0) for block in self._blocks()]).amin(dim=0)
+        """Return the least value of each column, ``d``."""
+        return self.hull()[0]
 
     def amax(self, dim: int = 0) -> Tensor:
-        """Return the largest value of each column, ``d``. O(a d), a block of rows at a time."""
-        return torch.stack([block.amax(dim=0) for block in self._blocks()]).amax(dim=0)
-
-    def _blocks(self) -> Iterator[Tensor]:
-        return (self.rows(start, min(start + CHECK_ROWS, len(self))) for start in range(0, len(self), CHECK_ROWS))
+        """Return the largest value of each column, ``d``."""
+        return self.hull()[1]
 
     @abstractmethod
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> LazyArms:
@@ -238,13 +241,9 @@ class ProductGrid(LazyArms):
             left = above
         return X
 
-    def amin(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amin`."""
-        return torch.stack([axis.amin() for axis in self.axes])
-
-    def amax(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amax`."""
-        return torch.stack([axis.amax() for axis in self.axes])
+    def hull(self) -> Tensor:
+        """See :meth:`LazyArms.hull`."""
+        return torch.stack([torch.stack(torch.aminmax(axis)) for axis in self.axes], dim=-1)
 
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> ProductGrid:
         """See :meth:`LazyArms.converted`."""

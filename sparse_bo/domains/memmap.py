@@ -48,7 +48,7 @@ class MemmapArms(LazyArms):
                 f"expected rows=(start, stop) with 0 <= start < stop <= {len(array)}, the rows of {path}, got {got}"
             )
         self._start, self._array = start, array[start:stop]
-        self._low, self._high = _checked_extremes(self.path, self._array, first_row=start)
+        self._hull = _checked_hull(self.path, self._array, first_row=start)
         self.shape, self.device = torch.Size(self._array.shape), torch.device(device)
         self.dtype = torch.float32 if array.dtype == np.float32 else torch.float64
 
@@ -65,13 +65,9 @@ class MemmapArms(LazyArms):
         rows = torch.from_numpy(np.array(self._array[indices.cpu().numpy()], order="C"))
         return rows.to(self.device).to(self.dtype)
 
-    def amin(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amin`; known since the file was read."""
-        return self._low.to(dtype=self.dtype, device=self.device)
-
-    def amax(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amax`; known since the file was read."""
-        return self._high.to(dtype=self.dtype, device=self.device)
+    def hull(self) -> Tensor:
+        """See :meth:`LazyArms.hull`; known since the file was read."""
+        return self._hull.to(dtype=self.dtype, device=self.device)
 
     def subset(self, start: int, stop: int) -> MemmapArms:
         """See :meth:`LazyArms.subset`. Reads the rows once."""
@@ -164,7 +160,7 @@ def _mapped(path: Path) -> NDArray[np.floating[Any]]:
     return array
 
 
-def _checked_extremes(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) -> tuple[Tensor, Tensor]:
+def _checked_hull(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) -> Tensor:
     low, high, bad, first = np.full(array.shape[1], np.inf), np.full(array.shape[1], -np.inf), 0, -1
     for start in range(0, len(array), CHECK_ROWS):
         part = np.asarray(array[start : start + CHECK_ROWS])
@@ -177,4 +173,4 @@ def _checked_extremes(path: Path, array: NDArray[np.floating[Any]], *, first_row
     if bad:
         got = f"NaN or infinite entries in {bad} row(s), the first at row {first}; leave them out"
         raise ValueError(f"expected finite arms in {path}, got {got}")
-    return torch.from_numpy(low), torch.from_numpy(high)
+    return torch.from_numpy(np.stack([low, high]))

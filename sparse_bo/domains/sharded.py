@@ -104,8 +104,8 @@ class ShardedArms(LazyArms):
         self._hold(part if part is not None and about["rows"] else none)
         self.shape = torch.Size((self.starts[-1], self.part.shape[1]))
         holding = [other for other in abouts if other["rows"]]
-        self._low = torch.stack([other["low"] for other in holding]).amin(dim=0)
-        self._high = torch.stack([other["high"] for other in holding]).amax(dim=0)
+        hulls = torch.stack([other["hull"] for other in holding])  # ranks x 2 x d
+        self._hull = torch.stack([hulls[:, 0].amin(dim=0), hulls[:, 1].amax(dim=0)])
         self.in_memory = all(other["in_memory"] for other in abouts)
         self.distinct = all(other["whole"] == first["whole"] is not None for other in abouts)
         self._alone = False
@@ -181,13 +181,9 @@ class ShardedArms(LazyArms):
         finally:
             self._alone = False
 
-    def amin(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amin`."""
-        return self._low.to(self.part[:0])
-
-    def amax(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amax`."""
-        return self._high.to(self.part[:0])
+    def hull(self) -> Tensor:
+        """See :meth:`LazyArms.hull`."""
+        return self._hull.to(self.part[:0])
 
     def loaded(self) -> ShardedArms:
         """Return the set with every rank's part in memory. Collective."""
@@ -298,8 +294,7 @@ def _about(part: Any, *, before: Group) -> dict[str, Any]:
         "dtype": part.dtype,
         "device": part.device.type,
         "cuda": torch.cuda.is_available(),
-        "low": part.amin(dim=0).cpu(),
-        "high": part.amax(dim=0).cpu(),
+        "hull": torch.stack([part.amin(dim=0), part.amax(dim=0)]).cpu(),
         "head": part[: min(2, len(part))].cpu(),
         "in_memory": isinstance(part, Tensor),
         "whole": whole.digest() if whole is not None and whole.distinct else None,
