@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains.base import check_range
-from sparse_bo.validation import FLOATING, check_count
+from sparse_bo.validation import check_count, check_points
 
 CHECK_ROWS = 2**18
 """Rows per block of a pass over a whole set (validation, digest, extremes)."""
@@ -184,20 +184,12 @@ class ProductGrid(LazyArms):
         if not axes:
             raise ValueError("expected at least one axis, got none; pass one tensor of values for each input")
         for number, axis in enumerate(axes):
-            if not isinstance(axis, Tensor) or axis.dtype not in FLOATING:
-                got = axis.dtype if isinstance(axis, Tensor) else type(axis).__name__
-                raise TypeError(
-                    f"expected axis {number} to be a float64 (or float32) tensor, got {got}; use torch.tensor(…).double()"
-                )
-            if axis.dtype != axes[0].dtype or axis.device != axes[0].device:
-                expected, found = (f"{x.dtype} on {x.device}" for x in (axes[0], axis))
-                raise TypeError(f"expected all axes of {expected}, got axis {number} of {found}; use .to(axes[0])")
-            if axis.dim() != 1 or not len(axis):
+            if isinstance(axis, Tensor) and (axis.dim() != 1 or not len(axis)):
                 raise ValueError(
                     f"expected axis {number} to be a non-empty vector, got shape {tuple(axis.shape)}; use axis.flatten()"
                 )
-            if not bool(torch.isfinite(axis).all()):
-                raise ValueError(f"expected finite values on axis {number}, got NaN or infinity; leave them out")
+            column = axis.unsqueeze(-1) if isinstance(axis, Tensor) else axis
+            check_points(f"axis {number}", column, like=axes[0][:0].unsqueeze(-1) if number else None)
             if bool((axis.sort().values.diff() == 0).any()):
                 raise ValueError(f"expected distinct values on axis {number}, got repeated ones; use axis.unique()")
         if math.prod(map(len, axes)) >= 2**62:
