@@ -78,10 +78,6 @@ class SpaceArms(Arms):
             about["feasible"] = base64.b64encode(np.packbits(bits).tobytes()).decode("ascii")
         return {**super().describe(), "space": about}
 
-    def double(self) -> SpaceArms:
-        """See :meth:`Domain.double`: columns are float64 already."""
-        return self
-
 
 class SeenRows:
     """The distinct rows of a tensor on the CPU that grows from call to call, by their bytes."""
