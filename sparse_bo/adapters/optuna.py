@@ -342,38 +342,26 @@ class _Search:
 
     def _result(self, trial: FrozenTrial) -> float | list[float] | None:
         """Return the objective of a finished trial, to be maximised, or its outcomes; ``None`` if it failed."""
-        if self.outcomes is None:
-            return self._value(trial)
-        if len(self.study.directions) == 1:
-            value = self._value(trial)
-            objectives = None if value is None else [self.sign * value]
-        else:
-            objectives = trial.values if trial.state == TrialState.COMPLETE else None
-        if objectives is None or not all(map(math.isfinite, objectives)):
-            return None
-        if len(self.study.directions) > 1:
-            self.completed.append(self.sign * objectives[0])
-        measured = trial.constraints
-        rest = [measured.get(name, math.nan) for name in sorted(self.constraints)]
-        return [*objectives, *(value if math.isfinite(value) else math.nan for value in rest)]
-
-    def _value(self, trial: FrozenTrial) -> float | None:
-        """Return the objective of a finished trial, to be maximised; ``None`` if it failed."""
         if trial.state == TrialState.COMPLETE:
-            assert trial.value is not None
-            value = self.sign * trial.value
-            if not math.isfinite(value):
-                logger.warning("the value %r of trial %d counts as a failure", trial.value, trial.number)
+            if wrong := [value for value in trial.values if not math.isfinite(value)]:
+                logger.warning("the value %r of trial %d counts as a failure", wrong[0], trial.number)
                 return None
-            self.completed.append(value)
-            return value
-        if trial.state == TrialState.PRUNED:
+            objectives = trial.values
+            self.completed.append(self.sign * objectives[0])
+        elif trial.state == TrialState.PRUNED and len(self.study.directions) == 1:
             last = trial.last_step
             reached = math.inf if last is None else self.sign * trial.intermediate_values[last]
             typical = float(torch.tensor(self.completed or [math.inf], dtype=torch.float64, device="cpu").median())
             value = min(reached, typical)
-            return value if math.isfinite(value) else None
-        return None
+            if not math.isfinite(value):
+                return None
+            objectives = [self.sign * value]
+        else:
+            return None
+        if self.outcomes is None:
+            return self.sign * objectives[0]
+        rest = [trial.constraints.get(name, math.nan) for name in sorted(self.constraints)]
+        return [*objectives, *(value if math.isfinite(value) else math.nan for value in rest)]
 
     def _point(self, trial: FrozenTrial, asked: Mapping[str, Any], *, ended: bool = False) -> dict[str, Any] | None:
         """Return a trial's point of the space; if it ended early, what it lacks is taken from the point that was asked for.
