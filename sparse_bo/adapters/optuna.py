@@ -168,7 +168,6 @@ class SparseBOSampler(BaseSampler):
             return {name: distribution for name, (distribution, _) in self._space(study).items() if not distribution.single()}
 
     def _space(self, study: optuna.Study) -> Mapping[str, tuple[BaseDistribution, Condition | None]]:
-        """Return the space that the trials of a study show."""
         if self._study is None or self._study[0] is not study._storage or self._study[1] != study._study_id:
             self._study = study._storage, study._study_id
             self._forms.clear()
@@ -393,7 +392,6 @@ class _Search:
 
 
 def _constraints_of(trials: Iterable[FrozenTrial]) -> frozenset[str]:
-    """Return the names of all constraints that trials have."""
     return frozenset(name for trial in trials if trial.state.is_finished() for name in trial.constraints)
 
 

@@ -108,7 +108,6 @@ def run(options: Namespace) -> None:
 
 
 def _ends(options: Namespace) -> dict[str, Any]:
-    """Return the options of ends before the budget."""
     return {name: getattr(options, name) for name in ("seconds", "target", "patience")}
 
 

@@ -277,11 +277,7 @@ def is_streamed(arms: ArmSet) -> bool:
 
 
 def _about(part: Any, *, before: Group) -> dict[str, Any]:
-    """Return the description of a rank's part.
-
-    Raises:
-        TypeError, ValueError: If it is not an arm set.
-    """
+    """Return the description of a rank's part, which has to be an arm set."""
     versions = {"sparse_bo": __version__, "torch": torch.__version__}
     if part is None or (isinstance(part, Tensor) and part.dim() == 2 and not len(part)):
         return {"rows": 0, "versions": versions, "in_memory": True, "whole": None, "cuda": torch.cuda.is_available()}
@@ -303,11 +299,7 @@ def _about(part: Any, *, before: Group) -> dict[str, Any]:
 
 
 def _check_alike(abouts: list[dict[str, Any]]) -> None:
-    """Check that the parts make one set, with the same outcome on every rank.
-
-    Raises:
-        ValueError: If they do not.
-    """
+    """Check that the parts make one set, with the same outcome on every rank."""
     holding = [rank for rank, about in enumerate(abouts) if about["rows"]]
     if not holding:
         raise ValueError(f"expected at least one arm on one of the {len(abouts)} ranks, got none; pass some rank its part")

@@ -173,7 +173,6 @@ class Dispatch:
             self._submit(pool, batch.part(slice(0, size)))
 
     def _chunk(self, waiting: int, pool: Pool) -> int:
-        """Return the number of evaluations of a task."""
         if self.workers.chunk is not None:
             return self.workers.chunk
         if self._seconds is None:

@@ -118,7 +118,6 @@ def workers_of(executor: str | Submits | Workers | None, workers: int | None) ->
 
 
 def _check_executor(executor: Any) -> None:
-    """Check that evaluations can be submitted to ``executor``, and that its package is installed."""
     names = ", ".join(map(repr, NAMES))
     if isinstance(executor, str):
         if executor in ("dask", "ray"):
@@ -306,7 +305,6 @@ def _end(executor: Any) -> None:
 
 
 def _processes(kind: str, workers: int, arrays: Arrays) -> Any:
-    """Return a new pool of processes by its name."""
     loky = optional(kind) if kind == "loky" else None
     context: Any = _context(arrays) if loky is None else loky.backend.get_context("loky")
     meeting = (context.Semaphore(workers - 1), context.Event())

@@ -180,7 +180,6 @@ class Writer:
         return self._end
 
     def _flush_if_due(self) -> None:
-        """Wait for the disk if the last wait is long enough ago."""
         interval = self.storage.flush_seconds
         if interval < math.inf and time.monotonic() >= self._flush_at:
             os.fsync(self._descriptor)

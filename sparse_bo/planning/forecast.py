@@ -265,7 +265,6 @@ def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float
 
 
 def _plan(run: _Run, policy: BBKB | BKB, piloted: PilotForecast, measured: costs.Costs, per_pick: float) -> Plan:
-    """Return the plan with these settings."""
     a, size, batches = run.count, min(piloted.dictionary_size, policy.max_dictionary or math.inf), max(piloted.batches, 1.0)
     items, streamed = run.memory(policy, piloted), run.streams(policy)
     column = size * measured.column_per_arm * a

@@ -477,7 +477,6 @@ class AskTell:
         return () if self._engine.outcomes is None else self._engine.outcomes.names
 
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
-        """Return pending tickets after a check."""
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)
         return numbers
 

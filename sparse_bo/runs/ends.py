@@ -206,7 +206,6 @@ class Watch:
         return None
 
     def _results(self) -> Seen:
-        """Return what has been seen so far."""
         engine = self.engine
         for row in engine.rows[self._rows :]:
             before, self._rows = self._seen, self._rows + 1

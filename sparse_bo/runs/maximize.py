@@ -231,7 +231,6 @@ def optimize(
 
 
 def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
-    """Make a whole run with the arguments of :func:`maximize` or :func:`optimize`."""
     shared = ("policy", "names", "bounds", "space", "feasible", "seed", "initial")
     run = {name: given[name] for name in shared} | {"minimize": minimize}
     run |= {name: given.get(name) for name in ("objectives", "constraints", "reference")}
@@ -308,7 +307,6 @@ def _difference(
     minimize: bool,
     outcomes: Outcomes | None,
 ) -> str | None:
-    """Return the difference between a recorded run and the arguments, ``None`` if there is none."""
     recorded = about.get("space")
     if (space is not None or bounds is not None) and space != recorded:
         if space is not None and recorded is not None and space["parameters"] == recorded["parameters"]:

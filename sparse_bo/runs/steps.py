@@ -241,7 +241,6 @@ class Steps:
         self._watch_failures()  # last, since a warning may be an error
 
     def _asked(self, limit: int, beyond_batch: bool) -> Batch:
-        """See :meth:`ask`; collective."""
         engine = self.engine
         if engine.due:
             self.update(by_ask=True)
