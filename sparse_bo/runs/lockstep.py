@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -20,15 +20,9 @@ from sparse_bo.sharding import Group
 STEP = "the next event"
 Kind = Literal["ask", "add", "enqueue", "tell", "run", "end", "stop"]
 
+Occurrence = tuple[Kind, Any]
+"""An event of a run: its kind, and the arguments of the method of :class:`.Steps` that applies it, or the reason of a stop."""
 logger = logging.getLogger(__name__)
-
-
-class Occurrence(NamedTuple):
-    """An event of a run."""
-
-    kind: Kind
-    value: Any
-    """Arguments of the method of :class:`sparse_bo.runs.steps.Steps` that applies it; the reason of a stop."""
 
 
 class Lockstep:
@@ -70,12 +64,10 @@ class Lockstep:
         """Synchronise an event of this rank, and return rank 0's value of it."""
         if self.alone:
             return value
-        event = self._exchanged(Occurrence(kind, value) if self.group.leads else None)
-        if event.kind != kind:
-            raise self._apart(
-                f"rank 0 is at {event.kind!r}, rank {self.group.rank} at {kind!r}; make the same calls everywhere"
-            )
-        return event.value
+        first, value = self._exchanged((kind, value) if self.group.leads else None)
+        if first != kind:
+            raise self._apart(f"rank 0 is at {first!r}, rank {self.group.rank} at {kind!r}; make the same calls everywhere")
+        return value
 
     def next(self) -> Occurrence:
         """Return the next event of rank 0; called on the other ranks."""
@@ -119,7 +111,7 @@ class Lockstep:
         if self.alone or not self.group.leads or self.group.closed is not None:
             return
         try:
-            self._exchanged(Occurrence("stop", f"{type(error).__name__}: {error}"[:2000]))
+            self._exchanged(("stop", f"{type(error).__name__}: {error}"[:2000]))
         except RankError as lost:
             logger.warning("the other ranks were not notified of the reason why rank 0 stopped: %s", lost)
 
@@ -132,8 +124,8 @@ class Lockstep:
             raise self._apart(f"rank {rank} has other picks than rank 0: their hardware or libraries round differently")
         event: Occurrence | None = every[0][1]
         assert event is not None
-        if event.kind == "stop" and mine is None:
-            raise RankError(f"rank 0 stopped: {event.value}")
+        if event[0] == "stop" and mine is None:
+            raise RankError(f"rank 0 stopped: {event[1]}")
         return event
 
     def _apart(self, message: str) -> RankError:

@@ -206,9 +206,9 @@ class Steps:
         """Apply the events of rank 0's run, to its end."""
         applied: dict[str, Any] = {"ask": self._asked, "add": self._added, "enqueue": self._enqueued, "tell": self._answered}
         self.ranks.agree("run")
-        while (event := self.ranks.next()).kind != "end":
+        while (event := self.ranks.next())[0] != "end":
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
-                applied[event.kind](*event.value)
+                applied[event[0]](*event[1])
 
     def catch_up(self) -> None:
         """Complete an interrupted update: all results are in, none is pending."""
