@@ -80,7 +80,6 @@ class Dispatch:
                     self._start(pool)
                 if not (self._tasks or self._queue or self._suspects):
                     return
-                self._start(pool)
                 self._collect(pool)
         except BaseException as error:
             try:

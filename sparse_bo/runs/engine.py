@@ -73,12 +73,10 @@ def for_negative(policy: Policy) -> Policy:
     """Return the policy for −y: its prior mean changes sign, also that of a policy within it."""
     if not is_dataclass(policy) or isinstance(policy, type):
         return policy
-    changed: dict[str, Any] = {}
-    for name, value in ((field.name, getattr(policy, field.name)) for field in fields(policy)):
-        if name == "prior_mean" and value is not None:
-            changed[name] = -value
-        elif isinstance(value, Policy):
-            changed[name] = for_negative(value)
+    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    changed: dict[str, Any] = {name: for_negative(value) for name, value in values.items() if isinstance(value, Policy)}
+    if values.get("prior_mean") is not None:
+        changed["prior_mean"] = -values["prior_mean"]
     return replace(policy, **changed) if changed else policy
 
 
