@@ -239,16 +239,16 @@ def view_of(
             interval = _interval(partial(predictions_of, state, minimize=minimize), domain, report)
         x, shown = best_x.to("cpu", torch.float64), [*enumerate(some)]
         slices = [_slice(predict, domain, x, j, name, best, of) for of, predict in models.items() for j, name in shown]
-    arm_names = history.info.get("names")
     weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
+    values = np.array([value for row in history.rows for value in row.values], np.float64)
     highest = None
     if last.best_observed_mean is not None:
-        arm = (
-            {} if last.best_observed_index is None or not over_arms else {"arm": arm_name(last.best_observed_index, arm_names)}
-        )
-        point = arm | (named(report.best_observed_x) or _evaluated(columns, _highest_row(history, minimize=minimize)))
+        index, best_row = last.best_observed_index if over_arms else None, None
+        if history.points and np.isfinite(values).any():
+            best_row = int(np.nanargmin(values) if minimize else np.nanargmax(values))
+        point = {} if index is None else {"arm": arm_name(index, history.info.get("names"))}
+        point |= named(report.best_observed_x) or _evaluated(columns, best_row)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
-    values = np.array([value for row in history.rows for value in row.values], np.float64)
     results = [one for row in history.rows for one in row.results]
     sds = np.array(sds_of(results), np.float64).T if has_sds(results) else ()
     failed = sum(row.failed for row in history.rows)
@@ -290,15 +290,6 @@ def _best_row(history: History, report: Report, otherwise: int | None) -> int | 
     return otherwise
 
 
-def _highest_row(history: History, *, minimize: bool) -> int | None:
-    """Return the evaluation of the best observation at points of a box; ``None`` over arms, or without one."""
-    values = [value for row in history.rows for value in row.values]
-    known = [row for row, value in enumerate(values) if not math.isnan(value)]
-    if not history.points or not known:
-        return None
-    return (min if minimize else max)(known, key=values.__getitem__)
-
-
 def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> dict[str, Any]:
     """Return the inputs of an evaluation by name, those left out that it does not have."""
     if row is None:
@@ -319,11 +310,8 @@ def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, 
     """Return the 95 % interval at the best point (y); ``None`` without a model."""
     if report.best_mean is None or report.best_sd is None:
         return None
-    found = None
-    if report.best_sd > 0.0 and isinstance(domain, Box) and report.best_x is not None:
-        found = predict(report.best_x.to(domain.device, torch.float64).unsqueeze(0))
-    elif report.best_sd > 0.0 and isinstance(domain, Arms) and report.best_index is not None:
-        found = predict(torch.tensor([report.best_index], device=domain.device))
+    best = report.best_index if domain.indexed or report.best_x is None else report.best_x.tolist()
+    found = predict(domain.stacked([best])) if report.best_sd > 0.0 and best is not None else None
     if found is not None:
         return float(found.lower[0]), float(found.upper[0])
     return report.best_mean - 1.96 * report.best_sd, report.best_mean + 1.96 * report.best_sd
