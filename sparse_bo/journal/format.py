@@ -183,11 +183,7 @@ def scan(data: bytes, end: End) -> Iterator[Record]:
 def decode_event(kind: bytes, payload: bytes, dims: int | None, outcomes: int | None = None) -> Event:
     """Return an event; its arrays are views. About 2 µs.
 
-    Args:
-        kind: Of the record.
-        payload: Of the record.
-        dims: ``d`` of a box; ``None`` over arms.
-        outcomes: ``m``; ``None``: results are numbers.
+    ``dims`` is ``d`` of a box, ``None`` over arms; ``outcomes`` is ``m``, ``None`` where results are numbers.
     """
     name, noisy = EVENTS[kind], kind in _NOISY.values()
     width = (1 + noisy) * (outcomes or 1)

@@ -82,9 +82,7 @@ def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widen
 def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
     """Return the marginal posterior of each of several outcomes, in the user's units; empty without models.
 
-    Args:
-        state: The state.
-        widen: Whether intervals are wider by the factor by which cross-validation shows them too narrow.
+    With ``widen`` intervals are wider by the factor by which cross-validation shows them too narrow.
     """
     if not isinstance(state, OutcomeModels) or not state.fitted:
         return []
