@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -17,6 +17,13 @@ import torch
 from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64)
+
+
+def check_given(check: Callable[[str, Any], Any], **values: Any) -> None:
+    """Check the values that are not ``None``, each by its name."""
+    for name, value in values.items():
+        if value is not None:
+            check(name, value)
 
 
 def check_positive(name: str, value: float) -> float:

@@ -42,7 +42,7 @@ from sparse_bo.policies.states import PointState
 from sparse_bo.runs.arguments import check_policy
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.engine import with_gradients
-from sparse_bo.validation import check_callable, check_count
+from sparse_bo.validation import check_callable, check_count, check_given
 
 TRIALS = 500
 """Budget assumed of a study, which does not tell its own: over arms the default policy depends on it."""
@@ -100,8 +100,7 @@ class SparseBOSampler(BaseSampler):
         if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
             got = "a class" if isinstance(independent_sampler, type) else type(independent_sampler).__name__
             raise TypeError(f"expected independent_sampler to be a sampler of Optuna, got {got}; use RandomSampler(seed=0)")
-        if constraints_func is not None:
-            check_callable("constraints_func", constraints_func)
+        check_given(check_callable, constraints_func=constraints_func)
         self._constraints_func = constraints_func
         self._policy, self._independent, self._generator = policy, independent_sampler or RandomSampler(), torch.Generator()
         self._seed = self._generator.seed() if seed is None else check_count("seed", seed, minimum=0)

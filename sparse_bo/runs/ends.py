@@ -21,7 +21,7 @@ from sparse_bo.evaluations.results import Value
 from sparse_bo.report.view import visible
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.validation import check_callable, check_count, check_number, check_positive
+from sparse_bo.validation import check_callable, check_count, check_given, check_number, check_positive
 
 
 class StatusColumn(ProgressColumn):
@@ -107,10 +107,10 @@ class Ends:
     stop: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        checks: dict[str, Callable[[str, Any], Any]] = {"seconds": check_positive, "target": check_number}
-        for name, check in (checks | {"patience": check_count, "stop": check_callable}).items():
-            if getattr(self, name) is not None:
-                check(name, getattr(self, name))
+        check_given(check_positive, seconds=self.seconds)
+        check_given(check_number, target=self.target)
+        check_given(check_count, patience=self.patience)
+        check_given(check_callable, stop=self.stop)
 
 
 class Seen(NamedTuple):
@@ -140,9 +140,7 @@ class Watch:
     """Reason for the end; ``None`` while there is none."""
 
     def __post_init__(self) -> None:
-        for name in ("callback", "on_result"):
-            if getattr(self, name) is not None:
-                check_callable(name, getattr(self, name))
+        check_given(check_callable, callback=self.callback, on_result=self.on_result)
         outcomes = self.engine.outcomes
         if self.ends.target is not None and outcomes is not None and outcomes.only is None:
             raise ValueError(

@@ -29,7 +29,7 @@ from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.previous import RunObservations, resolved
 from sparse_bo.runs.result import Result
-from sparse_bo.validation import check_callable, check_choice, check_flag
+from sparse_bo.validation import check_callable, check_choice, check_flag, check_given
 
 
 def maximize(
@@ -243,9 +243,7 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     check_callable("objective", given["objective"])
     if spread is not None:
         packed(spread.executor, given["objective"])
-    for name in ("callback", "on_result"):
-        if given[name] is not None:
-            check_callable(name, given[name])
+    check_given(check_callable, callback=given["callback"], on_result=given["on_result"])
     for name in ("progress", "resume"):
         check_flag(name, given[name])
     Ends(**ends)
