@@ -57,34 +57,28 @@ class Boundary:
     handlers stay, and detect at the next signal that the block has ended.
     """
 
-    __slots__ = ("__weakref__", "_held")
+    __slots__ = ("__weakref__", "_arrived", "_before", "_holding")
 
     def __enter__(self) -> None:
-        self._held = held = _Held(weakref.ref(self))
-        held.begin()
-
-    def __exit__(self, *exception: object) -> None:
-        self._held.end()
-
-
-class _Held:
-    """The signals of a block; a separate object, so that the handlers hold no reference to the block."""
-
-    __slots__ = ("_arrived", "_before", "_block", "_holding")
-
-    def __init__(self, block: weakref.ref[Boundary]) -> None:
         self._before: dict[int, Callable[..., Any]] = {}
         self._arrived: list[tuple[int, FrameType | None]] = []
-        self._block, self._holding = block, True
+        self._holding = True
+        before, block = self._before, weakref.ref(self)  # handlers hold no reference to the block
 
-    def begin(self) -> None:
-        before = self._before
+        def hold(number: int, frame: FrameType | None) -> None:
+            held = block()
+            if held is not None and held._holding:
+                held._arrived.append((number, frame))
+            else:
+                _handle_by(number, before[number])
+                before[number](number, frame)
+
         try:
             for number in HELD:
                 handler = _handler_of(number)
                 if callable(handler):
                     before[number] = handler
-                    _handle_by(number, self._hold)
+                    _handle_by(number, hold)
         except BaseException:
             if threading.get_ident() != threading.main_thread().ident:
                 before.clear()  # nothing could be set in this thread
@@ -92,7 +86,7 @@ class _Held:
             self._restore()  # a handler that is not held yet has raised
             raise
 
-    def end(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._restore()
         for number, frame in self._arrived:
             self._before[number](number, frame)
@@ -102,14 +96,7 @@ class _Held:
             for number, handler in self._before.items():
                 _handle_by(number, handler)
         finally:
-            self._holding = False  # a handler that is back may have raised before the next one is: see _hold
-
-    def _hold(self, number: int, frame: FrameType | None) -> None:
-        if self._holding and self._block() is not None:
-            self._arrived.append((number, frame))
-        else:
-            _handle_by(number, self._before[number])
-            self._before[number](number, frame)
+            self._holding = False  # a handler that is back may have raised before the next one is: see `hold`
 
 
 @contextmanager
