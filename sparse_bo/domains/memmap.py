@@ -97,42 +97,30 @@ def tiles(arms: ArmSet, *, rows: int) -> Iterator[tuple[slice, Tensor]]:
         for part in parts:
             yield part, arms[part]
         return
-    fetch = _Fetch(arms)
+    stream = torch.cuda.Stream(arms.device) if arms.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def read(part: slice) -> tuple[Tensor, Any]:
+        """Read a tile and start its copy to the device; runs in the reading thread."""
+        if stream is None:
+            return arms.rows(part.start, part.stop), None
+        with torch.cuda.stream(stream):
+            pinned = arms.host_rows(part.start, part.stop).pin_memory()
+            tile = pinned.to(arms.device, non_blocking=True).to(arms.dtype)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(stream)
+        return tile, copied
+
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparse_bo-tiles") as reader:
         ahead = next(parts, None)
-        coming = None if ahead is None else reader.submit(fetch.start, ahead)
+        coming = None if ahead is None else reader.submit(read, ahead)
         while ahead is not None and coming is not None:
-            part, started, ahead = ahead, coming.result(), next(parts, None)
-            coming = None if ahead is None else reader.submit(fetch.start, ahead)
-            yield part, fetch.finish(started)
-
-
-class _Fetch:
-    """The transfer of a tile of a file to the device, in two parts: one may run ahead, one must wait."""
-
-    def __init__(self, arms: MemmapArms) -> None:
-        self.arms = arms
-        self.stream = torch.cuda.Stream(arms.device) if arms.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def start(self, part: slice) -> tuple[Tensor, Any]:
-        """Read, and start the copy; runs in the reading thread."""
-        host = self.arms.host_rows(part.start, part.stop)
-        if self.stream is None:
-            return host.to(self.arms.device).to(self.arms.dtype), None
-        with torch.cuda.stream(self.stream):
-            rows = host.pin_memory().to(self.arms.device, non_blocking=True).to(self.arms.dtype)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(self.stream)
-        return rows, copied
-
-    def finish(self, started: tuple[Tensor, Any]) -> Tensor:
-        """Make the device wait for the copy (the host does not)."""
-        rows, copied = started
-        if copied is not None:
-            stream = torch.cuda.current_stream(self.arms.device)
-            stream.wait_event(copied)
-            rows.record_stream(stream)
-        return rows
+            part, (tile, copied), ahead = ahead, coming.result(), next(parts, None)
+            coming = None if ahead is None else reader.submit(read, ahead)
+            if copied is not None:  # the device waits for the copy, the host does not
+                current = torch.cuda.current_stream(arms.device)
+                current.wait_event(copied)
+                tile.record_stream(current)
+            yield part, tile
 
 
 def rows_in(path: str | os.PathLike[str]) -> int:
