@@ -99,7 +99,7 @@ class ShardedArms(LazyArms):
         abouts = self.group.objects(step, about)
         _check_alike(abouts)
         first = next(other for other in abouts if other["rows"])
-        none = torch.empty(0, first["width"], dtype=first["dtype"], device=_device(first))
+        none = torch.empty(0, first["width"], dtype=first["dtype"], device=first["device"])
         self.starts = [0, *accumulate(other["rows"] for other in abouts)]
         self._hold(part if part is not None and about["rows"] else none)
         self.shape = torch.Size((self.starts[-1], self.part.shape[1]))
@@ -320,11 +320,6 @@ def _check_alike(abouts: list[dict[str, Any]]) -> None:
         versions = [about["versions"][name] for about in abouts]
         if len(set(versions)) > 1:
             raise ValueError(f"expected one version of {name} on every rank, got {', '.join(versions)}")
-
-
-def _device(about: dict[str, Any]) -> torch.device:
-    """Return the device of a rank without arms."""
-    return torch.device("cuda", torch.cuda.current_device()) if about["device"] == "cuda" else torch.device(about["device"])
 
 
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
