@@ -98,7 +98,10 @@ def plan(
         count, d = check_count("arms", arms), check_count("dims", dims)
         axis, pilots = 40 * math.ceil(count ** (1.0 / d)), 2 * 8 * 2048  # bytes of an input in the grid and in the pilots
         costs.check_room(d * (axis + pilots), f"trying out {arms} arms of {dims} inputs")
-        points = _unit_grid(count, d, where)
+        # A grid of at least as many arms in the unit cube, which takes no memory, for timing and sampling.
+        per_axis = max(math.ceil(count ** (1.0 / d)), 1)
+        bounds = torch.tensor([[0.0] * d, [1.0] * d], dtype=torch.float64, device=where)
+        points = ProductGrid.linspace(bounds, [per_axis + (per_axis**d < count)] * d)
     chosen = BBKB() if policy is None else policy
     if not isinstance(chosen, (BBKB, BKB)):
         raise ValueError(f"expected policy to be a BBKB or a BKB, got {type(policy).__name__}; other policies have no plan")
@@ -121,13 +124,6 @@ def plan(
         return made
     messages = messages_per_batch(ranks, dims=made.dims, batch=math.ceil(budget / made.batches))
     return replace(made, ranks=ranks, messages=messages, seconds=made.seconds + made.batches * messages.seconds)
-
-
-def _unit_grid(arms: int, dims: int, device: torch.device) -> ProductGrid:
-    """Return a grid of at least ``arms`` arms in the unit cube, which takes no memory, for timing and sampling."""
-    per_axis = max(math.ceil(arms ** (1.0 / dims)), 1)
-    bounds = torch.tensor([[0.0] * dims, [1.0] * dims], dtype=torch.float64, device=device)
-    return ProductGrid.linspace(bounds, [per_axis + (per_axis**dims < arms)] * dims)
 
 
 def default_kernel(arms: ArmSet) -> Kernel:

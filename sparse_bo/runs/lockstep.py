@@ -88,8 +88,11 @@ class Lockstep:
         try:
             yield
         except BaseException as error:
-            if outermost and not isinstance(error, RankError):
-                self._stop(error)
+            if outermost and not isinstance(error, RankError) and self._open:
+                try:
+                    self._exchanged(("stop", f"{type(error).__name__}: {error}"[:2000]))
+                except RankError as lost:
+                    logger.warning("the other ranks were not notified of the reason why rank 0 stopped: %s", lost)
             raise
         finally:
             self._leading = not outermost
@@ -100,20 +103,16 @@ class Lockstep:
         try:
             yield
         except Exception as error:
-            if not self.alone and self.group.leads and self.group.closed is None:
+            if self._open:
                 with suppress(RankError):
                     self.group.await_first()
                     self.group.give_up(STEP, f"{type(error).__name__}: {error}")
             raise
 
-    def _stop(self, error: BaseException) -> None:
-        """Notify the other ranks that rank 0 has stopped."""
-        if self.alone or not self.group.leads or self.group.closed is not None:
-            return
-        try:
-            self._exchanged(("stop", f"{type(error).__name__}: {error}"[:2000]))
-        except RankError as lost:
-            logger.warning("the other ranks were not notified of the reason why rank 0 stopped: %s", lost)
+    @property
+    def _open(self) -> bool:
+        """Whether this is rank 0 of others that wait for it."""
+        return not self.alone and self.group.leads and self.group.closed is None
 
     def _exchanged(self, mine: Occurrence | None) -> Occurrence:
         group = self.group
