@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.dictionary import Certificate
@@ -221,7 +222,8 @@ def view_of(
     several, best_x = history.outcome_columns(report), report.best_x
     if several is not None:
         several = replace(several, best_row=_best_row(history, report, several.best_row))
-        best_x = _inputs_of(history, domain, several.best_row)
+        X = inputs_of(history, domain)
+        best_x = None if X is None or several.best_row is None else torch.from_numpy(X[several.best_row])
     best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
     if several is not None and not best:
         best = _evaluated(columns, several.best_row)
@@ -295,13 +297,13 @@ def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> dict[st
     return {name: values[row] for name, values in columns.items() if values[row] == values[row]}
 
 
-def _inputs_of(history: History, domain: Domain | None, row: int | None) -> Tensor | None:
-    """Return the inputs of an evaluation (``d``), float64 on the CPU; ``None`` where they are unknown."""
-    if row is None or domain is None:
-        return None
+def inputs_of(history: History, domain: Domain | None) -> NDArray[np.float64] | None:
+    """Return the inputs of all evaluations (``n x d``); ``None`` where they are unknown, and without any."""
     if history.points:
-        return torch.tensor(history.points[row], dtype=torch.float64, device="cpu")
-    return domain.inputs(torch.tensor([history.indices[row]], device=domain.device))[0].to("cpu", torch.float64)
+        return np.array(history.points, np.float64)
+    if domain is None or not history.indices:
+        return None
+    return domain.inputs(torch.tensor(history.indices, device=domain.device)).to("cpu", torch.float64).numpy()
 
 
 def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, float] | None:
@@ -324,11 +326,7 @@ def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict
         parameters = Space.of(described).parameters
         logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
         return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
-    if history.points:
-        X = np.array(history.points, np.float64)
-    elif isinstance(domain, Arms) and history.indices:
-        X = domain.inputs(torch.tensor(history.indices, device=domain.device)).double().cpu().numpy()
-    else:
+    if (X := inputs_of(history, domain)) is None:
         return [], {}, {}
     names = [f"x{j + 1}" for j in range(X.shape[1])]
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)
