@@ -465,7 +465,7 @@ class AskTell:
         These update a copy of the state, which takes as long as an update; in a sharded run they are left out. An interrupted
         update is completed.
         """
-        self._steps.catch_up()
+        self._steps.settle(complete=True)
         return self._result(*self._steps.with_incomplete_batch())
 
     def certificate(self) -> Certificate | None:

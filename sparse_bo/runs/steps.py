@@ -197,17 +197,12 @@ class Steps:
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
                 applied[event[0]](*event[1])
 
-    def catch_up(self) -> None:
-        """Complete an interrupted update: all results are in, none is pending."""
+    def settle(self, *, complete: bool = False) -> None:
+        """Update the state by the results so far; if ``complete``, only once none is pending: after an interrupted update."""
         with self.lock:
-            if self.engine.ledger.complete:
-                self.update(by_ask=False)
-
-    def settle(self) -> None:
-        """Update the state by the results so far, although others are pending."""
-        with self.lock:
-            if self.engine.ledger.answered:
-                self.update(by_ask=True)
+            ledger = self.engine.ledger
+            if ledger.complete if complete else ledger.answered:
+                self.update(by_ask=not complete)
 
     def with_incomplete_batch(self) -> tuple[State, list[HistoryRow]]:
         """Return the state and the history with all results so far, although others are pending. Nothing changes."""
