@@ -290,7 +290,7 @@ def _about(part: Any, *, before: Group) -> dict[str, Any]:
         "dtype": part.dtype,
         "device": part.device.type,
         "cuda": torch.cuda.is_available(),
-        "hull": torch.stack([part.amin(dim=0), part.amax(dim=0)]).cpu(),
+        "hull": (part.hull() if isinstance(part, LazyArms) else torch.stack(torch.aminmax(part, dim=0))).cpu(),
         "head": part[: min(2, len(part))].cpu(),
         "in_memory": isinstance(part, Tensor),
         "whole": whole.digest() if whole is not None and whole.distinct else None,
