@@ -26,7 +26,6 @@ from sparse_bo.kernels import GPYTORCH_BLOCKS
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.sharding.group import HEADER_BYTES
-from sparse_bo.validation import check_count
 
 TEMPORARIES = GPYTORCH_BLOCKS
 """Largest number of kernel-sized blocks of a sweep: those of an evaluation by GPyTorch, the result included."""
@@ -126,9 +125,7 @@ def _operations(
 def available_bytes(device: torch.device, *, control_group: str | Path = "/sys/fs/cgroup") -> int:
     """Return the free memory in bytes: of a GPU from its driver, else of the machine and of this control group.
 
-    Args:
-        device: Device of the run.
-        control_group: Folder of the limits (https://docs.kernel.org/admin-guide/cgroup-v2.html).
+    ``control_group`` is the folder of the limits (https://docs.kernel.org/admin-guide/cgroup-v2.html).
     """
     if device.type != "cpu":
         return int(torch.get_device_module(device).mem_get_info(device)[0])
@@ -264,7 +261,6 @@ def messages_per_batch(
         batch: Evaluations in the batch.
         network: The network between the ranks.
     """
-    check_count("ranks", ranks)
     if ranks == 1:
         return Messages(0, 0, 0, 0.0)
     link = network or Network()

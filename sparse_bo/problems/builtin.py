@@ -186,10 +186,6 @@ def scaled(X: Tensor, scaling: Scaling) -> Tensor:
 
     Constant columns become 0.
 
-    Args:
-        X: ``a x d``.
-        scaling: Which.
-
     Raises:
         ValueError: If ``scaling`` is none of these.
     """
