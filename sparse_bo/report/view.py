@@ -26,8 +26,6 @@ class Batches:
     """``b`` posterior means of the best point (y)."""
     best_sd: Numbers
     """``b`` posterior standard deviations there (y)."""
-    best_observed_mean: Numbers
-    """``b`` best mean observations (y)."""
     dictionary_size: Numbers
     """``b``; NaN without a sparse model."""
     effective_dimension: Numbers

@@ -229,7 +229,7 @@ class History:
 
     def batches(self) -> Batches:
         """Return the columns that figures show."""
-        names = ("best_mean", "best_sd", "best_observed_mean", "dictionary_size", "effective_dimension", "variance_factor")
+        names = ("best_mean", "best_sd", "dictionary_size", "effective_dimension", "variance_factor")
         columns = {name: np.array([np.nan if v is None else v for v in self.column(name)], np.float64) for name in names}
         phases = dict.fromkeys(phase for row in self.rows for phase in row.seconds)
         return Batches(
