@@ -131,11 +131,7 @@ class SparseBOSampler(BaseSampler):
         self._independent.reseed_rng()
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Check the study.
-
-        Raises:
-            ValueError: If it has more than four objectives.
-        """
+        """Check the number of objectives; see :meth:`optuna.samplers.BaseSampler.before_trial`."""
         self._begin(study, trial)
         self._independent.before_trial(study, trial)
 

@@ -156,8 +156,7 @@ def policy_of(
     check_choice("goal", goal, get_args(Goal))
     build: dict[str, Any] = {"problem": name, "budget": budget, "preset": preset}
     if policy is not None:
-        check_choice("policy", policy, tuple(POLICIES))
-        goals = {"goal": goal} if POLICIES[policy] is TrustRegion else {}
+        goals = {"goal": goal} if POLICIES.get(policy) is TrustRegion else {}
         return make_policy(policy, {**given, **goals}, **build), ""
     count = None if workers is None else workers.count
     how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": count, "several": several}
