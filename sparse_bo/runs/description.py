@@ -70,9 +70,7 @@ def about_run(
         **({} if outcomes is None else {"outcomes": outcomes.describe(), "results": len(outcomes.names)}),
         "arrays": arrays,
         "notes": notes,
-        **({} if why is None else {"why": why}),
-        **({} if taken is None else {"taken": taken}),
-        **({} if workers is None else {"workers": workers}),
+        **{name: value for name, value in {"why": why, "taken": taken, "workers": workers}.items() if value is not None},
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
         **domain.describe(),
     }

@@ -63,11 +63,10 @@ class RunProgress(Progress):
     def show(self, row: HistoryRow) -> None:
         """Show a new row of the history."""
         self.evaluated += row.batch_size
-        status = "" if row.best_mean is None else f"best {row.best_mean:.4g} "
-        if row.feasible is not None:
-            best = "" if row.best_mean is None else f"best feasible {row.best_mean:.4g} "
-            best = best if row.hypervolume is None else f"hypervolume {row.hypervolume:.4g} "
-            status = best if row.feasible else "none feasible "
+        best = "best" if row.feasible is None else "best feasible"
+        status = "" if row.best_mean is None else f"{best} {row.best_mean:.4g} "
+        status = status if row.hypervolume is None else f"hypervolume {row.hypervolume:.4g} "
+        status = "none feasible " if row.feasible == 0 else status
         if self.regret_of is not None and (regrets := self.regret_of(row)) is not None:
             self.regret += float(regrets.sum())
             status += f"regret {self.regret / self.evaluated:.4g} "
