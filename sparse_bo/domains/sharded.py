@@ -25,15 +25,10 @@ FETCH = "fetching arms"
 class KnownRows:
     """Cached rows of arms that other ranks hold: of pulled and pending arms for the run, of contenders for one batch.
 
-    All ranks cache the same rows, so they agree on the rows to fetch.
+    All ranks cache the same rows, so they agree on the rows to fetch. ``like`` is ``0 x d``, of their dtype and device.
     """
 
     def __init__(self, like: Tensor) -> None:
-        """Make an empty cache.
-
-        Args:
-            like: ``0 x d``, of the rows' dtype and device.
-        """
         none = torch.empty(0, dtype=torch.long, device=like.device)
         self.cached: tuple[Tensor, Tensor] = (none, like)
         self.latest: tuple[Tensor, Tensor] = (none, like)
