@@ -95,34 +95,8 @@ class ScheduleComplete(RuntimeError):
     """``ask`` was called after the last evaluation of a policy: of a fixed number, or of each candidate once."""
 
 
-class ObjectiveError(RuntimeError):
-    """The objective raised; earlier results are kept. Loop and result stay in the process of the run.
-
-    Attributes:
-        loop: The :class:`sparse_bo.AskTell`, with every observation told so far. What has no result is still out:
-            ``loop.tell`` or ``loop.fail`` its tickets, then go on with ``loop.run``.
-        result: The :class:`sparse_bo.Result` of the run up to the failure.
-        reason: What failed, without advice for who holds the loop.
-    """
-
-    def __init__(self, message: str, *, loop: Any = None, result: Any = None, reason: str = "") -> None:
-        super().__init__(message)
-        self.loop = loop
-        self.result = result
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args, {"reason": self.reason}
-
-
-class RunInterrupted(KeyboardInterrupt):
-    """The run was interrupted (Ctrl-C); earlier results are kept. Loop and result stay in the process of the run.
-
-    Attributes:
-        loop: The :class:`sparse_bo.AskTell`, with every observation told so far.
-        result: The :class:`sparse_bo.Result` of the run up to the interruption.
-        reason: How far the run was, without advice for who holds the loop.
-    """
+class _Stopped(BaseException):
+    """A run that has stopped; another process gets the message and the reason."""
 
     def __init__(self, message: str, *, loop: Any = None, result: Any = None, reason: str = "") -> None:
         super().__init__(message)
@@ -132,6 +106,27 @@ class RunInterrupted(KeyboardInterrupt):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args, {"reason": self.reason}
+
+
+class ObjectiveError(_Stopped, RuntimeError):
+    """The objective raised; earlier results are kept. Loop and result stay in the process of the run.
+
+    Attributes:
+        loop: The :class:`sparse_bo.AskTell`, with every observation told so far. What has no result is still out:
+            ``loop.tell`` or ``loop.fail`` its tickets, then go on with ``loop.run``.
+        result: The :class:`sparse_bo.Result` of the run up to the failure.
+        reason: What failed, without advice for who holds the loop.
+    """
+
+
+class RunInterrupted(_Stopped, KeyboardInterrupt):
+    """The run was interrupted (Ctrl-C); earlier results are kept. Loop and result stay in the process of the run.
+
+    Attributes:
+        loop: The :class:`sparse_bo.AskTell`, with every observation told so far.
+        result: The :class:`sparse_bo.Result` of the run up to the interruption.
+        reason: How far the run was, without advice for who holds the loop.
+    """
 
 
 def without_password(address: str) -> str:

@@ -77,9 +77,6 @@ def generators_kept(device: torch.device) -> Iterator[None]:
 
     What BoTorch draws with a seed of its own, it draws after ``torch.manual_seed``, which seeds every device's generator, and
     it puts back the CPU's alone.
-
-    Args:
-        device: Where the block computes.
     """
     # fork_rng would start a CUDA that is not in use yet.
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]

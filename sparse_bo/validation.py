@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +19,13 @@ from torch import Tensor
 FLOATING = (torch.float32, torch.float64)
 
 
+def check_given(check: Callable[[str, Any], Any], **values: Any) -> None:
+    """Check the values that are not ``None``, each by its name."""
+    for name, value in values.items():
+        if value is not None:
+            check(name, value)
+
+
 def check_positive(name: str, value: float) -> float:
     """Return ``value`` as a float if it is a finite number > 0."""
     number = check_number(name, value)
@@ -27,8 +34,8 @@ def check_positive(name: str, value: float) -> float:
     return number
 
 
-def check_number(name: str, value: float) -> float:
-    """Return ``value`` as a finite float."""
+def check_number(name: str, value: float, *, minimum: float = -math.inf) -> float:
+    """Return ``value`` as a finite float that is at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"expected {name} to be a number, got {type(value).__name__} {value!r}; pass an int or a float")
     try:
@@ -37,6 +44,8 @@ def check_number(name: str, value: float) -> float:
         raise ValueError(f"expected {name} below 1.8e308, got a number that float64 cannot hold; scale it") from error
     if not math.isfinite(number):
         raise ValueError(f"expected a finite {name}, got {value!r}; pass a number")
+    if number < minimum:
+        raise ValueError(f"expected {name} >= {minimum:g}, got {value!r}; pass {minimum:g} or more")
     return number
 
 

@@ -71,8 +71,8 @@ class TrialForms:
         parameters it is the one with the fewest values. If none tells which trials have it, it is left out, unless all
         completed trials have it.
         """
-        ranges = {name: self._range(name) for name in sorted(self._newest)}
-        rest = {name: kind for name, kind in ranges.items() if kind is not None}
+        newest = {name: [kind for _, kind in self._newest[name]] for name in sorted(self._newest)}
+        rest = {name: kinds[0] for name, kinds in newest.items() if sum(one != other for one, other in pairwise(kinds)) <= 1}
         forms = [form for form, _ in self._values]
         found: dict[str, tuple[BaseDistribution, Condition | None]] = {}
         for some in (forms, [form for form, whole in self._values if whole] or forms):
@@ -86,10 +86,6 @@ class TrialForms:
                     break
                 found.update({name: (rest.pop(name), condition) for name, condition in new.items()})
         return found
-
-    def _range(self, name: str) -> BaseDistribution | None:
-        kinds = [distribution for _, distribution in self._newest[name]]
-        return kinds[0] if sum(one != other for one, other in pairwise(kinds)) <= 1 else None
 
     def _condition(self, name: str, parents: Mapping[str, BaseDistribution]) -> Condition | None:
         """Return the condition on the parent with the fewest values; ``None`` if none tells which trials have the parameter."""

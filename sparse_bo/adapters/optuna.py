@@ -42,7 +42,7 @@ from sparse_bo.policies.states import PointState
 from sparse_bo.runs.arguments import check_policy
 from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.engine import with_gradients
-from sparse_bo.validation import check_callable, check_count
+from sparse_bo.validation import check_callable, check_count, check_given
 
 TRIALS = 500
 """Budget assumed of a study, which does not tell its own: over arms the default policy depends on it."""
@@ -100,8 +100,7 @@ class SparseBOSampler(BaseSampler):
         if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
             got = "a class" if isinstance(independent_sampler, type) else type(independent_sampler).__name__
             raise TypeError(f"expected independent_sampler to be a sampler of Optuna, got {got}; use RandomSampler(seed=0)")
-        if constraints_func is not None:
-            check_callable("constraints_func", constraints_func)
+        check_given(check_callable, constraints_func=constraints_func)
         self._constraints_func = constraints_func
         self._policy, self._independent, self._generator = policy, independent_sampler or RandomSampler(), torch.Generator()
         self._seed = self._generator.seed() if seed is None else check_count("seed", seed, minimum=0)
@@ -132,11 +131,7 @@ class SparseBOSampler(BaseSampler):
         self._independent.reseed_rng()
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Check the study.
-
-        Raises:
-            ValueError: If it has more than four objectives.
-        """
+        """Check the number of objectives; see :meth:`optuna.samplers.BaseSampler.before_trial`."""
         self._begin(study, trial)
         self._independent.before_trial(study, trial)
 
@@ -168,7 +163,6 @@ class SparseBOSampler(BaseSampler):
             return {name: distribution for name, (distribution, _) in self._space(study).items() if not distribution.single()}
 
     def _space(self, study: optuna.Study) -> Mapping[str, tuple[BaseDistribution, Condition | None]]:
-        """Return the space that the trials of a study show."""
         if self._study is None or self._study[0] is not study._storage or self._study[1] != study._study_id:
             self._study = study._storage, study._study_id
             self._forms.clear()
@@ -342,38 +336,26 @@ class _Search:
 
     def _result(self, trial: FrozenTrial) -> float | list[float] | None:
         """Return the objective of a finished trial, to be maximised, or its outcomes; ``None`` if it failed."""
-        if self.outcomes is None:
-            return self._value(trial)
-        if len(self.study.directions) == 1:
-            value = self._value(trial)
-            objectives = None if value is None else [self.sign * value]
-        else:
-            objectives = trial.values if trial.state == TrialState.COMPLETE else None
-        if objectives is None or not all(map(math.isfinite, objectives)):
-            return None
-        if len(self.study.directions) > 1:
-            self.completed.append(self.sign * objectives[0])
-        measured = trial.constraints
-        rest = [measured.get(name, math.nan) for name in sorted(self.constraints)]
-        return [*objectives, *(value if math.isfinite(value) else math.nan for value in rest)]
-
-    def _value(self, trial: FrozenTrial) -> float | None:
-        """Return the objective of a finished trial, to be maximised; ``None`` if it failed."""
         if trial.state == TrialState.COMPLETE:
-            assert trial.value is not None
-            value = self.sign * trial.value
-            if not math.isfinite(value):
-                logger.warning("the value %r of trial %d counts as a failure", trial.value, trial.number)
+            if wrong := [value for value in trial.values if not math.isfinite(value)]:
+                logger.warning("the value %r of trial %d counts as a failure", wrong[0], trial.number)
                 return None
-            self.completed.append(value)
-            return value
-        if trial.state == TrialState.PRUNED:
+            objectives = trial.values
+            self.completed.append(self.sign * objectives[0])
+        elif trial.state == TrialState.PRUNED and len(self.study.directions) == 1:
             last = trial.last_step
             reached = math.inf if last is None else self.sign * trial.intermediate_values[last]
             typical = float(torch.tensor(self.completed or [math.inf], dtype=torch.float64, device="cpu").median())
             value = min(reached, typical)
-            return value if math.isfinite(value) else None
-        return None
+            if not math.isfinite(value):
+                return None
+            objectives = [self.sign * value]
+        else:
+            return None
+        if self.outcomes is None:
+            return self.sign * objectives[0]
+        rest = [trial.constraints.get(name, math.nan) for name in sorted(self.constraints)]
+        return [*objectives, *(value if math.isfinite(value) else math.nan for value in rest)]
 
     def _point(self, trial: FrozenTrial, asked: Mapping[str, Any], *, ended: bool = False) -> dict[str, Any] | None:
         """Return a trial's point of the space; if it ended early, what it lacks is taken from the point that was asked for.
@@ -405,7 +387,6 @@ class _Search:
 
 
 def _constraints_of(trials: Iterable[FrozenTrial]) -> frozenset[str]:
-    """Return the names of all constraints that trials have."""
     return frozenset(name for trial in trials if trial.state.is_finished() for name in trial.constraints)
 
 

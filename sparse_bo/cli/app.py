@@ -109,7 +109,8 @@ class Commands(TyperGroup):
         except typer.Abort:
             typer.echo("stopped: the question was not answered", err=True)
             status = 1
-        if (console := sys.modules.get("sparse_bo.cli.console")) and (lost := console.lost_output()):
+        if (console := sys.modules.get("sparse_bo.cli.console")) and (lost := console.stdout.lost):
+            console.stdout.lost = None
             if not isinstance(lost, BrokenPipeError):  # who closes a pipe has read enough
                 reason = getattr(lost, "strerror", None) or lost
                 console.complain("error", f"could not print everything ({reason})")

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from sparse_bo.cli.console import complain, console, plain, say, show, shows, table
+from sparse_bo.cli.console import complain, console, plain, say, show, table
 from sparse_bo.cli.inputs import budget_of, described_problem, folder, make_problem
 from sparse_bo.cli.launch import launch, reason, save
 from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
@@ -257,7 +257,8 @@ def compare(options: Namespace) -> None:
     if finished and not quiet:
         console.print(comparison_table(problem.description, finished))
         if console.is_terminal and not code:
-            console.print(terminal_comparison(finished, width=console.width, dots=shows("\u28ff")))
+            dots = bool("\u28ff".encode(console.encoding, "ignore"))
+            console.print(terminal_comparison(finished, width=console.width, dots=dots))
     if not code:
         try:
             plot_comparison(f"{problem.description}, seed {seed}", finished).savefig(path, dpi=150)

@@ -69,15 +69,6 @@ def plain(text: object, *, style: str = "") -> Text:
     return Text("".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text)), style=style)
 
 
-def shows(character: str) -> bool:
-    """Return whether the encoding of stdout has a character."""
-    try:
-        character.encode(console.encoding)
-    except (UnicodeError, LookupError):
-        return False
-    return True
-
-
 def say(text: object) -> None:
     """Print a text as it is, one line of it on one line."""
     console.print(plain(text), soft_wrap=True)
@@ -99,12 +90,6 @@ def refused(text: str, *, traceback: BaseException | None = None) -> typer.Exit:
 def show_traceback(error: BaseException) -> None:
     """Print the traceback of an error to stderr."""
     errors.print(plain("".join(tracebacks.format_exception(error)).rstrip()), soft_wrap=True)
-
-
-def lost_output() -> OSError | ValueError | None:
-    """Return the error that ended the output since the last call; ``None``: all was printed."""
-    lost, stdout.lost = stdout.lost, None
-    return lost
 
 
 def table(title: str, lines: Mapping[str, str]) -> Table:

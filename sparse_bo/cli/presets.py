@@ -211,7 +211,6 @@ def _admitted(hint: Any) -> str:
 
 
 def _value(name: str, text: str, setting: Setting) -> Any:
-    """Return the value that a text stands for."""
     kinds = _alternatives(setting.hint)
     if text == "none" and type(None) in kinds:
         return None

@@ -108,7 +108,6 @@ def run(options: Namespace) -> None:
 
 
 def _ends(options: Namespace) -> dict[str, Any]:
-    """Return the options of ends before the budget."""
     return {name: getattr(options, name) for name in ("seconds", "target", "patience")}
 
 
@@ -157,8 +156,7 @@ def policy_of(
     check_choice("goal", goal, get_args(Goal))
     build: dict[str, Any] = {"problem": name, "budget": budget, "preset": preset}
     if policy is not None:
-        check_choice("policy", policy, tuple(POLICIES))
-        goals = {"goal": goal} if POLICIES[policy] is TrustRegion else {}
+        goals = {"goal": goal} if POLICIES.get(policy) is TrustRegion else {}
         return make_policy(policy, {**given, **goals}, **build), ""
     count = None if workers is None else workers.count
     how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": count, "several": several}

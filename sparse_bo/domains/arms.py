@@ -57,7 +57,7 @@ class Arms(Domain):
 
     def hull(self) -> Tensor:
         """See :meth:`Domain.hull`."""
-        low, high = self.points.amin(dim=0), self.points.amax(dim=0)
+        low, high = self.points.hull() if isinstance(self.points, LazyArms) else torch.aminmax(self.points, dim=0)
         check_range("arms", low, high, rows=self.count)
         return torch.stack([low, high])
 

@@ -16,13 +16,7 @@ from sparse_bo.validation import FLOATING, check_finite, check_like
 
 
 def check_range(name: str, low: Tensor, high: Tensor, *, rows: int = 1) -> None:
-    """Check that differences of inputs, and sums over the rows of an arm set, are finite numbers.
-
-    Args:
-        name: Name of the argument, for messages.
-        low: ``d`` least values.
-        high: ``d`` largest values.
-        rows: Number of arms; 1 for a box.
+    """Check that differences between ``d`` least and largest inputs, and sums over ``rows`` arms, are finite numbers.
 
     Raises:
         ValueError: If one is not.

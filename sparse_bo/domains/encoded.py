@@ -78,10 +78,6 @@ class SpaceArms(Arms):
             about["feasible"] = base64.b64encode(np.packbits(bits).tobytes()).decode("ascii")
         return {**super().describe(), "space": about}
 
-    def double(self) -> SpaceArms:
-        """See :meth:`Domain.double`: columns are float64 already."""
-        return self
-
 
 class SeenRows:
     """The distinct rows of a tensor on the CPU that grows from call to call, by their bytes."""
@@ -304,16 +300,11 @@ def check_domain(
 def recorded_space(
     about: Mapping[str, Any], feasible: Feasible | None, device: str | torch.device, *, asking: bool
 ) -> SpaceArms | SpaceBox:
-    """Return the domain of a recorded run on a space.
-
-    Args:
-        about: Description of the recorded domain.
-        feasible: Feasibility function; required on a box whose run has one.
-        device: Device of the domain.
-        asking: Whether the run continues; otherwise it is only read.
+    """Return the domain of a recorded run on a space from its description.
 
     Raises:
-        ValueError: If the function is required and missing, passed without need, or the description is damaged.
+        ValueError: If a run that is to ask again lacks its feasibility function, or gets one that it has not; or if the
+            description is damaged.
     """
     described = about["space"]
     space = Space.of(described)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains.base import check_range
-from sparse_bo.validation import FLOATING, check_count
+from sparse_bo.validation import check_count, check_points
 
 CHECK_ROWS = 2**18
 """Rows per block of a pass over a whole set (validation, digest, extremes)."""
@@ -48,16 +48,19 @@ class LazyArms(ABC):
         """Return the rows ``start … stop − 1``, ``(stop − start) x d``; ``0 ≤ start ≤ stop ≤ a``."""
         return self.take(torch.arange(start, stop, device=self.device))
 
+    def hull(self) -> Tensor:
+        """Return the bounding box, ``2 x d`` lower and upper corner. O(a d), a block of rows at a time."""
+        blocks = (self.rows(start, min(start + CHECK_ROWS, len(self))) for start in range(0, len(self), CHECK_ROWS))
+        hulls = torch.stack([torch.stack(torch.aminmax(block, dim=0)) for block in blocks])
+        return torch.stack([hulls[:, 0].amin(dim=0), hulls[:, 1].amax(dim=0)])
+
     def amin(self, dim: int = 0) -> Tensor:
-        """Return the least value of each column, ``d``. O(a d), a block of rows at a time."""
-        return torch.stack([block.amin(dim=0) for block in self._blocks()]).amin(dim=0)
+        """Return the least value of each column, ``d``."""
+        return self.hull()[0]
 
     def amax(self, dim: int = 0) -> Tensor:
-        """Return the largest value of each column, ``d``. O(a d), a block of rows at a time."""
-        return torch.stack([block.amax(dim=0) for block in self._blocks()]).amax(dim=0)
-
-    def _blocks(self) -> Iterator[Tensor]:
-        return (self.rows(start, min(start + CHECK_ROWS, len(self))) for start in range(0, len(self), CHECK_ROWS))
+        """Return the largest value of each column, ``d``."""
+        return self.hull()[1]
 
     @abstractmethod
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> LazyArms:
@@ -181,20 +184,12 @@ class ProductGrid(LazyArms):
         if not axes:
             raise ValueError("expected at least one axis, got none; pass one tensor of values for each input")
         for number, axis in enumerate(axes):
-            if not isinstance(axis, Tensor) or axis.dtype not in FLOATING:
-                got = axis.dtype if isinstance(axis, Tensor) else type(axis).__name__
-                raise TypeError(
-                    f"expected axis {number} to be a float64 (or float32) tensor, got {got}; use torch.tensor(…).double()"
-                )
-            if axis.dtype != axes[0].dtype or axis.device != axes[0].device:
-                expected, found = (f"{x.dtype} on {x.device}" for x in (axes[0], axis))
-                raise TypeError(f"expected all axes of {expected}, got axis {number} of {found}; use .to(axes[0])")
-            if axis.dim() != 1 or not len(axis):
+            if isinstance(axis, Tensor) and (axis.dim() != 1 or not len(axis)):
                 raise ValueError(
                     f"expected axis {number} to be a non-empty vector, got shape {tuple(axis.shape)}; use axis.flatten()"
                 )
-            if not bool(torch.isfinite(axis).all()):
-                raise ValueError(f"expected finite values on axis {number}, got NaN or infinity; leave them out")
+            column = axis.unsqueeze(-1) if isinstance(axis, Tensor) else axis
+            check_points(f"axis {number}", column, like=axes[0][:0].unsqueeze(-1) if number else None)
             if bool((axis.sort().values.diff() == 0).any()):
                 raise ValueError(f"expected distinct values on axis {number}, got repeated ones; use axis.unique()")
         if math.prod(map(len, axes)) >= 2**62:
@@ -238,13 +233,9 @@ class ProductGrid(LazyArms):
             left = above
         return X
 
-    def amin(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amin`."""
-        return torch.stack([axis.amin() for axis in self.axes])
-
-    def amax(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amax`."""
-        return torch.stack([axis.amax() for axis in self.axes])
+    def hull(self) -> Tensor:
+        """See :meth:`LazyArms.hull`."""
+        return torch.stack([torch.stack(torch.aminmax(axis)) for axis in self.axes], dim=-1)
 
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> ProductGrid:
         """See :meth:`LazyArms.converted`."""

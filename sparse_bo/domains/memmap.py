@@ -48,7 +48,7 @@ class MemmapArms(LazyArms):
                 f"expected rows=(start, stop) with 0 <= start < stop <= {len(array)}, the rows of {path}, got {got}"
             )
         self._start, self._array = start, array[start:stop]
-        self._low, self._high = _checked_extremes(self.path, self._array, first_row=start)
+        self._hull = _checked_hull(self.path, self._array, first_row=start)
         self.shape, self.device = torch.Size(self._array.shape), torch.device(device)
         self.dtype = torch.float32 if array.dtype == np.float32 else torch.float64
 
@@ -65,13 +65,9 @@ class MemmapArms(LazyArms):
         rows = torch.from_numpy(np.array(self._array[indices.cpu().numpy()], order="C"))
         return rows.to(self.device).to(self.dtype)
 
-    def amin(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amin`; known since the file was read."""
-        return self._low.to(dtype=self.dtype, device=self.device)
-
-    def amax(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amax`; known since the file was read."""
-        return self._high.to(dtype=self.dtype, device=self.device)
+    def hull(self) -> Tensor:
+        """See :meth:`LazyArms.hull`; known since the file was read."""
+        return self._hull.to(dtype=self.dtype, device=self.device)
 
     def subset(self, start: int, stop: int) -> MemmapArms:
         """See :meth:`LazyArms.subset`. Reads the rows once."""
@@ -101,42 +97,30 @@ def tiles(arms: ArmSet, *, rows: int) -> Iterator[tuple[slice, Tensor]]:
         for part in parts:
             yield part, arms[part]
         return
-    fetch = _Fetch(arms)
+    stream = torch.cuda.Stream(arms.device) if arms.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def read(part: slice) -> tuple[Tensor, Any]:
+        """Read a tile and start its copy to the device; runs in the reading thread."""
+        if stream is None:
+            return arms.rows(part.start, part.stop), None
+        with torch.cuda.stream(stream):
+            pinned = arms.host_rows(part.start, part.stop).pin_memory()
+            tile = pinned.to(arms.device, non_blocking=True).to(arms.dtype)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(stream)
+        return tile, copied
+
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparse_bo-tiles") as reader:
         ahead = next(parts, None)
-        coming = None if ahead is None else reader.submit(fetch.start, ahead)
+        coming = None if ahead is None else reader.submit(read, ahead)
         while ahead is not None and coming is not None:
-            part, started, ahead = ahead, coming.result(), next(parts, None)
-            coming = None if ahead is None else reader.submit(fetch.start, ahead)
-            yield part, fetch.finish(started)
-
-
-class _Fetch:
-    """The transfer of a tile of a file to the device, in two parts: one may run ahead, one must wait."""
-
-    def __init__(self, arms: MemmapArms) -> None:
-        self.arms = arms
-        self.stream = torch.cuda.Stream(arms.device) if arms.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def start(self, part: slice) -> tuple[Tensor, Any]:
-        """Read, and start the copy; runs in the reading thread."""
-        host = self.arms.host_rows(part.start, part.stop)
-        if self.stream is None:
-            return host.to(self.arms.device).to(self.arms.dtype), None
-        with torch.cuda.stream(self.stream):
-            rows = host.pin_memory().to(self.arms.device, non_blocking=True).to(self.arms.dtype)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(self.stream)
-        return rows, copied
-
-    def finish(self, started: tuple[Tensor, Any]) -> Tensor:
-        """Make the device wait for the copy (the host does not)."""
-        rows, copied = started
-        if copied is not None:
-            stream = torch.cuda.current_stream(self.arms.device)
-            stream.wait_event(copied)
-            rows.record_stream(stream)
-        return rows
+            part, (tile, copied), ahead = ahead, coming.result(), next(parts, None)
+            coming = None if ahead is None else reader.submit(read, ahead)
+            if copied is not None:  # the device waits for the copy, the host does not
+                current = torch.cuda.current_stream(arms.device)
+                current.wait_event(copied)
+                tile.record_stream(current)
+            yield part, tile
 
 
 def rows_in(path: str | os.PathLike[str]) -> int:
@@ -149,20 +133,22 @@ def _mapped(path: Path) -> NDArray[np.floating[Any]]:
         raise FileNotFoundError(f"expected a .npy file at {path}, got no such file")
     if not path.is_file():  # a pipe would be waited for
         raise ValueError(f"expected a .npy file at {path}, got a folder, pipe or device; save the array as a file")
-    _check_written_by_numpy(path)
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {error}") from error
-    if not isinstance(array, np.ndarray) or array.ndim != 2 or 0 in array.shape:
-        got = f"shape {array.shape}" if isinstance(array, np.ndarray) else "an .npz archive"
-        raise ValueError(f"expected an a x d array with at least one row and one column in {path}, got {got}")
+        array = np.lib.format.open_memmap(path, mode="r")  # numpy.load takes other files for pickles, and advises to load them
+    except (ValueError, OSError) as error:
+        got = f"{path}: {error}"
+        if "magic string" in str(error):
+            table = f"numpy.save('arms.npy', numpy.loadtxt({path.name!r}, delimiter=','))"
+            got = f"{path} in another format; convert a table of numbers by {table}, and save an array of an .npz archive alone"
+        raise ValueError(f"expected a .npy file written by numpy.save, got {got}") from error
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(f"expected an a x d array with at least one row and one column in {path}, got shape {array.shape}")
     if array.dtype not in (np.dtype(np.float64), np.dtype(np.float32)):
         raise TypeError(f"expected float64 or float32 arms in {path}, got {array.dtype}; save array.astype(numpy.float64)")
     return array
 
 
-def _checked_extremes(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) -> tuple[Tensor, Tensor]:
+def _checked_hull(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) -> Tensor:
     low, high, bad, first = np.full(array.shape[1], np.inf), np.full(array.shape[1], -np.inf), 0, -1
     for start in range(0, len(array), CHECK_ROWS):
         part = np.asarray(array[start : start + CHECK_ROWS])
@@ -175,18 +161,4 @@ def _checked_extremes(path: Path, array: NDArray[np.floating[Any]], *, first_row
     if bad:
         got = f"NaN or infinite entries in {bad} row(s), the first at row {first}; leave them out"
         raise ValueError(f"expected finite arms in {path}, got {got}")
-    return torch.from_numpy(low), torch.from_numpy(high)
-
-
-def _check_written_by_numpy(path: Path) -> None:
-    """Raise a ``ValueError`` for any other file: numpy would take it for a pickle and advise loading it as one."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(6)
-    except OSError as error:
-        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {error.strerror}") from error
-    if not head.startswith((b"\x93NUMPY", b"PK\x03\x04")):  # the second: an archive, refused for its shape
-        advice = f"numpy.save('arms.npy', numpy.loadtxt({path.name!r}, delimiter=','))"
-        raise ValueError(
-            f"expected a .npy file written by numpy.save, got {path} in another format; convert a table of numbers by {advice}"
-        )
+    return torch.from_numpy(np.stack([low, high]))

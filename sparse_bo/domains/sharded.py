@@ -25,15 +25,10 @@ FETCH = "fetching arms"
 class KnownRows:
     """Cached rows of arms that other ranks hold: of pulled and pending arms for the run, of contenders for one batch.
 
-    All ranks cache the same rows, so they agree on the rows to fetch.
+    All ranks cache the same rows, so they agree on the rows to fetch. ``like`` is ``0 x d``, of their dtype and device.
     """
 
     def __init__(self, like: Tensor) -> None:
-        """Make an empty cache.
-
-        Args:
-            like: ``0 x d``, of the rows' dtype and device.
-        """
         none = torch.empty(0, dtype=torch.long, device=like.device)
         self.cached: tuple[Tensor, Tensor] = (none, like)
         self.latest: tuple[Tensor, Tensor] = (none, like)
@@ -99,13 +94,13 @@ class ShardedArms(LazyArms):
         abouts = self.group.objects(step, about)
         _check_alike(abouts)
         first = next(other for other in abouts if other["rows"])
-        none = torch.empty(0, first["width"], dtype=first["dtype"], device=_device(first))
+        none = torch.empty(0, first["width"], dtype=first["dtype"], device=first["device"])
         self.starts = [0, *accumulate(other["rows"] for other in abouts)]
         self._hold(part if part is not None and about["rows"] else none)
         self.shape = torch.Size((self.starts[-1], self.part.shape[1]))
         holding = [other for other in abouts if other["rows"]]
-        self._low = torch.stack([other["low"] for other in holding]).amin(dim=0)
-        self._high = torch.stack([other["high"] for other in holding]).amax(dim=0)
+        hulls = torch.stack([other["hull"] for other in holding])  # ranks x 2 x d
+        self._hull = torch.stack([hulls[:, 0].amin(dim=0), hulls[:, 1].amax(dim=0)])
         self.in_memory = all(other["in_memory"] for other in abouts)
         self.distinct = all(other["whole"] == first["whole"] is not None for other in abouts)
         self._alone = False
@@ -181,13 +176,9 @@ class ShardedArms(LazyArms):
         finally:
             self._alone = False
 
-    def amin(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amin`."""
-        return self._low.to(self.part[:0])
-
-    def amax(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amax`."""
-        return self._high.to(self.part[:0])
+    def hull(self) -> Tensor:
+        """See :meth:`LazyArms.hull`."""
+        return self._hull.to(self.part[:0])
 
     def loaded(self) -> ShardedArms:
         """Return the set with every rank's part in memory. Collective."""
@@ -281,11 +272,7 @@ def is_streamed(arms: ArmSet) -> bool:
 
 
 def _about(part: Any, *, before: Group) -> dict[str, Any]:
-    """Return the description of a rank's part.
-
-    Raises:
-        TypeError, ValueError: If it is not an arm set.
-    """
+    """Return the description of a rank's part, which has to be an arm set."""
     versions = {"sparse_bo": __version__, "torch": torch.__version__}
     if part is None or (isinstance(part, Tensor) and part.dim() == 2 and not len(part)):
         return {"rows": 0, "versions": versions, "in_memory": True, "whole": None, "cuda": torch.cuda.is_available()}
@@ -298,8 +285,7 @@ def _about(part: Any, *, before: Group) -> dict[str, Any]:
         "dtype": part.dtype,
         "device": part.device.type,
         "cuda": torch.cuda.is_available(),
-        "low": part.amin(dim=0).cpu(),
-        "high": part.amax(dim=0).cpu(),
+        "hull": (part.hull() if isinstance(part, LazyArms) else torch.stack(torch.aminmax(part, dim=0))).cpu(),
         "head": part[: min(2, len(part))].cpu(),
         "in_memory": isinstance(part, Tensor),
         "whole": whole.digest() if whole is not None and whole.distinct else None,
@@ -308,11 +294,7 @@ def _about(part: Any, *, before: Group) -> dict[str, Any]:
 
 
 def _check_alike(abouts: list[dict[str, Any]]) -> None:
-    """Check that the parts make one set, with the same outcome on every rank.
-
-    Raises:
-        ValueError: If they do not.
-    """
+    """Check that the parts make one set, with the same outcome on every rank."""
     holding = [rank for rank, about in enumerate(abouts) if about["rows"]]
     if not holding:
         raise ValueError(f"expected at least one arm on one of the {len(abouts)} ranks, got none; pass some rank its part")
@@ -333,11 +315,6 @@ def _check_alike(abouts: list[dict[str, Any]]) -> None:
         versions = [about["versions"][name] for about in abouts]
         if len(set(versions)) > 1:
             raise ValueError(f"expected one version of {name} on every rank, got {', '.join(versions)}")
-
-
-def _device(about: dict[str, Any]) -> torch.device:
-    """Return the device of a rank without arms."""
-    return torch.device("cuda", torch.cuda.current_device()) if about["device"] == "cuda" else torch.device(about["device"])
 
 
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

@@ -333,11 +333,7 @@ KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Float
 
 
 def parameter_of(name: str, description: Any) -> Parameter:
-    """Return the parameter of a description, from :meth:`Float.describe` or a file.
-
-    Args:
-        name: For messages.
-        description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
+    """Return the parameter of a description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
 
     Raises:
         ValueError: If it has another form, or a field is out of range.

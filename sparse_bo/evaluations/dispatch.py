@@ -80,7 +80,6 @@ class Dispatch:
                     self._start(pool)
                 if not (self._tasks or self._queue or self._suspects):
                     return
-                self._start(pool)
                 self._collect(pool)
         except BaseException as error:
             try:
@@ -173,7 +172,6 @@ class Dispatch:
             self._submit(pool, batch.part(slice(0, size)))
 
     def _chunk(self, waiting: int, pool: Pool) -> int:
-        """Return the number of evaluations of a task."""
         if self.workers.chunk is not None:
             return self.workers.chunk
         if self._seconds is None:

@@ -29,9 +29,6 @@ class Threads:
     """An executor of daemon threads, started on demand: a thread that hangs does not keep the process from ending.
 
     Python joins the threads of ``concurrent.futures`` when it ends, however long they take.
-
-    Args:
-        workers: Maximum number of threads.
     """
 
     def __init__(self, workers: int) -> None:

@@ -127,15 +127,6 @@ class Evaluate:
     outcomes: tuple[str, ...] = ()
     """Names of several outcomes; none: the objective returns a number."""
 
-    def answers(self, tickets: Sequence[int], y: Any) -> dict[int, Value]:
-        """Return one result per ticket from what the objective, or a user, gives for a batch."""
-        return outcomes_of(tickets, y, self.outcomes) if self.outcomes else answers_of(tickets, y)
-
-    @property
-    def failed(self) -> Value:
-        """Result of a failed evaluation."""
-        return failed_of(self.outcomes)
-
     def packed(self, batch: Batch, *, elsewhere: bool = True) -> Batch | PlainBatch:
         """Return a copy of a batch in the types of the objective's arguments: objectives may write into their arguments."""
         indices, X, tickets = batch.indices, batch.X, list(batch.tickets)
@@ -152,8 +143,8 @@ class Evaluate:
     def __call__(self, batch: PlainBatch) -> list[Value]:
         """Return one result per evaluation, NaN where it failed."""
         if self.vectorized:
-            tickets = list(batch.tickets)
-            return list(self.answers(tickets, self.objective(self._argument(batch))).values())
+            tickets, y = list(batch.tickets), self.objective(self._argument(batch))
+            return [*(outcomes_of(tickets, y, self.outcomes) if self.outcomes else answers_of(tickets, y)).values()]
         parts = [batch.part(slice(k, k + 1)) for k in range(len(batch))]
         arguments = parts if self.call_with == "batch" else [self._argument(part)[0] for part in parts]
         return [answer_of(self.objective(argument), self.outcomes) for argument in arguments]
@@ -317,7 +308,7 @@ class Job:
     def fail(self, batch: Batch) -> None:
         """Report evaluations that have failed."""
         self.loop.fail(batch.tickets)
-        self.reported(batch, [self.evaluate.failed] * len(batch))
+        self.reported(batch, [failed_of(self.evaluate.outcomes)] * len(batch))
 
 
 def run_serially(job: Job) -> None:

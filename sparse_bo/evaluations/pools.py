@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from sparse_bo.evaluations.executors import Threads, optional
 from sparse_bo.evaluations.job import Arrays, initialise_worker, warm_up
-from sparse_bo.validation import check_choice, check_count, check_flag, check_positive
+from sparse_bo.validation import check_choice, check_count, check_flag, check_given, check_positive
 
 NAMES = ("threads", "processes", "loky")
 PRELOADED: Mapping[Arrays, list[str]] = {
@@ -82,24 +82,19 @@ class Workers:
 
     def __post_init__(self) -> None:
         _check_executor(self.executor)
-        if self.count is not None:
-            check_count("workers", self.count)
-        if self.asynchronous is not None:
-            check_flag("asynchronous", self.asynchronous)
-        if self.timeout is not None:
-            check_positive("timeout", self.timeout)
-            standard = isinstance(self.executor, ThreadPoolExecutor | ProcessPoolExecutor)
-            most = getattr(self.executor, "_max_workers", None) if standard else None
-            if self.count is not None and most is not None and self.count > most:
-                kind = type(self.executor).__name__
-                raise ValueError(
-                    f"expected at most {most} evaluations at a time, as many as the {kind} has workers, got {self.count}: the "
-                    "timeout would run out for those that wait in it; give it more workers, or leave out the number"
-                )
+        check_given(check_count, workers=self.count, chunk=self.chunk)
+        check_given(check_flag, asynchronous=self.asynchronous)
+        check_given(check_positive, timeout=self.timeout)
         check_count("retries", self.retries, minimum=0)
         check_choice("on_error", self.on_error, ("raise", "drop"))
-        if self.chunk is not None:
-            check_count("chunk", self.chunk)
+        standard = isinstance(self.executor, ThreadPoolExecutor | ProcessPoolExecutor)
+        most = getattr(self.executor, "_max_workers", math.inf) if standard else math.inf
+        if self.timeout is not None and self.count is not None and self.count > most:
+            kind = type(self.executor).__name__
+            raise ValueError(
+                f"expected at most {most} evaluations at a time, as many as the {kind} has workers, got {self.count}: the "
+                "timeout would run out for those that wait in it; give it more workers, or leave out the number"
+            )
 
 
 def workers_of(executor: str | Submits | Workers | None, workers: int | None) -> Workers | None:
@@ -118,7 +113,6 @@ def workers_of(executor: str | Submits | Workers | None, workers: int | None) ->
 
 
 def _check_executor(executor: Any) -> None:
-    """Check that evaluations can be submitted to ``executor``, and that its package is installed."""
     names = ", ".join(map(repr, NAMES))
     if isinstance(executor, str):
         if executor in ("dask", "ray"):
@@ -306,7 +300,6 @@ def _end(executor: Any) -> None:
 
 
 def _processes(kind: str, workers: int, arrays: Arrays) -> Any:
-    """Return a new pool of processes by its name."""
     loky = optional(kind) if kind == "loky" else None
     context: Any = _context(arrays) if loky is None else loky.backend.get_context("loky")
     meeting = (context.Semaphore(workers - 1), context.Event())

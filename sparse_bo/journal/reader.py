@@ -216,7 +216,6 @@ class Journal:
         return found
 
     def _take(self, record: Record) -> None:
-        """Note where a record is."""
         kind, offset = record.kind, record.offset
         if not record.number:
             about = None
@@ -258,7 +257,6 @@ class Journal:
 
 
 def _after_header(path: Path, data: bytes) -> End:
-    """Return where the header of a journal ends."""
     found = read_header(data)
     if found is not None and found[0] == FORMAT:
         return found[2]

@@ -135,7 +135,10 @@ class Writer:
             written = os.write(self._descriptor, data)
             while written < len(data):  # a full disk, which the next call names; or more than 2 GB
                 written += os.write(self._descriptor, memoryview(data)[written:])
-            self._flush_if_due()
+            interval = self.storage.flush_seconds
+            if interval < math.inf and time.monotonic() >= self._flush_at:
+                os.fsync(self._descriptor)
+                self._flush_at = time.monotonic() + interval
             self._check_size(end)
         except OSError as error:
             if self._begun is not None:
@@ -178,13 +181,6 @@ class Writer:
                 raise in_words(error, self.path, "write") from error
             self._begun = None
         return self._end
-
-    def _flush_if_due(self) -> None:
-        """Wait for the disk if the last wait is long enough ago."""
-        interval = self.storage.flush_seconds
-        if interval < math.inf and time.monotonic() >= self._flush_at:
-            os.fsync(self._descriptor)
-            self._flush_at = time.monotonic() + interval
 
     def _check_size(self, end: End) -> None:
         """Check that the path leads to the file that was opened, and that this ends where our own writes do. About 2 µs."""

@@ -16,8 +16,8 @@ import torch
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch
 from sparse_bo.arms.greedy_picks import greedy_picks
-from sparse_bo.arms.prior import CONTENDER_BYTES, Sizes, capacity
-from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, PRECISIONS
+from sparse_bo.arms.prior import Sizes
+from sparse_bo.arms.sweep import PRECISIONS
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms, PartOfArms
 from sparse_bo.gp.objective_prior import KnownPrior
@@ -26,7 +26,6 @@ from sparse_bo.kernels import GPYTORCH_BLOCKS
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.sharding.group import HEADER_BYTES
-from sparse_bo.validation import check_count
 
 TEMPORARIES = GPYTORCH_BLOCKS
 """Largest number of kernel-sized blocks of a sweep: those of an evaluation by GPyTorch, the result included."""
@@ -123,52 +122,10 @@ def _operations(
     return {"m": float(len(chosen)), **{name: seconds_of(one, device=arms.device) for name, one in timed.items()}}
 
 
-def memory(
-    *,
-    a: int,
-    d: int,
-    m: int,
-    n: int,
-    budget: int,
-    batches: int,
-    columns: int,
-    memory_bytes: int,
-    streamed: bool,
-    device: torch.device,
-    loaded: bool,
-    blocks: int = TEMPORARIES,
-) -> dict[str, int]:
-    """Return the peak memory of a run by purpose, in bytes; the history is in host memory, and counted on the CPU only.
-
-    The run has ``a`` arms of ``d`` inputs (which do not count if they are ``loaded``), dictionaries of at most ``m`` points,
-    ``n`` distinct arms pulled, ``columns`` distinct arms ever in a dictionary (0: their kernel columns are not cached), and
-    ``blocks`` kernel-sized blocks in a sweep (:func:`sparse_bo.arms.sweep.block_count`). ``memory_bytes`` is the budget of a
-    sweep, and of cached kernel columns.
-    """
-    on_cpu = device.type == "cpu"
-    least = 2**22 if on_cpu else DEVICE_TILE_BYTES
-    tile = min(memory_bytes, max(least * blocks, 8 * m * blocks * 1024))
-    rest = {"model": 8 * (4 * n * m + 12 * m * m)}
-    if on_cpu:
-        # Bytes of an evaluation and of a batch, measured on runs of BBKB and random search.
-        rest["history"] = 115 * budget + 1100 * batches
-    if streamed:
-        contenders = CONTENDER_BYTES * min(capacity(memory_bytes), a)
-        return {"tiles": tile + 4 * 8 * min(a, Sizes().tile_rows) * (d + 4), "contenders": contenders, **rest}
-    # Ten numbers per arm: prior variance, moments of the old and the new posterior, scores, temporaries.
-    items = {"arms": 0 if loaded else 8 * a * d, "vectors": 8 * 10 * a, "tiles": tile, **rest}
-    if columns and 8 * m * a <= memory_bytes:
-        # old and new storage at once while it grows
-        items["columns"] = min(int(1.5 * 8 * a * columns), 2 * memory_bytes)
-    return items
-
-
 def available_bytes(device: torch.device, *, control_group: str | Path = "/sys/fs/cgroup") -> int:
     """Return the free memory in bytes: of a GPU from its driver, else of the machine and of this control group.
 
-    Args:
-        device: Device of the run.
-        control_group: Folder of the limits (https://docs.kernel.org/admin-guide/cgroup-v2.html).
+    ``control_group`` is the folder of the limits (https://docs.kernel.org/admin-guide/cgroup-v2.html).
     """
     if device.type != "cpu":
         return int(torch.get_device_module(device).mem_get_info(device)[0])
@@ -304,7 +261,6 @@ def messages_per_batch(
         batch: Evaluations in the batch.
         network: The network between the ranks.
     """
-    check_count("ranks", ranks)
     if ranks == 1:
         return Messages(0, 0, 0, 0.0)
     link = network or Network()

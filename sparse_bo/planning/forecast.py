@@ -10,7 +10,8 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
-from sparse_bo.arms.sweep import block_count
+from sparse_bo.arms.prior import CONTENDER_BYTES, Sizes, capacity
+from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, block_count
 from sparse_bo.domains import Arms
 from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
 from sparse_bo.domains.sharded import in_memory
@@ -97,7 +98,10 @@ def plan(
         count, d = check_count("arms", arms), check_count("dims", dims)
         axis, pilots = 40 * math.ceil(count ** (1.0 / d)), 2 * 8 * 2048  # bytes of an input in the grid and in the pilots
         costs.check_room(d * (axis + pilots), f"trying out {arms} arms of {dims} inputs")
-        points = _unit_grid(count, d, where)
+        # A grid of at least as many arms in the unit cube, which takes no memory, for timing and sampling.
+        per_axis = max(math.ceil(count ** (1.0 / d)), 1)
+        bounds = torch.tensor([[0.0] * d, [1.0] * d], dtype=torch.float64, device=where)
+        points = ProductGrid.linspace(bounds, [per_axis + (per_axis**d < count)] * d)
     chosen = BBKB() if policy is None else policy
     if not isinstance(chosen, (BBKB, BKB)):
         raise ValueError(f"expected policy to be a BBKB or a BKB, got {type(policy).__name__}; other policies have no plan")
@@ -120,13 +124,6 @@ def plan(
         return made
     messages = messages_per_batch(ranks, dims=made.dims, batch=math.ceil(budget / made.batches))
     return replace(made, ranks=ranks, messages=messages, seconds=made.seconds + made.batches * messages.seconds)
-
-
-def _unit_grid(arms: int, dims: int, device: torch.device) -> ProductGrid:
-    """Return a grid of at least ``arms`` arms in the unit cube, which takes no memory, for timing and sampling."""
-    per_axis = max(math.ceil(arms ** (1.0 / dims)), 1)
-    bounds = torch.tensor([[0.0] * dims, [1.0] * dims], dtype=torch.float64, device=device)
-    return ProductGrid.linspace(bounds, [per_axis + (per_axis**dims < arms)] * dims)
 
 
 def default_kernel(arms: ArmSet) -> Kernel:
@@ -176,24 +173,28 @@ class _Run:
         return self.lazy and isinstance(in_memory(self.arms, memory_bytes=memory_bytes), LazyArms)
 
     def memory(self, policy: BBKB | BKB, piloted: PilotForecast) -> dict[str, int]:
-        """Return the peak memory by purpose (bytes)."""
-        m = min(piloted.dictionary_size, policy.max_dictionary or math.inf)
+        """Return the peak memory by purpose (bytes); the history is in host memory, and counted on the CPU only."""
+        size = min(piloted.dictionary_size, policy.max_dictionary or math.inf)
+        a, d, m, n = self.count, self.arms.shape[1], math.ceil(size), math.ceil(piloted.distinct)
+        memory_bytes, on_cpu = policy.sweep_budget(self.arms.device), self.arms.device.type == "cpu"
         assert policy.covar_module is not None
         covariance = CovarianceFunction(policy.covar_module, structure_of(policy.covar_module))
-        return costs.memory(
-            a=self.count,
-            d=self.arms.shape[1],
-            m=math.ceil(m),
-            n=math.ceil(piloted.distinct),
-            budget=self.budget,
-            batches=math.ceil(piloted.batches),
-            columns=0 if covariance.cheap(self.arms[:2].double()) else math.ceil(1.5 * m),
-            memory_bytes=policy.sweep_budget(self.arms.device),
-            streamed=self.streams(policy),
-            device=self.arms.device,
-            loaded=not (self.uniform or self.sharded or self.lazy),
-            blocks=block_count(covariance),
-        )
+        blocks = block_count(covariance)
+        tile = min(memory_bytes, max((2**22 if on_cpu else DEVICE_TILE_BYTES) * blocks, 8 * m * blocks * 1024))
+        rest = {"model": 8 * (4 * n * m + 12 * m * m)}
+        if on_cpu:
+            # Bytes of an evaluation and of a batch, measured on runs of BBKB and random search.
+            rest["history"] = 115 * self.budget + 1100 * math.ceil(piloted.batches)
+        if self.streams(policy):
+            contenders = CONTENDER_BYTES * min(capacity(memory_bytes), a)
+            return {"tiles": tile + 4 * 8 * min(a, Sizes().tile_rows) * (d + 4), "contenders": contenders, **rest}
+        # Ten numbers per arm: prior variance, moments of the old and the new posterior, scores, temporaries.
+        loaded = not (self.uniform or self.sharded or self.lazy)
+        items = {"arms": 0 if loaded else 8 * a * d, "vectors": 8 * 10 * a, "tiles": tile, **rest}
+        if 8 * m * a <= memory_bytes and not covariance.cheap(self.arms[:2].double()):
+            # Columns of all arms ever in a dictionary; old and new storage at once while it grows.
+            items["columns"] = min(int(1.5 * 8 * a * math.ceil(1.5 * size)), 2 * memory_bytes)
+        return items
 
 
 def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float, generator: torch.Generator) -> Plan:
@@ -260,7 +261,6 @@ def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float
 
 
 def _plan(run: _Run, policy: BBKB | BKB, piloted: PilotForecast, measured: costs.Costs, per_pick: float) -> Plan:
-    """Return the plan with these settings."""
     a, size, batches = run.count, min(piloted.dictionary_size, policy.max_dictionary or math.inf), max(piloted.batches, 1.0)
     items, streamed = run.memory(policy, piloted), run.streams(policy)
     column = size * measured.column_per_arm * a

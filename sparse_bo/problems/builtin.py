@@ -181,25 +181,10 @@ def ticket_noise(tickets: Sequence[int], *, seed: int) -> Tensor:
         return torch.from_numpy(np.sqrt(-2.0 * np.log1p(-uniform(0))) * np.cos(2.0 * math.pi * uniform(1)))
 
 
-def check_noise(noise_sd: float) -> None:
-    """Check the noise of a built-in problem.
-
-    Raises:
-        TypeError: If ``noise_sd`` is not a number.
-        ValueError: If it is negative or not finite.
-    """
-    if check_number("noise_sd", noise_sd) < 0.0:
-        raise ValueError(f"expected noise_sd >= 0, got {noise_sd!r}")
-
-
 def scaled(X: Tensor, scaling: Scaling) -> Tensor:
     """Return inputs scaled to [0, 1] (``"unit"``), to mean 0 and variance 1 (``"standardize"``), or as they are.
 
     Constant columns become 0.
-
-    Args:
-        X: ``a x d``.
-        scaling: Which.
 
     Raises:
         ValueError: If ``scaling`` is none of these.
@@ -246,7 +231,7 @@ def abalone(*, scaling: Scaling = "unit", noise_sd: float = 0.1) -> Problem:
 
 
 def _table(name: str, table: np.ndarray, scaling: Scaling, noise_sd: float, description: str) -> Problem:
-    check_noise(noise_sd)
+    check_number("noise_sd", noise_sd, minimum=0.0)
     data = torch.from_numpy(table)
     y = data[:, -1]
     return Problem(name, scaled(data[:, :-1], scaling), (y - y.min()) / (y.max() - y.min()), float(noise_sd), description)
@@ -274,7 +259,7 @@ def synthetic(name: str, *, noise_sd: float = 0.0) -> BoxProblem:
         TypeError: If the noise is not a number.
     """
     check_choice("problem", name, tuple(SYNTHETIC))
-    check_noise(noise_sd)
+    check_number("noise_sd", noise_sd, minimum=0.0)
     make, description = SYNTHETIC[name]
     function = make()
     return BoxProblem(name, function.bounds, function, float(function.optimal_value), float(noise_sd), description)
@@ -303,7 +288,7 @@ def gp_draw(
         check_count(name, count)
     check_count("seed", seed, minimum=0)
     check_positive("lengthscale", lengthscale)
-    check_noise(noise_sd)
+    check_number("noise_sd", noise_sd, minimum=0.0)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -105,10 +105,7 @@ def own_problem(
 def own_arms(file: Path | None, grid: str | None) -> LazyArms | None:
     """Return the arms of a file or of a grid; ``None`` without either.
 
-    Raises:
-        ValueError: If both are passed, or the one passed is invalid.
-        TypeError: If the file has the wrong dtype.
-        FileNotFoundError: If the file does not exist.
+    Raises a ``ValueError`` if both are passed, and the errors of :class:`.MemmapArms` and :func:`parsed_grid`.
     """
     if file is not None and grid is not None:
         raise ValueError("expected --arms-file or --grid, got both; drop one")

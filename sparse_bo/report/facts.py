@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -277,17 +278,15 @@ def _of_outcomes(outcomes: OutcomeColumns | None) -> Iterator[Advice]:
                 f"The {role} {name} is {number(float(y[0]), 6)} in all evaluations.",
                 "Check that the objective function computes it from its input, or leave it out.",
             )
-    names = list(outcomes.directions)
-    for k, one in enumerate(names):
-        for other in names[k + 1 :]:
-            both = ~np.isnan(columns[one]) & ~np.isnan(columns[other])
-            a, b = columns[one][both], columns[other][both]
-            if len(a) >= FEWEST and a.min() < a.max() and (np.array_equal(a, b) or np.array_equal(a, -b)):
-                sign = "" if np.array_equal(a, b) else ", up to the sign"
-                yield Advice(
-                    f"The objectives {one} and {other} are the same in all evaluations{sign}.",
-                    "Check that the objective function returns the right column for each, or leave one of them out.",
-                )
+    for one, other in combinations(outcomes.directions, 2):
+        both = ~np.isnan(columns[one]) & ~np.isnan(columns[other])
+        a, b = columns[one][both], columns[other][both]
+        if len(a) >= FEWEST and a.min() < a.max() and (np.array_equal(a, b) or np.array_equal(a, -b)):
+            sign = "" if np.array_equal(a, b) else ", up to the sign"
+            yield Advice(
+                f"The objectives {one} and {other} are the same in all evaluations{sign}.",
+                "Check that the objective function returns the right column for each, or leave one of them out.",
+            )
 
 
 def _most_violated(outcomes: OutcomeColumns) -> str:

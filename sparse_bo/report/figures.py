@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -163,8 +163,7 @@ def hypervolume_so_far(outcomes: OutcomeColumns) -> Panel | None:
 
 def trade_offs(outcomes: OutcomeColumns) -> list[Panel]:
     """Return a panel of all results for each two objectives; of two objectives in all the front is connected by steps."""
-    names = list(outcomes.directions)
-    return [_trade_off(outcomes, x, y) for k, x in enumerate(names) for y in names[k + 1 :]]
+    return [_trade_off(outcomes, x, y) for x, y in combinations(outcomes.directions, 2)]
 
 
 def _trade_off(outcomes: OutcomeColumns, x: str, y: str) -> Panel:

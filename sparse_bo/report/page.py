@@ -81,7 +81,6 @@ def _headline(view: RunView) -> str:
 
 
 def _below(view: RunView) -> list[str]:
-    """Return the lines below the headline."""
     several = view.outcomes
     if several is None:
         return [] if view.best_mean is None else [facts.interval(view)]

@@ -255,10 +255,9 @@ def inputs_of(view: RunView) -> Plot | None:
         legend = [("infeasible", "v0"), ("feasible", "v3"), (best, "v5")]
         table, shade = best_evaluations(view, view.outcomes), view.merit[rows]
         return parallel("Inputs and outcomes", text, axes, shade, table=table, legend=legend)
-    arms = [[view.arms[k]] if view.arms else [] for k in rows[::-1][:10]]
     cells = [
-        [*arm, number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)]
-        for arm, k in zip(arms, rows[::-1][:10], strict=True)
+        [*view.arms[k : k + 1], number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)]
+        for k in rows[::-1][:10].tolist()
     ]
     heads = [*(["arm"] if view.arms else []), "value", *names]
     table = Table(heads, cells, f"the ten {'lowest' if view.minimize else 'highest'} results")

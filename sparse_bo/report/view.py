@@ -26,8 +26,6 @@ class Batches:
     """``b`` posterior means of the best point (y)."""
     best_sd: Numbers
     """``b`` posterior standard deviations there (y)."""
-    best_observed_mean: Numbers
-    """``b`` best mean observations (y)."""
     dictionary_size: Numbers
     """``b``; NaN without a sparse model."""
     effective_dimension: Numbers
@@ -121,11 +119,6 @@ class OutcomeColumns:
         return next(iter(self.directions)) if len(self.directions) == 1 else None
 
     @property
-    def complete(self) -> NDArray[np.bool_]:
-        """``n``: whether no outcome is missing."""
-        return np.asarray(~np.isnan(np.stack(list(self.values.values()))).any(axis=0))
-
-    @property
     def failed(self) -> NDArray[np.bool_]:
         """``n``: whether all outcomes are missing."""
         return np.asarray(np.isnan(np.stack(list(self.values.values()))).all(axis=0))
@@ -137,7 +130,8 @@ class OutcomeColumns:
         Of one objective the feasible ones are ranked by it; of several those of the front have 1, and the others 0.6.
         """
         found = np.full(len(self.feasible), np.nan)
-        bad = np.flatnonzero(~self.feasible & np.isfinite(self.total_violation) & self.complete)
+        missing = np.isnan(np.stack(list(self.values.values()))).any(axis=0)
+        bad = np.flatnonzero(~self.feasible & np.isfinite(self.total_violation) & ~missing)
         found[bad[np.argsort(-self.total_violation[bad], kind="stable")]] = np.linspace(0.0, 0.4, len(bad))
         good = np.flatnonzero(self.feasible)
         if self.only is None:

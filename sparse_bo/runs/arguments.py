@@ -132,14 +132,6 @@ def check_notes(notes: Mapping[str, Any] | None, *, kept: bool) -> dict[str, Any
     return dict(notes)
 
 
-def count_initial(initial: Any) -> int:
-    """Return the number of initial observations; 0 for arguments that :func:`checked_observations` refuses."""
-    try:
-        return len(initial[1])
-    except (TypeError, LookupError):
-        return 0
-
-
 def checked_outcomes(objectives: Any, constraints: Any, reference: Any, *, minimize: bool = False) -> Outcomes | None:
     """Return the outcomes of a run; ``None`` with one objective without a name."""
     if objectives is None:

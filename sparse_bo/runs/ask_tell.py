@@ -38,7 +38,6 @@ from sparse_bo.runs.arguments import (
     checked_inputs,
     checked_observations,
     checked_outcomes,
-    count_initial,
     evaluation_of,
     tensor_of,
 )
@@ -120,8 +119,10 @@ class AskTell:
         minimize = check_flag("minimize", minimize)
         outcomes = checked_outcomes(objectives, constraints, reference, minimize=minimize)
         given, taken = resolved(initial, self._domain, outcomes)
-        certified, observed = certify_every is not None, count_initial(given)
-        planned: dict[str, Any] = {"budget": budget, "workers": workers, "certified": certified, "observed": observed}
+        before = None if given is None else checked_observations("initial", given, self._domain, outcomes)
+        observed = 0 if before is None else len(before[1])
+        planned: dict[str, Any] = {"budget": budget, "workers": workers, "observed": observed}
+        planned["certified"] = certify_every is not None
         choice = chosen_policy(self._domain, goal=goal, several=outcomes is not None, **planned)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
@@ -132,9 +133,8 @@ class AskTell:
         said["workers"] = None if workers is None else check_count("workers", workers)
         self._about = about_run(self._domain, chosen, **how, notes=kept, **said)
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
-        self._ranks.compare(partial(shared_settings, self._about, given))
+        self._ranks.compare(partial(shared_settings, self._about, before))
         self._engine = Engine(self._domain, chosen, **how)
-        before = None if given is None else checked_observations("initial", given, self._domain, outcomes)
         if before is not None:
             self._engine.check_noise(before[1])
         if why is not None:
@@ -465,7 +465,7 @@ class AskTell:
         These update a copy of the state, which takes as long as an update; in a sharded run they are left out. An interrupted
         update is completed.
         """
-        self._steps.catch_up()
+        self._steps.settle(complete=True)
         return self._result(*self._steps.with_incomplete_batch())
 
     def certificate(self) -> Certificate | None:
@@ -477,7 +477,6 @@ class AskTell:
         return () if self._engine.outcomes is None else self._engine.outcomes.names
 
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
-        """Return pending tickets after a check."""
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)
         return numbers
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -127,16 +126,7 @@ def _volumes(gains: Tensor, entered: NDArray[np.int64], reference: Tensor) -> tu
     return np.array([*at, float(len(gains))]), np.array([*volume, volume[-1]])
 
 
-class Effects(NamedTuple):
-    """Total effects of the inputs."""
-
-    values: Tensor
-    """``d``, in squared units of the function."""
-    rounding: float
-    """Bound on the rounding error of each."""
-
-
-def gaussian_effects(X: Tensor, alpha: Tensor, lengthscales: Tensor) -> Effects:
+def gaussian_effects(X: Tensor, alpha: Tensor, lengthscales: Tensor) -> tuple[Tensor, float]:
     """Return the total effects of ``m(u) = Σᵢ αᵢ Πⱼ exp(−(uⱼ − xᵢⱼ)²/2ℓⱼ²)`` in closed form. O(n² d).
 
     With ``cⱼ(i) = ∫ kⱼ(u, xᵢⱼ) du`` and ``Cⱼ(i, i') = ∫ kⱼ(u, xᵢⱼ) kⱼ(u, xᵢ'ⱼ) du`` over [0, 1], which are error functions, the
@@ -146,6 +136,9 @@ def gaussian_effects(X: Tensor, alpha: Tensor, lengthscales: Tensor) -> Effects:
         X: ``n x d`` points of the unit cube.
         alpha: ``n`` weights.
         lengthscales: ``d``.
+
+    Returns:
+        The effects (``d``), in squared units of the function, and a bound on the rounding error of each.
     """
 
     def logs(j: int) -> Tensor:
@@ -162,7 +155,7 @@ def gaussian_effects(X: Tensor, alpha: Tensor, lengthscales: Tensor) -> Effects:
         others = (total - log).exp() * weights
         effects.append((others * (log.exp() - single.unsqueeze(-1) * single)).sum())
         largest = max(largest, float((others * log.exp()).abs().sum()))
-    return Effects(torch.stack(effects).clamp_min(0.0), torch.finfo(X.dtype).eps * len(X) * largest)
+    return torch.stack(effects).clamp_min(0.0), torch.finfo(X.dtype).eps * len(X) * largest
 
 
 def _between(x: Tensor, width: float) -> Tensor:
@@ -228,9 +221,9 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
         learned = LearningData(U[rows], seen.values[rows], rows, seen).learned(plain, FAMILIES, PRIORS)
         gp = local_posterior(U[rows], plain(seen.values[rows]), learned, counts=seen.worth(rows, plain, learned))
     if learned.family == "rbf" and not isinstance(domain, SpaceArms | SpaceBox):
-        found = gaussian_effects(gp.support, gp.alpha, learned.lengthscales)
-        if found.rounding < 1e-3 * float(found.values.sum()):
-            return _shares(_inputs(domain)[0], found.values, "in closed form")
+        effects, rounding = gaussian_effects(gp.support, gp.alpha, learned.lengthscales)
+        if rounding < 1e-3 * float(effects.sum()):
+            return _shares(_inputs(domain)[0], effects, "in closed form")
     return _sampled(gp.mean, domain)
 
 

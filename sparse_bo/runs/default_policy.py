@@ -10,7 +10,7 @@ from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.policies import BBKB, ExpectedImprovement, Policy, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
 from sparse_bo.policies.trust_region.region import default_batch
-from sparse_bo.validation import check_choice, check_count
+from sparse_bo.validation import check_choice, check_count, check_given
 
 DESIGN_SHARE = 3
 """The initial design is at most the budget divided by this."""
@@ -73,8 +73,7 @@ def chosen_policy(
     check_choice("goal", goal, get_args(Goal))
     if budget is not None:
         check_count("budget", budget, minimum=0)
-    if workers is not None:
-        check_count("workers", workers)
+    check_given(check_count, workers=workers)
     if isinstance(domain, Box):
         counts = "the best point" if goal == "best" else "every evaluation"
         counts = "the front, or the best feasible point," if several else counts

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparse_bo._version import __version__
 from sparse_bo.domains import Arms, ArmSet, Box, Domain, Feasible, check_domain, with_names
@@ -17,6 +18,7 @@ from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.job import Arrays
+from sparse_bo.evaluations.results import Value
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.policies.persistence import describe, fingerprint, rebuild
@@ -68,17 +70,15 @@ def about_run(
         **({} if outcomes is None else {"outcomes": outcomes.describe(), "results": len(outcomes.names)}),
         "arrays": arrays,
         "notes": notes,
-        **({} if why is None else {"why": why}),
-        **({} if taken is None else {"taken": taken}),
-        **({} if workers is None else {"workers": workers}),
+        **{name: value for name, value in {"why": why, "taken": taken, "workers": workers}.items() if value is not None},
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
         **domain.describe(),
     }
 
 
-def shared_settings(about: Mapping[str, Any], initial: tuple[Any, Any] | None) -> dict[str, Any]:
+def shared_settings(about: Mapping[str, Any], initial: tuple[Tensor, list[Value]] | None) -> dict[str, Any]:
     """Return the settings that all ranks of a run must share, by name."""
-    given = None if initial is None else [torch.as_tensor(part, device="cpu").tolist() for part in initial]
+    given = None if initial is None else [initial[0].tolist(), initial[1]]
     return {
         "policy": about["policy"],
         "settings of the policy": about["fingerprint"],

@@ -21,7 +21,7 @@ from sparse_bo.evaluations.results import Value
 from sparse_bo.report.view import visible
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.validation import check_callable, check_count, check_number, check_positive
+from sparse_bo.validation import check_callable, check_count, check_given, check_number, check_positive
 
 
 class StatusColumn(ProgressColumn):
@@ -63,11 +63,10 @@ class RunProgress(Progress):
     def show(self, row: HistoryRow) -> None:
         """Show a new row of the history."""
         self.evaluated += row.batch_size
-        status = "" if row.best_mean is None else f"best {row.best_mean:.4g} "
-        if row.feasible is not None:
-            best = "" if row.best_mean is None else f"best feasible {row.best_mean:.4g} "
-            best = best if row.hypervolume is None else f"hypervolume {row.hypervolume:.4g} "
-            status = best if row.feasible else "none feasible "
+        best = "best" if row.feasible is None else "best feasible"
+        status = "" if row.best_mean is None else f"{best} {row.best_mean:.4g} "
+        status = status if row.hypervolume is None else f"hypervolume {row.hypervolume:.4g} "
+        status = "none feasible " if row.feasible == 0 else status
         if self.regret_of is not None and (regrets := self.regret_of(row)) is not None:
             self.regret += float(regrets.sum())
             status += f"regret {self.regret / self.evaluated:.4g} "
@@ -107,14 +106,10 @@ class Ends:
     stop: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.seconds is not None:
-            check_positive("seconds", self.seconds)
-        if self.target is not None:
-            check_number("target", self.target)
-        if self.patience is not None:
-            check_count("patience", self.patience)
-        if self.stop is not None:
-            check_callable("stop", self.stop)
+        check_given(check_positive, seconds=self.seconds)
+        check_given(check_number, target=self.target)
+        check_given(check_count, patience=self.patience)
+        check_given(check_callable, stop=self.stop)
 
 
 class Seen(NamedTuple):
@@ -128,35 +123,30 @@ class Seen(NamedTuple):
     """Results that no other dominates."""
 
 
+@dataclass(eq=False)
 class Watch:
     """Calls back during a run up to ``end`` evaluations, and watches for earlier ends; ``whole_batches``: between batches."""
 
-    def __init__(
-        self,
-        loop: Any,
-        engine: Engine,
-        end: int,
-        ends: Ends,
-        callback: Callable[[Any, HistoryRow], Any] | None,
-        on_result: Callable[[Evaluation], Any] | None,
-        bar: RunProgress | None,
-        *,
-        whole_batches: bool,
-    ) -> None:
-        if callback is not None:
-            check_callable("callback", callback)
-        if on_result is not None:
-            check_callable("on_result", on_result)
-        self.on_result, self.bar, self._shown = on_result, bar, len(engine.rows)
-        self.ends, self._loop, self._engine, self._end, self._callback = ends, loop, engine, end, callback
-        self._whole_batches, self._start, self._called = whole_batches, time.monotonic(), len(engine.rows)
-        if ends.target is not None and engine.outcomes is not None and engine.outcomes.only is None:
+    loop: Any
+    engine: Engine
+    end: int
+    ends: Ends
+    callback: Callable[[Any, HistoryRow], Any] | None
+    on_result: Callable[[Evaluation], Any] | None
+    bar: RunProgress | None
+    whole_batches: bool
+    reason: str | None = None
+    """Reason for the end; ``None`` while there is none."""
+
+    def __post_init__(self) -> None:
+        check_given(check_callable, callback=self.callback, on_result=self.on_result)
+        outcomes = self.engine.outcomes
+        if self.ends.target is not None and outcomes is not None and outcomes.only is None:
             raise ValueError(
-                f"expected target= with one objective, got {len(engine.outcomes.objectives)}; use stop=, patience= or seconds="
+                f"expected target= with one objective, got {len(outcomes.objectives)}; use stop=, patience= or seconds="
             )
-        self._rows, self._seen = 0, Seen(-math.inf, 0, ())  # rows seen, and their results
-        self.reason: str | None = None
-        """Reason for the end; ``None`` while there is none."""
+        self._start, self._called = time.monotonic(), len(self.engine.rows)
+        self._shown, self._rows, self._seen = self._called, 0, Seen(-math.inf, 0, ())  # rows shown and seen, their results
 
     @property
     def together(self) -> float:
@@ -165,15 +155,13 @@ class Watch:
 
     def call_back(self) -> None:
         """Call back with new rows of the history; after the last evaluation without those that the callback adds."""
-        there = len(self._engine.rows)
+        there = len(self.engine.rows)
         while self.bar is not None and self._shown < there:
             self._shown += 1
-            self.bar.show(self._engine.rows[self._shown - 1])
-        while self._callback is not None and self._called < (
-            len(self._engine.rows) if self._engine.asked < self._end else there
-        ):
+            self.bar.show(self.engine.rows[self._shown - 1])
+        while self.callback is not None and self._called < (len(self.engine.rows) if self.engine.asked < self.end else there):
             self._called += 1
-            if self._callback(self._loop, self._engine.rows[self._called - 1]) is True:
+            if self.callback(self.loop, self.engine.rows[self._called - 1]) is True:
                 self.reason = self.reason or "callback= returned True"
 
     def reported(self, batch: Batch, values: list[Value]) -> None:
@@ -181,7 +169,7 @@ class Watch:
         if self.on_result is None:
             return
         X = batch.X.double().cpu().numpy()
-        outcomes = self._engine.outcomes
+        outcomes = self.engine.outcomes
         for k, (ticket, value) in enumerate(zip(batch.tickets, values, strict=True)):
             index = None if batch.indices is None else int(batch.indices[k])
             named = {} if batch.parameters is None else batch.parameters[k]
@@ -191,14 +179,14 @@ class Watch:
 
     def ended(self) -> bool:
         """Return whether the run has reached an end. O(results since the last call)."""
-        if self._whole_batches and self._engine.ledger.pending:
+        if self.whole_batches and self.engine.ledger.pending:
             return False
         if self.reason is None and self.ends != Ends():
             self.reason = self._found()
         return self.reason is not None
 
     def _found(self) -> str | None:
-        ends, engine = self.ends, self._engine
+        ends, engine = self.ends, self.engine
         best, since, front = self._results()
         down = engine.minimize or (engine.outcomes is not None and engine.outcomes.signs[0] < 0.0)
         value = -best if down else best
@@ -210,13 +198,12 @@ class Watch:
             return f"{since:,} evaluations have brought no {better}"
         if ends.seconds is not None and time.monotonic() - self._start >= ends.seconds:
             return f"{ends.seconds:g} seconds are over"
-        if ends.stop is not None and ends.stop(self._loop):
+        if ends.stop is not None and ends.stop(self.loop):
             return "stop= returned a true value"
         return None
 
     def _results(self) -> Seen:
-        """Return what has been seen so far."""
-        engine = self._engine
+        engine = self.engine
         for row in engine.rows[self._rows :]:
             before, self._rows = self._seen, self._rows + 1
             self._seen = self._after(row.results, before)
@@ -237,9 +224,9 @@ class Watch:
 
     def _gains(self, value: Value) -> tuple[float, ...] | None:
         """Return the objectives of a result, higher is better; ``None`` if it failed, or is not feasible."""
-        outcomes = self._engine.outcomes
+        outcomes = self.engine.outcomes
         if isinstance(value, float):
-            return None if value != value else (-value if self._engine.minimize else value,)
+            return None if value != value else (-value if self.engine.minimize else value,)
         assert outcomes is not None
         row = torch.tensor([value], dtype=torch.float64, device="cpu")
         return tuple(outcomes.gains(row)[0].tolist()) if bool(outcomes.feasible(row)) else None

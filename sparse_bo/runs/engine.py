@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,24 +37,7 @@ from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
 from sparse_bo.seeding import generator_of
 
 UNLIMITED = 2**62
-_CHANGING = (
-    "state",
-    "generator",
-    "next_ticket",
-    "asked",
-    "seconds",
-    "_ahead",
-    "_at",
-    "_queue",
-    "_queue_at",
-    "_refused",
-    "_effort",
-    "_rechecked",
-)
-"""Fields that events change, in addition to ledger and history."""
-_FIELDS = attrgetter(*_CHANGING)
-
-Mark = tuple[tuple[Any, ...], int, LedgerMark]
+Mark = tuple[dict[str, Any], int, LedgerMark]
 """A point to revert to: the fields, the length of the history, and the mark of the ledger."""
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,12 +73,10 @@ def for_negative(policy: Policy) -> Policy:
     """Return the policy for −y: its prior mean changes sign, also that of a policy within it."""
     if not is_dataclass(policy) or isinstance(policy, type):
         return policy
-    changed: dict[str, Any] = {}
-    for name, value in ((field.name, getattr(policy, field.name)) for field in fields(policy)):
-        if name == "prior_mean" and value is not None:
-            changed[name] = -value
-        elif isinstance(value, Policy):
-            changed[name] = for_negative(value)
+    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    changed: dict[str, Any] = {name: for_negative(value) for name, value in values.items() if isinstance(value, Policy)}
+    if values.get("prior_mean") is not None:
+        changed["prior_mean"] = -values["prior_mean"]
     return replace(policy, **changed) if changed else policy
 
 
@@ -167,7 +147,7 @@ class Engine:
         """Return the remaining picks made ahead and new ones, or the number of results that the policy needs first."""
         ahead, at = self._ahead, self._at
         start = time.perf_counter()
-        picks, generator = ahead.picks[at:], self._drawing()
+        picks, generator = ahead.picks[at:], self.generator.clone_state()  # the run's own advances when the draws are used
         pending = torch.cat([self.ledger.picks(), picks])
         try:
             more = ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
@@ -194,15 +174,14 @@ class Engine:
 
     def mark(self) -> Mark:
         """Return a mark for :meth:`back_to`. O(1)."""
-        return _FIELDS(self), len(self.rows), self.ledger.mark()
+        return vars(self).copy(), len(self.rows), self.ledger.mark()
 
     def back_to(self, mark: Mark) -> None:
         """Revert the machine to a mark: one :meth:`hand_out`, answer or :meth:`apply` since, complete or not."""
         fields, rows, ledger = mark
         self.ledger.back_to(ledger)
         del self.rows[rows:]
-        for name, value in zip(_CHANGING, fields, strict=True):
-            setattr(self, name, value)
+        vars(self).update(fields)
 
     def hand_out(self, handing: Handing) -> None:
         """Mark evaluations as asked."""
@@ -295,32 +274,25 @@ class Engine:
 
     def redo(self, event: Event) -> Update | None:
         """Apply a recorded event; return the update of the state that it causes."""
+        tickets = [] if event.tickets is None else event.tickets.tolist()
+        self.ledger.check(tickets)
+        update = None
         if event.kind == "ask":
             self._redo_ask(event)
-            return None
-        if event.kind == "enqueue":
+        elif event.kind == "enqueue":
             self.enqueue(self.tensor(event.picks))
-            return None
-        if event.kind == "move":
-            assert event.tickets is not None
+        elif event.kind == "move":
             assert event.picks is not None
-            self.ledger.check(tickets := event.tickets.tolist())
             self.move((tickets, event.picks))
-            return None
-        if event.kind == "add":
-            assert event.results is not None
+        elif event.kind == "add":
             update = self.observed(self.tensor(event.picks), event.values)
         else:
             if event.kind == "tell":
-                assert event.tickets is not None
-                assert event.results is not None
-                tickets = event.tickets.tolist()
-                self.ledger.check(tickets)
                 self.ledger.answer(dict(zip(tickets, event.values, strict=True)))
-            if not (self.ledger.complete or (event.kind == "update" and self.ledger.answered)):
-                return None
-            update = self.next_update()
-        self.apply(update)
+            if self.ledger.complete or (event.kind == "update" and self.ledger.answered):
+                update = self.next_update()
+        if update is not None:
+            self.apply(update)
         return update
 
     def _redo_ask(self, event: Event) -> None:
@@ -348,7 +320,7 @@ class Engine:
         """Return the update by results of ``batch`` through the mechanism's ``tell`` or ``observe``."""
         good = [i for i, v in enumerate(values) if not is_failed(v)]
         bad = [i for i, v in enumerate(values) if is_failed(v)]
-        generator, start = self._drawing(), time.perf_counter()
+        generator, start = self.generator.clone_state(), time.perf_counter()
         device, errors = self.domain.device, None
         if good:
             results = [values[i] for i in good]
@@ -358,9 +330,8 @@ class Engine:
                 known["sd"] = torch.tensor(sds_of(results), dtype=torch.float64, device=device).reshape(y.shape)
             y = -y if self.minimize else y
             errors = self.state.standardised_errors(picks, y, **known)
-            errors = (
-                errors[~errors.isnan()] if errors is not None and self.outcomes is not None else errors
-            )  # none of missing ones
+            if errors is not None and self.outcomes is not None:
+                errors = errors[~errors.isnan()]  # none of missing ones
             state = tell(self.state, picks, y, generator=generator, **known)
         else:
             state = self.state.without_results()
@@ -397,12 +368,6 @@ class Engine:
             memory_bytes=prior.memory_bytes,
             generator=torch.Generator().manual_seed(self.seed),
         )
-
-    def _drawing(self) -> torch.Generator:
-        """Return a copy of the run's generator, which advances only when the draws are used."""
-        generator = torch.Generator()
-        generator.set_state(self.generator.get_state())
-        return generator
 
     def tensor(self, picks: NDArray[Any] | None) -> Tensor:
         """Return recorded picks on the device of the domain."""

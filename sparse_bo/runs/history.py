@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 1
+_hints = lru_cache(maxsize=1)(get_type_hints)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ class HistoryRow(Summary):
 
     def checked(self) -> HistoryRow:
         """Return the row, which may come from a file; a ``TypeError`` names a field of another type. 5 µs and O(batch)."""
-        for name, hint in _types().items():
+        for name, hint in _hints(HistoryRow).items():
             if not _is_of(getattr(self, name), hint):
                 raise TypeError(f"expected {name} to be {hint}, got {getattr(self, name)!r:.100}")
         return self
@@ -114,11 +115,6 @@ class HistoryRow(Summary):
         }
         values = [FAILED if v is None else v for v in plain.get("values", [])]
         return HistoryRow(**{**plain, "values": values, **rows}).checked()
-
-
-@lru_cache(maxsize=1)
-def _types() -> dict[str, Any]:
-    return get_type_hints(HistoryRow)
 
 
 def _is_of(value: Any, hint: Any) -> bool:
@@ -233,7 +229,7 @@ class History:
 
     def batches(self) -> Batches:
         """Return the columns that figures show."""
-        names = ("best_mean", "best_sd", "best_observed_mean", "dictionary_size", "effective_dimension", "variance_factor")
+        names = ("best_mean", "best_sd", "dictionary_size", "effective_dimension", "variance_factor")
         columns = {name: np.array([np.nan if v is None else v for v in self.column(name)], np.float64) for name in names}
         phases = dict.fromkeys(phase for row in self.rows for phase in row.seconds)
         return Batches(

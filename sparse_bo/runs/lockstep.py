@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -20,15 +20,9 @@ from sparse_bo.sharding import Group
 STEP = "the next event"
 Kind = Literal["ask", "add", "enqueue", "tell", "run", "end", "stop"]
 
+Occurrence = tuple[Kind, Any]
+"""An event of a run: its kind, and the arguments of the method of :class:`.Steps` that applies it, or the reason of a stop."""
 logger = logging.getLogger(__name__)
-
-
-class Occurrence(NamedTuple):
-    """An event of a run."""
-
-    kind: Kind
-    value: Any
-    """Arguments of the method of :class:`sparse_bo.runs.steps.Steps` that applies it; the reason of a stop."""
 
 
 class Lockstep:
@@ -70,12 +64,10 @@ class Lockstep:
         """Synchronise an event of this rank, and return rank 0's value of it."""
         if self.alone:
             return value
-        event = self._exchanged(Occurrence(kind, value) if self.group.leads else None)
-        if event.kind != kind:
-            raise self._apart(
-                f"rank 0 is at {event.kind!r}, rank {self.group.rank} at {kind!r}; make the same calls everywhere"
-            )
-        return event.value
+        first, value = self._exchanged((kind, value) if self.group.leads else None)
+        if first != kind:
+            raise self._apart(f"rank 0 is at {first!r}, rank {self.group.rank} at {kind!r}; make the same calls everywhere")
+        return value
 
     def next(self) -> Occurrence:
         """Return the next event of rank 0; called on the other ranks."""
@@ -96,8 +88,11 @@ class Lockstep:
         try:
             yield
         except BaseException as error:
-            if outermost and not isinstance(error, RankError):
-                self._stop(error)
+            if outermost and not isinstance(error, RankError) and self._open:
+                try:
+                    self._exchanged(("stop", f"{type(error).__name__}: {error}"[:2000]))
+                except RankError as lost:
+                    logger.warning("the other ranks were not notified of the reason why rank 0 stopped: %s", lost)
             raise
         finally:
             self._leading = not outermost
@@ -108,20 +103,16 @@ class Lockstep:
         try:
             yield
         except Exception as error:
-            if not self.alone and self.group.leads and self.group.closed is None:
+            if self._open:
                 with suppress(RankError):
                     self.group.await_first()
                     self.group.give_up(STEP, f"{type(error).__name__}: {error}")
             raise
 
-    def _stop(self, error: BaseException) -> None:
-        """Notify the other ranks that rank 0 has stopped."""
-        if self.alone or not self.group.leads or self.group.closed is not None:
-            return
-        try:
-            self._exchanged(Occurrence("stop", f"{type(error).__name__}: {error}"[:2000]))
-        except RankError as lost:
-            logger.warning("the other ranks were not notified of the reason why rank 0 stopped: %s", lost)
+    @property
+    def _open(self) -> bool:
+        """Whether this is rank 0 of others that wait for it."""
+        return not self.alone and self.group.leads and self.group.closed is None
 
     def _exchanged(self, mine: Occurrence | None) -> Occurrence:
         group = self.group
@@ -132,8 +123,8 @@ class Lockstep:
             raise self._apart(f"rank {rank} has other picks than rank 0: their hardware or libraries round differently")
         event: Occurrence | None = every[0][1]
         assert event is not None
-        if event.kind == "stop" and mine is None:
-            raise RankError(f"rank 0 stopped: {event.value}")
+        if event[0] == "stop" and mine is None:
+            raise RankError(f"rank 0 stopped: {event[1]}")
         return event
 
     def _apart(self, message: str) -> RankError:

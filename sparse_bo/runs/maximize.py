@@ -29,7 +29,7 @@ from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.previous import RunObservations, resolved
 from sparse_bo.runs.result import Result
-from sparse_bo.validation import check_callable, check_choice, check_flag
+from sparse_bo.validation import check_callable, check_choice, check_flag, check_given
 
 
 def maximize(
@@ -231,7 +231,6 @@ def optimize(
 
 
 def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
-    """Make a whole run with the arguments of :func:`maximize` or :func:`optimize`."""
     shared = ("policy", "names", "bounds", "space", "feasible", "seed", "initial")
     run = {name: given[name] for name in shared} | {"minimize": minimize}
     run |= {name: given.get(name) for name in ("objectives", "constraints", "reference")}
@@ -244,9 +243,7 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     check_callable("objective", given["objective"])
     if spread is not None:
         packed(spread.executor, given["objective"])
-    for name in ("callback", "on_result"):
-        if given[name] is not None:
-            check_callable(name, given[name])
+    check_given(check_callable, callback=given["callback"], on_result=given["on_result"])
     for name in ("progress", "resume"):
         check_flag(name, given[name])
     Ends(**ends)
@@ -255,7 +252,7 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     arms = tensor_of("arms", given["arms"])
     there = storage is not None and resume and storage_of(storage).resolved().exists()
     if resume and group_of(arms).from_first("looking for the journal", there):
-        loop = _resumed(storage, arms, **run)
+        loop = _resumed(storage, arms, run)
     else:
         at_a_time = None if spread is None else spread.count
         loop = AskTell(given["arms"], **run, storage=storage, goal=given["goal"], budget=budget, workers=at_a_time)
@@ -271,35 +268,22 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     return result
 
 
-def _resumed(
-    storage: str | Path | Storage,
-    arms: ArmSet | None,
-    *,
-    policy: Policy | None,
-    names: Iterable[str] | None,
-    bounds: BoundsLike | None,
-    space: Space | Mapping[str, Any] | None,
-    feasible: Feasible | None,
-    seed: int,
-    minimize: bool,
-    initial: tuple[Any, Any] | RunObservations | None,
-    **named: Mapping[str, Any] | None,
-) -> AskTell:
+def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any]) -> AskTell:
     """Return the recorded run, if it is that of the arguments."""
-    corners = bounds_of(bounds)
+    corners = bounds_of(run["bounds"])
     if corners is not None:
         Box(corners)  # checked before the journal is opened
-    asked = None if space is None else space_domain(space, feasible).describe()["space"]
+    asked = None if run["space"] is None else space_domain(run["space"], run["feasible"]).describe()["space"]
     on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
-    several = checked_outcomes(**named, minimize=minimize)
-    loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
+    several = checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
+    loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else run["feasible"], policy=run["policy"])
     try:
-        other = _difference(loop.about, corners, asked, seed, minimize, several)
-        if names is not None and list(names) != loop.about.get("names"):
+        other = _difference(loop.about, corners, asked, run["seed"], run["minimize"], several)
+        if run["names"] is not None and list(run["names"]) != loop.about.get("names"):
             other = other or "has other names of its arms, or none"
-        if other is None and initial is not None:
+        if other is None and run["initial"] is not None:
             domain, outcomes = loop._domain, loop._engine.outcomes
-            given, _ = resolved(initial, domain, outcomes)
+            given, _ = resolved(run["initial"], domain, outcomes)
             if not loop._engine.began_with(*checked_observations("initial", given, domain, outcomes)):
                 other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
@@ -321,7 +305,6 @@ def _difference(
     minimize: bool,
     outcomes: Outcomes | None,
 ) -> str | None:
-    """Return the difference between a recorded run and the arguments, ``None`` if there is none."""
     recorded = about.get("space")
     if (space is not None or bounds is not None) and space != recorded:
         if space is not None and recorded is not None and space["parameters"] == recorded["parameters"]:

@@ -183,11 +183,6 @@ def evaluations_of(journal: Journal) -> Evaluations:
     return Evaluations(every, values, deviations, known, unasked)
 
 
-def row_of(number: int, row: HistoryRow) -> Row:
-    """Return a history row as it is written."""
-    return Row(number, {name: getattr(row, name) for name in _WRITTEN})
-
-
 def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryRow]:
     """Return the history as it was before it was written."""
     found, on_box = [], evaluations.picks.ndim > 1
@@ -382,7 +377,8 @@ class Recorder:
     def _add_rows(self, engine: Engine) -> None:
         """Take the new rows of the history. One taken twice, after an exception, replaces itself in the file."""
         while self._rows < len(engine.rows):
-            self._unwritten.append(row_of(self._rows, engine.rows[self._rows]))
+            row = engine.rows[self._rows]
+            self._unwritten.append(Row(self._rows, {name: getattr(row, name) for name in _WRITTEN}))
             self._rows += 1
 
 

@@ -22,7 +22,7 @@ from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.runs.arguments import checked_inputs
 from sparse_bo.runs.columns import estimated, gains_of, importance_of
 from sparse_bo.runs.history import History, report_of, written_whole
-from sparse_bo.runs.view import columns_of, outcome_models, predictions_of, view_of, widening
+from sparse_bo.runs.view import columns_of, inputs_of, outcome_models, predictions_of, view_of, widening
 from sparse_bo.widths.estimates import Calibration
 
 if TYPE_CHECKING:
@@ -149,12 +149,8 @@ class Result(Report):
         """Return the outcomes (``n x m``), the inputs (``n x d``) and the named parameters of all evaluations, in order."""
         results = [result for row in self.history.rows for result in row.results]
         Y = torch.tensor(results, dtype=torch.float64, device="cpu").reshape(-1, len(outcomes.names))
-        if self.history.indices:
-            picks = torch.tensor(self.history.indices, dtype=torch.long, device=self.domain.device)
-            X = self.domain.inputs(picks).to("cpu", torch.float64).numpy()
-        else:
-            X = np.array(self.history.points, np.float64).reshape(len(Y), self.domain.dims)
-        return Y, X, self.history.parameters
+        X = inputs_of(self.history, self.domain)
+        return Y, np.zeros((0, self.domain.dims)) if X is None else X, self.history.parameters
 
     @property
     def best_parameters(self) -> dict[str, Any] | None:

@@ -57,34 +57,28 @@ class Boundary:
     handlers stay, and detect at the next signal that the block has ended.
     """
 
-    __slots__ = ("__weakref__", "_held")
+    __slots__ = ("__weakref__", "_arrived", "_before", "_holding")
 
     def __enter__(self) -> None:
-        self._held = held = _Held(weakref.ref(self))
-        held.begin()
-
-    def __exit__(self, *exception: object) -> None:
-        self._held.end()
-
-
-class _Held:
-    """The signals of a block; a separate object, so that the handlers hold no reference to the block."""
-
-    __slots__ = ("_arrived", "_before", "_block", "_holding")
-
-    def __init__(self, block: weakref.ref[Boundary]) -> None:
         self._before: dict[int, Callable[..., Any]] = {}
         self._arrived: list[tuple[int, FrameType | None]] = []
-        self._block, self._holding = block, True
+        self._holding = True
+        before, block = self._before, weakref.ref(self)  # handlers hold no reference to the block
 
-    def begin(self) -> None:
-        before = self._before
+        def hold(number: int, frame: FrameType | None) -> None:
+            held = block()
+            if held is not None and held._holding:
+                held._arrived.append((number, frame))
+            else:
+                _handle_by(number, before[number])
+                before[number](number, frame)
+
         try:
             for number in HELD:
                 handler = _handler_of(number)
                 if callable(handler):
                     before[number] = handler
-                    _handle_by(number, self._hold)
+                    _handle_by(number, hold)
         except BaseException:
             if threading.get_ident() != threading.main_thread().ident:
                 before.clear()  # nothing could be set in this thread
@@ -92,7 +86,7 @@ class _Held:
             self._restore()  # a handler that is not held yet has raised
             raise
 
-    def end(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._restore()
         for number, frame in self._arrived:
             self._before[number](number, frame)
@@ -102,14 +96,7 @@ class _Held:
             for number, handler in self._before.items():
                 _handle_by(number, handler)
         finally:
-            self._holding = False  # a handler that is back may have raised before the next one is: see _hold
-
-    def _hold(self, number: int, frame: FrameType | None) -> None:
-        if self._holding and self._block() is not None:
-            self._arrived.append((number, frame))
-        else:
-            _handle_by(number, self._before[number])
-            self._before[number](number, frame)
+            self._holding = False  # a handler that is back may have raised before the next one is: see `hold`
 
 
 @contextmanager
@@ -206,21 +193,16 @@ class Steps:
         """Apply the events of rank 0's run, to its end."""
         applied: dict[str, Any] = {"ask": self._asked, "add": self._added, "enqueue": self._enqueued, "tell": self._answered}
         self.ranks.agree("run")
-        while (event := self.ranks.next()).kind != "end":
+        while (event := self.ranks.next())[0] != "end":
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
-                applied[event.kind](*event.value)
+                applied[event[0]](*event[1])
 
-    def catch_up(self) -> None:
-        """Complete an interrupted update: all results are in, none is pending."""
+    def settle(self, *, complete: bool = False) -> None:
+        """Update the state by the results so far; if ``complete``, only once none is pending: after an interrupted update."""
         with self.lock:
-            if self.engine.ledger.complete:
-                self.update(by_ask=False)
-
-    def settle(self) -> None:
-        """Update the state by the results so far, although others are pending."""
-        with self.lock:
-            if self.engine.ledger.answered:
-                self.update(by_ask=True)
+            ledger = self.engine.ledger
+            if ledger.complete if complete else ledger.answered:
+                self.update(by_ask=not complete)
 
     def with_incomplete_batch(self) -> tuple[State, list[HistoryRow]]:
         """Return the state and the history with all results so far, although others are pending. Nothing changes."""
@@ -241,7 +223,6 @@ class Steps:
         self._watch_failures()  # last, since a warning may be an error
 
     def _asked(self, limit: int, beyond_batch: bool) -> Batch:
-        """See :meth:`ask`; collective."""
         engine = self.engine
         if engine.due:
             self.update(by_ask=True)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.dictionary import Certificate
@@ -63,48 +64,38 @@ def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widen
     It is of y also where the state has −y: in a run that minimises. Intervals of a local model are ``widened`` times as wide
     as the model's (:func:`widening`).
     """
-    found = _predictions(state, picks, widened)
-    return found.mirrored() if found is not None and minimize else found
-
-
-def _predictions(state: State, picks: Tensor, widened: float) -> Predictions | None:
     if isinstance(state, RegionState) and state.fitted is not None:
-        return _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
-    if isinstance(state, ImprovementState) and state.surrogate is not None:
-        return _warped(state.surrogate, state.unit[picks], state.y, widened)
-    if isinstance(state, BanditState) and state.posterior is not None:
-        posterior = state.posterior
-        mean, variance = posterior.means_at(picks).double(), posterior.leverages_at(picks) * posterior.prior.regularization
-    elif isinstance(state, BoxState) and state.model is not None:
-        mean, variance = (moment.detach().flatten() for moment in state.predicted(picks))
+        found = _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
+    elif isinstance(state, ImprovementState) and state.surrogate is not None:
+        found = _warped(state.surrogate, state.unit[picks], state.y, widened)
     else:
-        return None
-    spread = 1.96 * variance.clamp_min(0.0).sqrt()
-    return Predictions(mean - spread, mean, mean + spread)
+        if isinstance(state, BanditState) and (posterior := state.posterior) is not None:
+            mean, variance = posterior.means_at(picks).double(), posterior.leverages_at(picks) * posterior.prior.regularization
+        elif isinstance(state, BoxState) and state.model is not None:
+            mean, variance = (moment.detach().flatten() for moment in state.predicted(picks))
+        else:
+            return None
+        spread = 1.96 * variance.clamp_min(0.0).sqrt()
+        found = Predictions(mean - spread, mean, mean + spread)
+    return found.mirrored() if minimize else found
 
 
 def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
     """Return the marginal posterior of each of several outcomes, in the user's units; empty without models.
 
-    Args:
-        state: The state.
-        widen: Whether intervals are wider by the factor by which cross-validation shows them too narrow.
+    With ``widen`` intervals are wider by the factor by which cross-validation shows them too narrow.
     """
     if not isinstance(state, OutcomeModels) or not state.fitted:
         return []
-    models: list[Predict] = []
-    for j, fitted in enumerate(state.fitted):
-        rows, seen = state.rows_of(j), state.replicates[j]
-        widened = _widening(fitted, state.U[rows], seen) if widen else 1.0
-        models.append(partial(_outcome, state, fitted, seen.y, minimize=float(state.signs[j]) < 0.0, widened=widened))
-    return models
+    return [
+        partial(_outcome, state, j, _widening(fitted, state.U[state.rows_of(j)], state.replicates[j]) if widen else 1.0)
+        for j, fitted in enumerate(state.fitted)
+    ]
 
 
-def _outcome(
-    state: OutcomeModels, fitted: FittedRegion, y: Tensor, picks: Tensor, *, minimize: bool, widened: float
-) -> Predictions:
-    found = _warped(fitted, state.modelled(picks), y, widened)
-    return found.mirrored() if minimize else found
+def _outcome(state: OutcomeModels, j: int, widened: float, picks: Tensor) -> Predictions:
+    found = _warped(state.fitted[j], state.modelled(picks), state.replicates[j].y, widened)
+    return found.mirrored() if float(state.signs[j]) < 0.0 else found
 
 
 def widening(state: State) -> float:
@@ -231,7 +222,8 @@ def view_of(
     several, best_x = history.outcome_columns(report), report.best_x
     if several is not None:
         several = replace(several, best_row=_best_row(history, report, several.best_row))
-        best_x = _inputs_of(history, domain, several.best_row)
+        X = inputs_of(history, domain)
+        best_x = None if X is None or several.best_row is None else torch.from_numpy(X[several.best_row])
     best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
     if several is not None and not best:
         best = _evaluated(columns, several.best_row)
@@ -247,16 +239,16 @@ def view_of(
             interval = _interval(partial(predictions_of, state, minimize=minimize), domain, report)
         x, shown = best_x.to("cpu", torch.float64), [*enumerate(some)]
         slices = [_slice(predict, domain, x, j, name, best, of) for of, predict in models.items() for j, name in shown]
-    arm_names = history.info.get("names")
     weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
+    values = np.array([value for row in history.rows for value in row.values], np.float64)
     highest = None
     if last.best_observed_mean is not None:
-        arm = (
-            {} if last.best_observed_index is None or not over_arms else {"arm": arm_name(last.best_observed_index, arm_names)}
-        )
-        point = arm | (named(report.best_observed_x) or _evaluated(columns, _highest_row(history, minimize=minimize)))
+        index, best_row = last.best_observed_index if over_arms else None, None
+        if history.points and np.isfinite(values).any():
+            best_row = int(np.nanargmin(values) if minimize else np.nanargmax(values))
+        point = {} if index is None else {"arm": arm_name(index, history.info.get("names"))}
+        point |= named(report.best_observed_x) or _evaluated(columns, best_row)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
-    values = np.array([value for row in history.rows for value in row.values], np.float64)
     results = [one for row in history.rows for one in row.results]
     sds = np.array(sds_of(results), np.float64).T if has_sds(results) else ()
     failed = sum(row.failed for row in history.rows)
@@ -298,15 +290,6 @@ def _best_row(history: History, report: Report, otherwise: int | None) -> int | 
     return otherwise
 
 
-def _highest_row(history: History, *, minimize: bool) -> int | None:
-    """Return the evaluation of the best observation at points of a box; ``None`` over arms, or without one."""
-    values = [value for row in history.rows for value in row.values]
-    known = [row for row, value in enumerate(values) if not math.isnan(value)]
-    if not history.points or not known:
-        return None
-    return (min if minimize else max)(known, key=values.__getitem__)
-
-
 def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> dict[str, Any]:
     """Return the inputs of an evaluation by name, those left out that it does not have."""
     if row is None:
@@ -314,24 +297,21 @@ def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> dict[st
     return {name: values[row] for name, values in columns.items() if values[row] == values[row]}
 
 
-def _inputs_of(history: History, domain: Domain | None, row: int | None) -> Tensor | None:
-    """Return the inputs of an evaluation (``d``), float64 on the CPU; ``None`` where they are unknown."""
-    if row is None or domain is None:
-        return None
+def inputs_of(history: History, domain: Domain | None) -> NDArray[np.float64] | None:
+    """Return the inputs of all evaluations (``n x d``); ``None`` where they are unknown, and without any."""
     if history.points:
-        return torch.tensor(history.points[row], dtype=torch.float64, device="cpu")
-    return domain.inputs(torch.tensor([history.indices[row]], device=domain.device))[0].to("cpu", torch.float64)
+        return np.array(history.points, np.float64)
+    if domain is None or not history.indices:
+        return None
+    return domain.inputs(torch.tensor(history.indices, device=domain.device)).to("cpu", torch.float64).numpy()
 
 
 def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, float] | None:
     """Return the 95 % interval at the best point (y); ``None`` without a model."""
     if report.best_mean is None or report.best_sd is None:
         return None
-    found = None
-    if report.best_sd > 0.0 and isinstance(domain, Box) and report.best_x is not None:
-        found = predict(report.best_x.to(domain.device, torch.float64).unsqueeze(0))
-    elif report.best_sd > 0.0 and isinstance(domain, Arms) and report.best_index is not None:
-        found = predict(torch.tensor([report.best_index], device=domain.device))
+    best = report.best_index if domain.indexed or report.best_x is None else report.best_x.tolist()
+    found = predict(domain.stacked([best])) if report.best_sd > 0.0 and best is not None else None
     if found is not None:
         return float(found.lower[0]), float(found.upper[0])
     return report.best_mean - 1.96 * report.best_sd, report.best_mean + 1.96 * report.best_sd
@@ -346,11 +326,7 @@ def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict
         parameters = Space.of(described).parameters
         logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
         return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
-    if history.points:
-        X = np.array(history.points, np.float64)
-    elif isinstance(domain, Arms) and history.indices:
-        X = domain.inputs(torch.tensor(history.indices, device=domain.device)).double().cpu().numpy()
-    else:
+    if (X := inputs_of(history, domain)) is None:
         return [], {}, {}
     names = [f"x{j + 1}" for j in range(X.shape[1])]
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)

@@ -147,7 +147,11 @@ def test_tiles_shrink_before_the_dictionary_does():
 @pytest.mark.slow
 def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch, dense):
     assert dense.dictionary_size > 64
-    monkeypatch.setattr("sparse_bo.planning.costs.memory", lambda *, m, **others: {"model": 1000 * m})
+
+    def memory(run, policy, piloted):
+        return {"model": 1000 * math.ceil(min(piloted.dictionary_size, policy.max_dictionary or math.inf))}
+
+    monkeypatch.setattr("sparse_bo.planning.forecast._Run.memory", memory)
     tight = quick(300, 3, kernel=None, policy=DENSE, budget=70, memory=64_900)
     assert tight.settings["max_dictionary"] == 64
     assert tight.dictionary_size == 64

@@ -51,7 +51,7 @@ class Elements(HTMLParser):
 def batches(sizes=(1,), **columns):
     """Return columns of batches; those not named are NaN."""
     missing = np.full(len(sizes), np.nan)
-    names = ("best_mean", "best_sd", "best_observed_mean", "dictionary_size", "effective_dimension", "variance_factor")
+    names = ("best_mean", "best_sd", "dictionary_size", "effective_dimension", "variance_factor")
     return Batches(sizes=np.array(sizes, float), **{"seconds": {}, **dict.fromkeys(names, missing), **columns})
 
 

@@ -77,7 +77,6 @@ def test_missing_outcomes_neither_enter_nor_count():
     found = outcome_columns(TWO, [(nan, 0.1, 0.1), (0.5, 0.5, nan), (nan, nan, nan), (0.2, 1.0, 0.4)])
     assert list(found.front) == [3]
     assert found.failed.tolist() == [False, False, True, False]
-    assert found.complete.tolist() == [False, False, False, True]
     assert np.isnan(found.ranking).tolist() == [True, True, True, False]
 
 
