@@ -86,8 +86,9 @@ def other(kind: bytes, payload: bytes, rng: random.Random) -> bytes:
         if name not in tensors:
             text = json.dumps({name: value for name, value in values.items() if name not in tensors})
             return pack({**tensors, **json.loads(other_json(text.encode(), rng))})
-        del values[name]
-        return pack(values if rng.random() < 0.25 else {**values, name: rng.choice(VALUES)})
+        part = values.pop(name)
+        new = [None, 3, part.flatten(), part.flatten()[:1], part.int(), part.unsqueeze(0), part.new_zeros(0)]
+        return pack(values if rng.random() < 0.25 else {**values, name: rng.choice(new)})
     data = bytearray(payload)
     if rng.random() < 0.6 and len(data) >= 8:
         at = rng.randrange(len(data) // 8) * 8
