@@ -15,7 +15,7 @@ import torch
 
 from sparse_bo import BBKB, AskTell, Choice, Float, Int, Storage
 from sparse_bo.errors import StorageError
-from sparse_bo.journal.format import frame, header, pack, unpack
+from sparse_bo.journal.format import frame, header
 from sparse_bo.runs import audit_run, read_run
 from sparse_bo.runs.view import view_of_journal
 from tests.journal.every_policy import OUTCOMES
@@ -76,19 +76,12 @@ def other_json(text: bytes, rng: random.Random) -> bytes:
 
 def other(kind: bytes, payload: bytes, rng: random.Random) -> bytes:
     """Return another payload."""
-    start = {b"run ": 0, b"row ": 8}.get(kind)
+    start = {b"run ": 0, b"row ": 8, b"snap": 8, b"arms": 8}.get(kind)
     if start is not None and rng.random() < 0.8:
-        return payload[:start] + other_json(payload[start:], rng)
-    if kind in (b"snap", b"arms") and rng.random() < 0.8:
-        values = unpack(payload)
-        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-        name = rng.choice(list(values))
-        if name not in tensors:
-            text = json.dumps({name: value for name, value in values.items() if name not in tensors})
-            return pack({**tensors, **json.loads(other_json(text.encode(), rng))})
-        part = values.pop(name)
-        new = [None, 3, part.flatten(), part.flatten()[:1], part.int(), part.unsqueeze(0), part.new_zeros(0)]
-        return pack(values if rng.random() < 0.25 else {**values, name: rng.choice(new)})
+        stop = start + int.from_bytes(payload[:8], "little") if kind in (b"snap", b"arms") else len(payload)
+        text = other_json(payload[start:stop], rng)
+        first = len(text).to_bytes(8, "little") if kind in (b"snap", b"arms") else payload[:start]
+        return first + text + payload[stop:]
     data = bytearray(payload)
     if rng.random() < 0.6 and len(data) >= 8:
         at = rng.randrange(len(data) // 8) * 8
