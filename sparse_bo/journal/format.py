@@ -23,13 +23,11 @@ chained that a record that is changed, missing, repeated or of another file is f
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
-from zipfile import BadZipFile
 from zlib import crc32
 
 import numpy as np
@@ -227,20 +225,35 @@ def decode_row(payload: bytes) -> Row:
 
 
 def pack(values: Mapping[str, Any]) -> bytes:
-    """Return named tensors and JSON values as bytes: an ``.npz`` archive, in which ``json`` has the values."""
-    arrays: dict[str, Any] = {n: value.detach().cpu().numpy() for n, value in values.items() if isinstance(value, Tensor)}
-    others = json.dumps({name: value for name, value in values.items() if name not in arrays}).encode()
-    file = io.BytesIO()
-    np.savez(file, json=np.frombuffer(others, np.uint8), **arrays)
-    return file.getvalue()
+    """Return named tensors and JSON values as bytes: a JSON header, then the arrays."""
+    names: dict[str, Any] = {}
+    arrays: list[bytes] = []
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            array = value.detach().cpu().contiguous().numpy()
+            dtype = array.dtype.newbyteorder("<")
+            names[name] = {"dtype": dtype.str, "shape": list(array.shape)}
+            arrays.append(array.astype(dtype, copy=False).tobytes())
+        else:
+            names[name] = {"value": value}
+    text = json.dumps(names).encode()
+    return b"".join((len(text).to_bytes(8, "little"), text, *arrays))
 
 
 def unpack(data: bytes) -> dict[str, Any]:
     """Return the values that :func:`pack` packed, tensors on the CPU."""
     try:
-        with np.load(io.BytesIO(data)) as archive:
-            tensors = {name: torch.from_numpy(archive[name]) for name in archive.files if name != "json"}
-            return {**json.loads(archive["json"].tobytes()), **tensors}
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, BadZipFile) as error:
-        kind = type(error).__name__
-        raise StorageError(f"expected packed arrays in the journal, got other bytes ({kind}); take another copy") from error
+        start = 8 + int.from_bytes(data[:8], "little")
+        values: dict[str, Any] = {}
+        for name, part in json.loads(data[8:start]).items():
+            if "value" in part:
+                values[name] = part["value"]
+                continue
+            dtype, shape = np.dtype(part["dtype"]), tuple(part["shape"])
+            count = int(np.prod(shape, dtype=np.int64))
+            array = np.frombuffer(data, dtype, count=count, offset=start)
+            values[name] = torch.from_numpy(array.astype(dtype.newbyteorder("="))).reshape(shape)
+            start += count * dtype.itemsize
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"expected packed arrays in the journal, got other bytes ({error}); take another copy") from error
+    return values
