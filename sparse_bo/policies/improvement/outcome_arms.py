@@ -12,8 +12,7 @@ from torch import Tensor
 from sparse_bo.gp.expected_improvement import least_crowded
 from sparse_bo.policies.bandits.state import ArmState
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ConditionedArms, OutcomePicks, moments_of_all
-from sparse_bo.policies.improvement.arm_batches import ArmBatches
-from sparse_bo.policies.improvement.arm_model import ArmModel, learned_model, modelled_arms
+from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen

@@ -13,8 +13,7 @@ from torch import Tensor
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.policies.bandits.state import BanditState, initial_state, thaw_evaluated
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms
-from sparse_bo.policies.improvement.arm_batches import ArmBatches
-from sparse_bo.policies.improvement.arm_model import ArmModel, GivenKernel, learned_model, modelled_arms
+from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, GivenKernel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
