@@ -29,7 +29,7 @@ from botorch.acquisition import (
     qSimpleRegret,
     qUpperConfidenceBound,
 )
-from botorch.acquisition.logei import LogGainMCAcquisitionFunction
+from botorch.acquisition.logei import LogImprovementMCAcquisitionFunction
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
@@ -100,7 +100,7 @@ def check_scale(function: AcquisitionFunction, posterior: BatchPosterior, domain
     Raises:
         ValueError: If powers of the outcomes in units of the temperature, 1e-6, overflow: gradients would be NaN.
     """
-    if not isinstance(function, LogGainMCAcquisitionFunction):
+    if not isinstance(function, LogImprovementMCAcquisitionFunction):
         return
     with torch.no_grad():
         at = posterior.prepare(domain[:2])

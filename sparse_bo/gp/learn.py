@@ -216,6 +216,7 @@ def _highest(density: LogPosterior, start: Hyperparameters | None, restart: bool
     """Return the best result of searches from an earlier result, from the densest of the starts, or both."""
     failure = ""
 
+    @torch.inference_mode()  # of a few dozen points an operation takes a quarter less time; only numbers leave it
     def negative(theta: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal failure
         try:
