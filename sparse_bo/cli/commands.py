@@ -197,7 +197,7 @@ def settings(options: Namespace) -> None:
     for name, one in settings_of(kind).items():
         say(f"  {name:24} {one.admitted}" + ("" if one.default in (None, MISSING) else f" (default {one.default})"))
     for base in kind.__mro__:
-        if is_dataclass(base) and inspect.get_annotations(base):
+        if is_dataclass(base) and (base is kind or inspect.get_annotations(base)):
             say(f"\n{base.__name__}: {inspect.getdoc(base)}")
 
 

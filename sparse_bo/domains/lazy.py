@@ -49,7 +49,12 @@ class LazyArms(ABC):
         return self.take(torch.arange(start, stop, device=self.device))
 
     def hull(self) -> Tensor:
-        """Return the bounding box, ``2 x d`` lower and upper corner. O(a d), a block of rows at a time."""
+        """Return the bounding box, ``2 x d`` lower and upper corner; of a set with its own ``amin`` and ``amax`` theirs.
+
+        Else O(a d), a block of rows at a time.
+        """
+        if LazyArms.amin is not type(self).amin and LazyArms.amax is not type(self).amax:
+            return torch.stack([self.amin(), self.amax()])
         blocks = (self.rows(start, min(start + CHECK_ROWS, len(self))) for start in range(0, len(self), CHECK_ROWS))
         hulls = torch.stack([torch.stack(torch.aminmax(block, dim=0)) for block in blocks])
         return torch.stack([hulls[:, 0].amin(dim=0), hulls[:, 1].amax(dim=0)])

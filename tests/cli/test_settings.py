@@ -73,6 +73,11 @@ def test_settings_show_types_and_defaults():
     assert "expected POLICY to be one of 'bbkb'," in invoke("settings", "magic").stderr
 
 
+def test_settings_begin_with_the_policys_own_description():
+    shown = invoke("settings", "posterior-epsilon-greedy").stdout
+    assert "PosteriorEpsilonGreedy: With probability ε a random arm, otherwise the arm with the highest posterior mean" in shown
+
+
 def test_settings_with_an_option_of_their_own_are_options_of_run():
     assert {flag(name) for name in FLAGS} <= {name for parameter in parameters("run").values() for name in parameter.opts}
 

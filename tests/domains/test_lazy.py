@@ -237,7 +237,7 @@ def test_policies_without_a_model_take_lazy_sets(policy):
     assert torch.equal(runs[0].result().best_observed_x, runs[1].result().best_observed_x)
 
 
-def test_users_can_bring_their_own_generator():
+def test_users_can_bring_their_own_generator(monkeypatch):
     class Squares(LazyArms):
         distinct = True
         shape = torch.Size((1000, 1))
@@ -262,5 +262,9 @@ def test_users_can_bring_their_own_generator():
         def digest(self):
             return "squares"
 
+    rows = Squares.rows
+    monkeypatch.setattr(Squares, "rows", lambda self, *_: pytest.fail("rows were made although amin and amax are known"))
+    assert Arms(Squares()).hull().tolist() == [[0.0], [999.0**2]]
+    monkeypatch.setattr(Squares, "rows", rows)
     batch = AskTell(Squares(), RandomSearch(batch_size=5), seed=0).ask()
     assert torch.equal(batch.X.squeeze(-1), batch.indices.double().square())

@@ -65,7 +65,7 @@ class WithoutModel(Mechanism[Any]):
         return thaw_evaluated(self.domain.points, frozen)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ExplorationSettings:
     """The probability with which an evaluation is of a random arm.
 

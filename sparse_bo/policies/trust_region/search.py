@@ -68,6 +68,8 @@ class SearchCandidates:
     """Whether no point is picked twice, as no noise has been seen."""
     highest: Tensor | None = None
     """``N`` values before the last pick; ``None``: unknown."""
+    picked: Tensor | None = None
+    """``N`` booleans: picked before, with ``once``; ``None``: none is."""
 
     @cached_property
     def scores(self) -> Tensor:
@@ -78,7 +80,8 @@ class SearchCandidates:
         pick: such a candidate comes late.
         """
         if self.highest is None:
-            return self.gain(self.moments.mean, self.moments.variance).value
+            scores = self.gain(self.moments.mean, self.moments.variance).value
+            return scores if self.picked is None else scores.masked_fill(self.picked, -torch.inf)
         scores, order = self.highest.clone(), self.highest.argsort(descending=True, stable=True)
         for start in range(0, len(order), 64):
             some = order[start : start + 64]
@@ -86,13 +89,21 @@ class SearchCandidates:
             rest = order[start + 64 : start + 65]
             if len(rest) and bool(scores[order[: start + 64]].topk(2).values[1] >= self.highest[rest]):
                 break
-        return scores
+        return scores if self.picked is None else scores.masked_fill(self.picked, -torch.inf)
 
     def after(self, gp: Surrogate, pick: Tensor, at_pick: Any) -> SearchCandidates:
         """Return the candidates after a pick (``1 x d``) by ``gp``, whose mean there counts as reached. O(N n)."""
-        moments = gp.moments_given(self.U, self.moments, pick, at_pick)
+        moments, picked = gp.moments_given(self.U, self.moments, pick, at_pick), self.picked
         highest = vars(self).get("scores", self.highest) if self.gain.costly else None
-        return replace(self, moments=moments, gain=self.gain.after(at_pick), highest=highest)
+        if self.once and bool((same := (pick == self.U).all(dim=-1)).any()):
+            picked = same if picked is None else picked | same
+            highest = None if highest is None else highest.masked_fill(picked, -torch.inf)
+        return replace(self, moments=moments, gain=self.gain.after(at_pick), highest=highest, picked=picked)
+
+    def any_left(self, number: int) -> Tensor:
+        """Return one of the candidates that have not been picked (``1 x d``), if there is one."""
+        left = self.U if self.picked is None or bool(self.picked.all()) else self.U[~self.picked]
+        return left[number % len(left)].unsqueeze(0)
 
     def pick(self, gp: Surrogate, *, climbs: bool = True) -> Tensor:
         """Return the best point (``1 x d``) that climbs from the two best candidates reach, or the best candidate."""
@@ -186,7 +197,7 @@ def batch_of(
         u = _next(gp, searches[1:] if explores else searches, picked=len(U))
         if u is None and only_worthwhile:
             break
-        u = searches[-1].U[len(U) % len(searches[-1].U)].unsqueeze(0) if u is None else u
+        u = searches[-1].any_left(len(U)) if u is None else u
         at = gp.moments(u)
         searches = [each.after(gp, u, at) for each in searches]
         U, gp = torch.cat([U, u]), gp.condition(u)

@@ -7,7 +7,7 @@ from sparse_bo import AskTell, ProductGrid, Storage
 from sparse_bo.domains import Arms
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.policies import EpsilonGreedy, RandomSearch
+from sparse_bo.policies import EpsilonGreedy, PosteriorEpsilonGreedy, RandomSearch
 from sparse_bo.policies.comparators.baselines import WithoutModel
 
 
@@ -77,6 +77,11 @@ def test_arms_that_do_not_fit_into_memory_are_resumed_from_a_snapshot(policy, tm
     loop.close()
     assert loop.history.indices == whole.history.indices
     assert torch.equal(loop.result().best_observed_x, whole.result().best_observed_x)
+
+
+def test_policies_with_other_settings_are_other_policies():
+    assert EpsilonGreedy(epsilon=0.2) == EpsilonGreedy(epsilon=0.2) != EpsilonGreedy(epsilon=0.3)
+    assert PosteriorEpsilonGreedy(regularization=1.0) != PosteriorEpsilonGreedy(regularization=2.0)
 
 
 def test_bad_settings():
