@@ -31,7 +31,7 @@ def test_a_run_that_minimises_reports_resumes_and_audits_in_the_sign_of_its_obje
     done = invoke("resume", "run.journal", "--yes", "--quiet")
     assert done.exit_code == 0, done.output
     assert read_run("run.journal").told == 40
-    done = invoke("report", "run.journal", "--out", "out", "--html", "run.html")
+    done = invoke("report", "run.journal", "--html", "run.html")
     assert done.exit_code == 0, done.output
     page = Path("run.html").read_text(encoding="utf-8")
     assert "Minimising over 441 arms with 2 inputs" in page
