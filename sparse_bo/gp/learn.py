@@ -60,8 +60,8 @@ class LogPosterior:
     where it is searched for, and of the noise g unless it is given.
     """
 
-    X: Tensor
-    means: Tensor
+    X: np.ndarray
+    means: np.ndarray
     scatter: Scatter | None
     family: str
     priors: Priors
@@ -96,10 +96,9 @@ class LogPosterior:
         """
         given, X = self.given, self.X
         if given.correlation is not None:
-            R = fixed_correlation(given.correlation)
+            R = fixed_correlation(given.correlation.numpy())
         else:
-            logs = torch.from_numpy(theta[: self.size]).to(X)
-            R = correlation_of(logs, X, family=self.family, together=self.together)
+            R = correlation_of(theta[: self.size], X, family=self.family, together=self.together)
         scale = math.exp(theta[self.size]) if self.searches_scale else None
         if given.noise is None:
             noise = math.exp(theta[-1])
@@ -122,18 +121,18 @@ class LogPosterior:
         if self.given.noise is None:
             of_noise, by_noise = self.priors.of_noise(theta[-1])
             value, last = value + of_noise, [*last, found.by_log_noise + by_noise]
-        return value, np.concatenate([found.by_correlation.numpy() + prior.gradient, last])
+        return value, np.concatenate([found.by_correlation + prior.gradient, last])
 
     def hyperparameters(self, theta: np.ndarray, evidence: float) -> Hyperparameters:
         """Return the hyper-parameters at ``theta``; with a given correlation without lengthscales."""
         found, d = self.likelihood(theta, gradient=False), self.X.shape[1]
         noise = math.exp(theta[-1]) if self.given.noise is None else self.given.noise / found.scale
-        logs = torch.from_numpy(theta[: self.size]).to(self.X)
+        logs = torch.from_numpy(theta[: self.size])
         ell = logs[:d].exp()
         if self.family != ADDITIVE:
             return Hyperparameters(self.family, ell, noise, found.mean, found.scale, evidence)
-        shares, _ = shares_of(logs[2 * d :])
-        return Hyperparameters(self.family, ell, noise, found.mean, found.scale, evidence, logs[d : 2 * d].exp(), shares)
+        alone, shares = logs[d : 2 * d].exp(), torch.from_numpy(shares_of(theta[2 * d : self.size])[0])
+        return Hyperparameters(self.family, ell, noise, found.mean, found.scale, evidence, alone, shares)
 
     def warm(self, start: Hyperparameters) -> np.ndarray | None:
         """Return ``theta`` of an earlier result; ``None`` if that is no sum and this is one."""
@@ -199,13 +198,14 @@ def learn(
     """
     if not bool(torch.isfinite(X).all() & torch.isfinite(means).all()):
         raise ValueError("expected finite inputs and outputs to learn from, got NaN or infinite ones")
-    device, (X, means) = X.device, (X.cpu() if axes is None else X.cpu() @ axes.cpu(), means.cpu())
+    device, U = X.device, X.cpu() if axes is None else X.cpu() @ axes.cpu()
+    points, outputs = (part.detach().cpu().double().numpy() for part in (U, means))
     scatter = None if scatter is None else scatter.cpu()
     given = given if given.correlation is None else given._replace(correlation=given.correlation.cpu())
     best: Hyperparameters | None = None
     for family in families if given.correlation is None else FAMILIES[:1]:  # what is given has none
-        together = pairs(X) if family == ADDITIVE else None
-        found = _highest(LogPosterior(X, means, scatter, family, priors, given, together), start, restart, max_steps)
+        together = pairs(points) if family == ADDITIVE else None
+        found = _highest(LogPosterior(points, outputs, scatter, family, priors, given, together), start, restart, max_steps)
         if best is None or found.evidence > best.evidence:
             best = found
     assert best is not None
@@ -216,7 +216,6 @@ def _highest(density: LogPosterior, start: Hyperparameters | None, restart: bool
     """Return the best result of searches from an earlier result, from the densest of the starts, or both."""
     failure = ""
 
-    @torch.inference_mode()  # of a few dozen points an operation takes a quarter less time; only numbers leave it
     def negative(theta: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal failure
         try:

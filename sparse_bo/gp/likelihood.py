@@ -20,44 +20,54 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.linalg.blas import dsymm, dsymv, dsyr
+from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
+from scipy.special import softmax
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
-from sparse_bo.kernels.gradients import RADIAL, Pairs, half_spread, squared_distances
+from sparse_bo.kernels.gradients import RADIAL, Pairs, half_spread, radial_arrays, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky, safe_factors
 from sparse_bo.linalg.chunking import broadcast_shapes, tile_rows
 
+Vector: TypeAlias = NDArray[np.float64]
+Matrix: TypeAlias = NDArray[np.float64]
 LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Correlation(NamedTuple):
     """A correlation matrix with its derivatives."""
 
-    value: Tensor
-    """``n x n``."""
-    gradient: Callable[[Tensor], Tensor]
-    """From a symmetric W (``n x n``, overwritten) to ``½ tr[W ∂R]`` by the logarithm of each hyper-parameter (``p``)."""
+    value: Matrix
+    """``n x n``, symmetric."""
+    gradient: Callable[[Matrix], Vector]
+    """From the lower triangle of a symmetric W (``n x n``, by columns, overwritten) to ``½ tr[W ∂R]`` by the logarithm of each
+    hyper-parameter (``p``)."""
 
 
-def fixed_correlation(R: Tensor) -> Correlation:
+def fixed_correlation(R: Matrix) -> Correlation:
     """Return a correlation without hyper-parameters."""
-    return Correlation(R, lambda W: W[0, :0])
+    return Correlation(R, lambda W: np.empty(0))
 
 
-def stationary_correlation(X: Tensor, lengthscales: Tensor, *, family: str) -> Correlation:
-    """Return a stationary correlation of ``… x n x d`` points, its gradient by ``log ℓ`` (``… x 1 x d``, or ``d``). O(n² d)."""
+def stationary_correlation(X: Tensor, lengthscales: Tensor, *, family: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return stationary correlations of ``b x n x d`` points, and from W their gradients by ``log ℓ`` (``b x 1 x d``)."""
     Z = X / lengthscales
     radial = RADIAL[family](squared_distances(Z, Z))
-    return Correlation(radial.value, lambda W: half_spread(Z, W.mul_(radial.slope)))
+    return radial.value, lambda W: half_spread(Z, W.mul_(radial.slope))
 
 
-def correlation_of(logs: Tensor, X: Tensor, *, family: str, together: Pairs | None = None) -> Correlation:
+def correlation_of(logs: Vector, X: Matrix, *, family: str, together: Pairs | None = None) -> Correlation:
     """Return the correlation of ``n x d`` points from the logarithms of its hyper-parameters. O(n² d).
+
+    In NumPy: of a few dozen points most of the time of a tensor's operation is its call.
 
     Args:
         logs: ``log ℓ``; of a sum ``log ℓ, log a, log w`` with shares w over that of all inputs together.
@@ -66,27 +76,40 @@ def correlation_of(logs: Tensor, X: Tensor, *, family: str, together: Pairs | No
         together: Pairs of ``X``, of a sum.
     """
     d = X.shape[1]
-    all_inputs = stationary_correlation(X, logs[:d].exp(), family=REST if family == ADDITIVE else family)
+    Z = (X - X.mean(axis=0)) / np.exp(logs[:d])
+    s = Z @ Z.T
+    norms = s.diagonal().copy()
+    s *= -2.0
+    s += norms
+    s += norms[:, None]
+    value, slope = radial_arrays(np.maximum(s, 0.0, out=s), family=REST if family == ADDITIVE else family)
+
+    def by_lengthscales(W: Matrix) -> Vector:
+        # ½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)² of M = W ∘ slope, whose lower triangle is read: its rows' sums, and M Z
+        M = np.multiply(W, slope.T, out=W)
+        return np.asarray(dsymv(1.0, M, np.ones(len(M)), lower=1) @ (Z * Z) - (Z * dsymm(1.0, M, Z, lower=1)).sum(axis=0))
+
     if family != ADDITIVE:
-        return all_inputs
+        return Correlation(value, by_lengthscales)
     assert together is not None
     shares, rest = shares_of(logs[2 * d :])
-    curvature = logs[d : 2 * d].mul(-2.0).exp()  # d: 1/a²
-    parts = (together.squares * (-0.5 * curvature).unsqueeze(-1)).exp_()  # d x pairs
-    value = together.matrix(shares @ parts, float(shares.sum())).add_(all_inputs.value, alpha=rest)
+    curvature = np.exp(-2.0 * logs[d : 2 * d])  # d: 1/a²
+    parts = np.exp(together.squares * (-0.5 * curvature)[:, None])  # d x pairs
+    total = together.matrix(shares @ parts, float(shares.sum()))
+    total += rest * value
 
-    def gradient(W: Tensor) -> Tensor:
-        w = together.entries(W)  # pairs
+    def gradient(W: Matrix) -> Vector:
+        w = together.entries(W.T)  # pairs; W's lower triangle
         by_alone = shares * curvature * ((parts * together.squares) @ w)
-        by_share = shares * (parts @ w - w @ together.entries(value))
-        return torch.cat([rest * all_inputs.gradient(W), by_alone, by_share])
+        by_share = shares * (parts @ w - w @ together.entries(total))
+        return np.concatenate([rest * by_lengthscales(W), by_alone, by_share])
 
-    return Correlation(value, gradient)
+    return Correlation(total, gradient)
 
 
-def shares_of(logs: Tensor) -> tuple[Tensor, float]:
+def shares_of(logs: Vector) -> tuple[Vector, float]:
     """Return the shares of functions of one input (``d``), and that of all inputs together, from ``log w`` over the latter."""
-    shares = torch.softmax(torch.cat([logs, logs.new_zeros(1)]), dim=0)
+    shares = softmax(np.append(logs, 0.0))
     return shares[:-1], float(shares[-1])
 
 
@@ -121,7 +144,7 @@ class LogLikelihood(NamedTuple):
     """m (y)."""
     scale: float
     """s (y²)."""
-    by_correlation: Tensor
+    by_correlation: Vector
     """``p``, by the logarithms of the correlation's hyper-parameters."""
     by_log_scale: float
     """At a fixed noise in units of the scale."""
@@ -131,7 +154,7 @@ class LogLikelihood(NamedTuple):
 
 def log_likelihood(
     R: Correlation,
-    means: Tensor,
+    means: Vector,
     noise: float,
     *,
     mean: float | None,
@@ -156,37 +179,45 @@ def log_likelihood(
         ValueError: If ``A`` is not finite or not positive definite.
     """
     n, shape = len(means), 0.0 if priors is None else priors.scale_shape
-    noises = noise if scatter is None else noise / scatter.counts
-    A = R.value.clone()
-    A.diagonal().add_(noises)
-    L = safe_cholesky(A)
-    del A
-    inverse = torch.cholesky_inverse(L) if gradient else None
+    noises = noise if scatter is None else noise / scatter.counts.numpy()
+    L = _factor(R.value, noises)
+    W = dpotri(L, lower=1)[0] if gradient else None  # the lower triangle of A⁻¹, as of every matrix below
+
+    def solved(b: Vector) -> Vector:
+        return np.asarray(dpotrs(L, b, lower=1)[0] if W is None else dsymv(1.0, W, b, lower=1))
+
     added = 2.0 * shape  # to rᵀα: twice all else that is divided by s
     if mean is None:
         assert priors is not None
-        ones = torch.ones_like(means).unsqueeze(-1)
-        row = torch.cholesky_solve(ones, L).squeeze(-1) if inverse is None else inverse.sum(dim=0)  # A⁻¹ 1
-        along, total = torch.stack([row @ means, row.sum()]).tolist()
-        mean = along / (total + 1.0 / priors.mean_variance)
+        row = solved(np.ones(n))  # A⁻¹ 1
+        mean = float(row @ means) / (float(row.sum()) + 1.0 / priors.mean_variance)
         added += mean * mean / priors.mean_variance
     r = means - mean
-    alpha = torch.cholesky_solve(r.unsqueeze(-1), L).squeeze(-1) if inverse is None else inverse @ r
-    quadratic, half_determinant = torch.stack([r @ alpha, L.diagonal().log().sum()]).tolist()
-    quadratic, degrees, value = quadratic + added, n + 2.0 * shape, -half_determinant
+    alpha = solved(r)
+    quadratic, degrees, value = float(r @ alpha) + added, n + 2.0 * shape, -float(np.log(L.diagonal()).sum())
     if scatter is not None:
         quadratic, degrees = quadratic + scatter.squares / noise, degrees + scatter.repeats
         value -= 0.5 * (scatter.repeats * math.log(noise) + scatter.log_counts)
     s = quadratic / degrees if scale is None else scale
     surplus = quadratic / s - degrees  # 0 at the mode of s
     value -= 0.5 * (surplus + degrees * (math.log(s) + 1.0) + (degrees - 2.0 * shape) * LOG_2PI)
-    if inverse is None:
+    if W is None:
         return LogLikelihood(value, mean, s, means[:0], 0.0, 0.0)
-    W = inverse.neg_().addr_(alpha, alpha / s)  # in place: a new n x n tensor costs as much as filling it does
+    W = dsyr(1.0 / s, alpha, lower=1, a=np.negative(W, out=W), overwrite_a=1)
     by_log_noise = 0.5 * float((W.diagonal() * noises).sum())
     if scatter is not None:
         by_log_noise += 0.5 * (scatter.squares / (s * noise) - scatter.repeats)
     return LogLikelihood(value, mean, s, R.gradient(W), 0.5 * surplus, by_log_noise)
+
+
+def _factor(R: Matrix, noises: float | Vector) -> Matrix:
+    """Return the lower Cholesky factor of ``R + diag(noises)``, by columns; with a jitter where it takes one."""
+    A = R.copy()
+    A.reshape(-1)[:: len(A) + 1] += noises
+    L, info = dpotrf(A.T, lower=1)  # a symmetric matrix by columns without a copy
+    if info == 0 and math.isfinite(float(L.diagonal().sum())):
+        return np.asarray(L)
+    return np.asfortranarray(safe_cholesky(torch.from_numpy(A)).numpy())
 
 
 def stationary_log_likelihood(
@@ -253,8 +284,8 @@ def values_and_gradients(
     compute. Arguments and errors: those of :func:`stationary_log_likelihood` with batch shape ``b``, none to be broadcast.
     """
     n, v = X.shape[-2], variance.unsqueeze(-1)
-    R = stationary_correlation(X, lengthscales.unsqueeze(-2), family=family)
-    A = R.value.clone()
+    R, by_log_lengthscales = stationary_correlation(X, lengthscales.unsqueeze(-2), family=family)
+    A = R.clone()
     A.diagonal(dim1=-2, dim2=-1).add_(noise / v)
     L = safe_factors(A)
     alpha = torch.cholesky_solve(residuals.unsqueeze(-1), L).squeeze(-1)  # b x n
@@ -267,7 +298,7 @@ def values_and_gradients(
     W = inverse.neg_().baddbmm_(alpha.unsqueeze(-1), (alpha / v).unsqueeze(-2))
     by_noise = 0.5 * W.diagonal(dim1=-2, dim2=-1) / v
     by_variance = (0.5 * (quadratic - n) - (by_noise * noise).sum(dim=-1)) / variance
-    return value, (R.gradient(W) / lengthscales, by_variance, by_noise, alpha.neg_() / v)
+    return value, (by_log_lengthscales(W) / lengthscales, by_variance, by_noise, alpha.neg_() / v)
 
 
 class LowRankSums(NamedTuple):

@@ -20,8 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.kernels.structure import (
@@ -67,6 +69,23 @@ def matern52(s: Tensor) -> Radial:
     return Radial(rising + decay * (s * (5.0 / 3.0)), rising * (5.0 / 3.0))
 
 
+def radial_arrays(s: NDArray[np.float64], *, family: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return value and slope of a correlation as those of :data:`RADIAL`, of a NumPy array that is overwritten."""
+    if family == "rbf":
+        s *= -0.5
+        value = np.exp(s, out=s)
+        return value, value
+    r = np.sqrt(5.0 * s + TINY)
+    decay = np.exp(-r)
+    r += 1.0
+    r *= decay
+    s *= 5.0 / 3.0
+    s *= decay
+    s += r
+    r *= 5.0 / 3.0
+    return s, r
+
+
 RADIAL: Mapping[str, Callable[[Tensor], Radial]] = {"rbf": gaussian, "matern52": matern52}
 """Name -> correlation."""
 
@@ -95,31 +114,31 @@ def half_spread(Z: Tensor, M: Tensor) -> Tensor:
 class Pairs(NamedTuple):
     """Pairs of n points, each once, without hyper-parameters."""
 
-    squares: Tensor
+    squares: NDArray[np.float64]
     """``d x n(n−1)/2`` squared differences by input."""
-    upper: Tensor
+    upper: NDArray[np.int64]
     """``n(n−1)/2`` places in the flat ``n x n`` matrix."""
     n: int
 
-    def matrix(self, entries: Tensor, diagonal: float) -> Tensor:
+    def matrix(self, entries: NDArray[np.float64], diagonal: float) -> NDArray[np.float64]:
         """Return the symmetric ``n x n`` matrix with these entries (``n(n−1)/2``) off its diagonal."""
-        flat = entries.new_zeros(self.n * self.n)
+        flat = np.zeros(self.n * self.n)
         flat[self.upper] = entries
         M = flat.reshape(self.n, self.n)
         M = M + M.T
-        M.diagonal().fill_(diagonal)
+        M.reshape(-1)[:: self.n + 1] = diagonal
         return M
 
-    def entries(self, M: Tensor) -> Tensor:
-        """Return the entries of a symmetric ``n x n`` matrix."""
+    def entries(self, M: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the entries of the upper triangle of an ``n x n`` matrix."""
         return M.reshape(-1)[self.upper]
 
 
-def pairs(X: Tensor) -> Pairs:
+def pairs(X: NDArray[np.float64]) -> Pairs:
     """Return the pairs of ``n x d`` points. O(n² d)."""
     n = len(X)
-    row, column = torch.triu_indices(n, n, offset=1, device=X.device)
-    return Pairs((X[row] - X[column]).square().T.contiguous(), row * n + column, n)
+    row, column = np.triu_indices(n, 1)
+    return Pairs(np.ascontiguousarray(np.square(X[row] - X[column]).T), row * n + column, n)
 
 
 def alone_correlations(U: Tensor, V: Tensor, *, lengthscales: Tensor, shares: Tensor) -> Tensor:

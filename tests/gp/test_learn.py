@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -100,7 +101,7 @@ def test_given_hyperparameters_stay_and_the_others_are_at_their_optimum(family):
         other = replace(noise, scale=noise.scale * factor, noise=noise.noise / factor)
         assert log_joint(other, X, rows, y, PRIORS, noise=False) < top + 1e-3
     assert learn(X, means, scatter=scatter, families=[family], given=Given(mean=0.25)).mean == 0.25
-    R = correlation_of(torch.zeros(2, dtype=torch.float64), X, family="rbf").value
+    R = torch.from_numpy(correlation_of(np.zeros(2), X.numpy(), family="rbf").value)
     fixed = learn(X, means, scatter=scatter, families=[family], given=Given(correlation=R))
     assert not len(fixed.lengthscales)
     assert fixed.noise * fixed.scale == pytest.approx(scatter.squares / scatter.repeats, rel=0.5)
@@ -181,7 +182,8 @@ def test_a_search_starts_at_the_densest_start(family):
     """Of pure noise that is not the first one; a search of one step ends about there."""
     X = arms(25, 2, seed=3)
     y = torch.randn(25, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    density = LogPosterior(X, y, None, family, PRIORS, Given(), pairs(X) if family == ADDITIVE else None)
+    points = X.numpy()
+    density = LogPosterior(points, y.numpy(), None, family, PRIORS, Given(), pairs(points) if family == ADDITIVE else None)
     starts = [[density(theta)[0] for theta in group] for group in density.cold()]
     assert all(len(set(group)) == len(PRIORS.starts) and max(group) > group[0] + 1.0 for group in starts)
     assert learn(X, y, families=[family], max_steps=0).evidence >= max(map(max, starts))

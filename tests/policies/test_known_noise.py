@@ -112,12 +112,14 @@ def test_the_evidence_is_that_of_means_with_their_own_noise(theta):
     v = torch.rand(9, generator=generator(2)).double() + 0.01
     g = float(v.median())
     scatter = Scatter(g / v, squares=0.0, repeats=0.0, log_counts=0.0)
-    density = LogPosterior(X, means, scatter, "rbf", PRIORS, Given(noise=g, mean=0.2), None)
+    density = LogPosterior(X.numpy(), means.numpy(), scatter, "rbf", PRIORS, Given(noise=g, mean=0.2), None)
     found = density.likelihood(np.array(theta), gradient=False)
     scale = math.exp(theta[-1])
-    K = scale * correlation_of(torch.tensor(theta[:2]).double(), X, family="rbf", together=None).value + v.diag()
+    K = scale * torch.from_numpy(correlation_of(np.array(theta[:2]), X.numpy(), family="rbf").value) + v.diag()
     same = K + (g - v).diag()  # equal noise of all, without a scatter: the prior of the scale is in both
-    others = LogPosterior(X, means, None, "rbf", PRIORS, Given(noise=g, mean=0.2), None).likelihood(np.array(theta))
+    others = LogPosterior(X.numpy(), means.numpy(), None, "rbf", PRIORS, Given(noise=g, mean=0.2), None).likelihood(
+        np.array(theta)
+    )
     dense, equal = (float(MultivariateNormal(torch.full_like(means, 0.2), C).log_prob(means)) for C in (K, same))
     assert found.value - others.value == pytest.approx(dense - equal, abs=1e-7)
     _, gradient = density(np.array(theta))
