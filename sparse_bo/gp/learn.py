@@ -8,8 +8,7 @@ climbs acquisition functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from threading import Lock
@@ -205,7 +204,9 @@ def learn(
     best: Hyperparameters | None = None
     for family in families if given.correlation is None else FAMILIES[:1]:  # what is given has none
         together = pairs(points) if family == ADDITIVE else None
-        found = _highest(LogPosterior(points, outputs, scatter, family, priors, given, together), start, restart, max_steps)
+        density = LogPosterior(points, outputs, scatter, family, priors, given, together)
+        with _OneBlasThread():  # the last digits of a factor depend on their number
+            found = _highest(density, start, restart, max_steps)
         if best is None or found.evidence > best.evidence:
             best = found
     assert best is not None
@@ -244,24 +245,30 @@ def lbfgsb(
 
     More threads of it gain nothing with so few numbers, and their waiting takes as much processor time as the function.
     """
-    with _one_blas_thread():
+    with _OneBlasThread():
         return minimize(function, first, jac=True, method="L-BFGS-B", bounds=limits, options=options)
 
 
-_LIMITS = Lock()
-"""Held by the thread that has limited BLAS: of overlapping limits the last to end would restore the first one's."""
+class _OneBlasThread:
+    """A context in which SciPy's and NumPy's BLAS have one thread, until the last thread of the process has left it."""
 
+    _lock = Lock()
+    _inside = 0
+    _limit: Any = None
 
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    if not _LIMITS.acquire(blocking=False):
-        yield
-        return
-    try:
-        with _blas().limit(limits=1):
-            yield
-    finally:
-        _LIMITS.release()
+    def __enter__(self) -> None:
+        kind = _OneBlasThread
+        with kind._lock:
+            if not kind._inside:
+                kind._limit = _blas().limit(limits=1)
+            kind._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        kind = _OneBlasThread
+        with kind._lock:
+            kind._inside -= 1
+            if not kind._inside:
+                kind._limit.restore_original_limits()
 
 
 @cache

@@ -37,22 +37,21 @@ from sparse_bo.kernels.gradients import RADIAL, Pairs, half_spread, radial_array
 from sparse_bo.linalg.cholesky import safe_cholesky, safe_factors
 from sparse_bo.linalg.chunking import broadcast_shapes, tile_rows
 
-Vector: TypeAlias = NDArray[np.float64]
-Matrix: TypeAlias = NDArray[np.float64]
+Array: TypeAlias = NDArray[np.float64]
 LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Correlation(NamedTuple):
     """A correlation matrix with its derivatives."""
 
-    value: Matrix
+    value: Array
     """``n x n``, symmetric."""
-    gradient: Callable[[Matrix], Vector]
+    gradient: Callable[[Array], Array]
     """From the lower triangle of a symmetric W (``n x n``, by columns, overwritten) to ``½ tr[W ∂R]`` by the logarithm of each
     hyper-parameter (``p``)."""
 
 
-def fixed_correlation(R: Matrix) -> Correlation:
+def fixed_correlation(R: Array) -> Correlation:
     """Return a correlation without hyper-parameters."""
     return Correlation(R, lambda W: np.empty(0))
 
@@ -64,7 +63,7 @@ def stationary_correlation(X: Tensor, lengthscales: Tensor, *, family: str) -> t
     return radial.value, lambda W: half_spread(Z, W.mul_(radial.slope))
 
 
-def correlation_of(logs: Vector, X: Matrix, *, family: str, together: Pairs | None = None) -> Correlation:
+def correlation_of(logs: Array, X: Array, *, family: str, together: Pairs | None = None) -> Correlation:
     """Return the correlation of ``n x d`` points from the logarithms of its hyper-parameters. O(n² d).
 
     In NumPy: of a few dozen points most of the time of a tensor's operation is its call.
@@ -84,7 +83,7 @@ def correlation_of(logs: Vector, X: Matrix, *, family: str, together: Pairs | No
     s += norms[:, None]
     value, slope = radial_arrays(np.maximum(s, 0.0, out=s), family=REST if family == ADDITIVE else family)
 
-    def by_lengthscales(W: Matrix) -> Vector:
+    def by_lengthscales(W: Array) -> Array:
         # ½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)² of M = W ∘ slope, whose lower triangle is read: its rows' sums, and M Z
         M = np.multiply(W, slope.T, out=W)
         return np.asarray(dsymv(1.0, M, np.ones(len(M)), lower=1) @ (Z * Z) - (Z * dsymm(1.0, M, Z, lower=1)).sum(axis=0))
@@ -98,7 +97,7 @@ def correlation_of(logs: Vector, X: Matrix, *, family: str, together: Pairs | No
     total = together.matrix(shares @ parts, float(shares.sum()))
     total += rest * value
 
-    def gradient(W: Matrix) -> Vector:
+    def gradient(W: Array) -> Array:
         w = together.entries(W.T)  # pairs; W's lower triangle
         by_alone = shares * curvature * ((parts * together.squares) @ w)
         by_share = shares * (parts @ w - w @ together.entries(total))
@@ -107,7 +106,7 @@ def correlation_of(logs: Vector, X: Matrix, *, family: str, together: Pairs | No
     return Correlation(total, gradient)
 
 
-def shares_of(logs: Vector) -> tuple[Vector, float]:
+def shares_of(logs: Array) -> tuple[Array, float]:
     """Return the shares of functions of one input (``d``), and that of all inputs together, from ``log w`` over the latter."""
     shares = softmax(np.append(logs, 0.0))
     return shares[:-1], float(shares[-1])
@@ -144,7 +143,7 @@ class LogLikelihood(NamedTuple):
     """m (y)."""
     scale: float
     """s (y²)."""
-    by_correlation: Vector
+    by_correlation: Array
     """``p``, by the logarithms of the correlation's hyper-parameters."""
     by_log_scale: float
     """At a fixed noise in units of the scale."""
@@ -154,7 +153,7 @@ class LogLikelihood(NamedTuple):
 
 def log_likelihood(
     R: Correlation,
-    means: Vector,
+    means: Array,
     noise: float,
     *,
     mean: float | None,
@@ -181,9 +180,10 @@ def log_likelihood(
     n, shape = len(means), 0.0 if priors is None else priors.scale_shape
     noises = noise if scatter is None else noise / scatter.counts.numpy()
     L = _factor(R.value, noises)
-    W = dpotri(L, lower=1)[0] if gradient else None  # the lower triangle of A⁻¹, as of every matrix below
+    value = -float(np.log(L.diagonal()).sum())
+    W = dpotri(L, lower=1, overwrite_c=1)[0] if gradient else None  # the lower triangle of A⁻¹, as of every matrix below
 
-    def solved(b: Vector) -> Vector:
+    def solved(b: Array) -> Array:
         return np.asarray(dpotrs(L, b, lower=1)[0] if W is None else dsymv(1.0, W, b, lower=1))
 
     added = 2.0 * shape  # to rᵀα: twice all else that is divided by s
@@ -194,7 +194,7 @@ def log_likelihood(
         added += mean * mean / priors.mean_variance
     r = means - mean
     alpha = solved(r)
-    quadratic, degrees, value = float(r @ alpha) + added, n + 2.0 * shape, -float(np.log(L.diagonal()).sum())
+    quadratic, degrees = float(r @ alpha) + added, n + 2.0 * shape
     if scatter is not None:
         quadratic, degrees = quadratic + scatter.squares / noise, degrees + scatter.repeats
         value -= 0.5 * (scatter.repeats * math.log(noise) + scatter.log_counts)
@@ -210,14 +210,18 @@ def log_likelihood(
     return LogLikelihood(value, mean, s, R.gradient(W), 0.5 * surplus, by_log_noise)
 
 
-def _factor(R: Matrix, noises: float | Vector) -> Matrix:
+def _factor(R: Array, noises: float | Array) -> Array:
     """Return the lower Cholesky factor of ``R + diag(noises)``, by columns; with a jitter where it takes one."""
-    A = R.copy()
-    A.reshape(-1)[:: len(A) + 1] += noises
-    L, info = dpotrf(A.T, lower=1)  # a symmetric matrix by columns without a copy
+
+    def noisy() -> Array:
+        A = R.copy()
+        A.reshape(-1)[:: len(A) + 1] += noises
+        return A
+
+    L, info = dpotrf(noisy().T, lower=1, overwrite_a=1)  # symmetric: by columns it is its transpose
     if info == 0 and math.isfinite(float(L.diagonal().sum())):
         return np.asarray(L)
-    return np.asfortranarray(safe_cholesky(torch.from_numpy(A)).numpy())
+    return np.asfortranarray(safe_cholesky(torch.from_numpy(noisy())).numpy())
 
 
 def stationary_log_likelihood(

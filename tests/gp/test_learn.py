@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
@@ -175,6 +176,30 @@ def test_a_search_that_starts_anew_leaves_an_optimum_without_correlations(family
     assert again.evidence > stuck.evidence + 5.0
     assert float(again.reach.min()) > 0.3
     assert learn(X, y, families=[family]).evidence > stuck.evidence + 5.0
+
+
+def test_what_is_learned_does_not_depend_on_the_threads_of_blas():
+    X, y = data(300, 4, noise_sd=0.1)
+    one, two = ([], [])
+    for found, threads in ((one, 1), (two, 2)):
+        with threadpool_limits(threads, user_api="blas"):
+            learned = learn(X, y, max_steps=3)
+            found += [learned.mean, learned.scale, learned.noise, learned.evidence, *learned.lengthscales.tolist()]
+            assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {threads}
+    assert one == two
+
+
+def test_equal_inputs_without_noise_are_learned_from_with_a_jitter():
+    X, y = data(20)
+    X, y = torch.cat([X, X]), torch.cat([y, y])
+    density = LogPosterior(X.numpy(), y.numpy(), None, "rbf", PRIORS, Given(), None)
+    value, gradient = density(np.log([0.5, 0.5, 1e-18]))
+    assert math.isfinite(value)
+    assert np.isfinite(gradient).all()
+    one = learn(X[:1].float(), y[:1].float() - y[0])
+    assert math.isfinite(one.evidence)
+    with pytest.raises(ValueError, match="expected a finite matrix"):
+        LogPosterior(X.numpy() * math.nan, y.numpy(), None, "rbf", PRIORS, Given(), None)(np.log([0.5, 0.5, 1e-3]))
 
 
 @pytest.mark.parametrize("family", ["matern52", ADDITIVE])
