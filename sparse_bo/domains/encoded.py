@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,10 @@ class SpaceArms(Arms):
         if -1 in rows:
             raise ValueError(_infeasible(name, where[rows.index(-1)]))
         return torch.tensor(rows, dtype=torch.long, device=self.device)
+
+    def possible(self, point: Mapping[str, Any]) -> bool:
+        """Return whether a point of the space is one of the arms."""
+        return _keys(self.space.encode([point]))[0] in self._rows
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`Domain.describe`; the feasible combinations are stored as bits."""
@@ -164,6 +169,10 @@ class SpaceBox(Box):
                 raise ValueError(_infeasible(name, self.named(pick.unsqueeze(0))[0]))
         return picks
 
+    def possible(self, point: Mapping[str, Any]) -> bool:
+        """Return whether a point of the space is feasible."""
+        return self._feasible(self.space.encode([point])[0])
+
     def recorded(self, picks: Tensor) -> NDArray[Any]:
         """See :meth:`Domain.recorded`."""
         return super().recorded(self.space.snap(picks))
@@ -219,6 +228,33 @@ class SpaceBox(Box):
 
     def _feasible(self, u: Tensor) -> bool:
         return self.feasible is None or _is_feasible(self.feasible, self.space.decode(u.unsqueeze(0))[0])
+
+
+def completed(
+    domain: SpaceArms | SpaceBox, points: Sequence[Mapping[str, Any]], suggested: Tensor, *, generator: torch.Generator
+) -> list[Parameters]:
+    """Return points with the parameters that they lack from picks of a policy, one for each.
+
+    Where that is not feasible, from the first of up to :data:`DRAWN` drawn points with which it is.
+
+    Raises:
+        ValueError: If none of these is.
+    """
+    made = []
+    for point, other in zip(points, domain.named(suggested), strict=True):
+        drawn = (whole for U in _drawn_from(domain.space, generator) for whole in domain.space.decode(U))
+        for whole in chain([other], drawn):
+            one = domain.space.completed(point, whole, generator=generator)
+            try:
+                possible = domain.possible(one)
+            except (TypeError, ValueError):  # a given value is wrong: the check of all points says which, and of which one
+                possible = True
+            if possible:
+                made.append(one)
+                break
+        else:
+            raise ValueError(f"expected a feasible point with {dict(point)!r}, got none among {DRAWN:,} drawn; change a value")
+    return made
 
 
 def _drawn_from(space: Space, generator: torch.Generator) -> Iterator[Tensor]:

@@ -202,6 +202,32 @@ class Space:
                     raise ValueError(f"expected {what} with {name!r} {where}, got {wrong} in row {row}; {fix}")
         return U
 
+    def lacks(self, point: Mapping[str, Any]) -> bool:
+        """Return whether a point lacks parameters that :meth:`encode` needs."""
+        return any(name not in point and p.count != 1 and self._due(p, point) for name, p in self.parameters.items())
+
+    def _due(self, parameter: Parameter, point: Mapping[str, Any]) -> bool:
+        """Return whether a parameter belongs to a point by its own condition."""
+        return all(parent in point and point[parent] in values for parent, values in (parameter.when or {}).items())
+
+    def completed(self, point: Mapping[str, Any], other: Parameters, *, generator: torch.Generator) -> Parameters:
+        """Return a point with the parameters that it lacks: those of a whole point, drawn where that does not have them.
+
+        A parameter on which given ones depend has a value with which these are there. :meth:`encode` checks the values.
+        """
+        made = dict(point)
+        for name in [*(name for name in self.parameters if name not in self._conditions), *self._conditions]:
+            parameter = self.parameters[name]
+            if name not in made and self._due(parameter, made):
+                drawn = torch.rand(1, parameter.width, generator=generator, dtype=torch.float64, device="cpu")
+                made[name] = other.get(name, parameter.decode(drawn)[0])
+                number = parameter.numbers(parameter.encode([made[name]], name))
+                allowed = [needed[name] for child, needed in self._conditions.items() if child in point and name in needed]
+                if not all(bool(torch.isin(number, one.to(number))) for one in allowed):
+                    common = [k for k in allowed[0].tolist() if all(k in one.tolist() for one in allowed)]
+                    made[name] = parameter.decode(parameter.columns(number.new_tensor(common[:1] or [number])))[0]
+        return made
+
     def points_of(self, table: Any) -> list[Parameters]:
         """Return the points of a pandas table with a column for each parameter; other columns are left out.
 
@@ -215,10 +241,9 @@ class Space:
             point: Parameters = {}
             for name in names:
                 parameter = self.parameters[name]
-                held = all(parent in point and point[parent] in values for parent, values in (parameter.when or {}).items())
                 if not gaps[name]:
                     point[name] = parameter.whole(row[name])
-                elif held and isinstance(parameter, Choice) and None in parameter.values:
+                elif self._due(parameter, point) and isinstance(parameter, Choice) and None in parameter.values:
                     point[name] = None
             points.append(point)
         return points

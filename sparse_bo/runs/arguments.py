@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
+from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.results import Value, has_sds, is_failed, outcomes_of, results_of, sds_of
 from sparse_bo.policies import Outcomes, Policy
@@ -161,6 +162,29 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
     if isinstance(domain, Box) and not isinstance(domain, SpaceBox) and is_plain(where):
         where = cast("Tensor", tensor_of(f"{kind} inputs", where)).to(domain.like)
     return domain.check(f"{kind} inputs", where)
+
+
+def completed_inputs(
+    kind: str, where: Any, domain: Domain, suggested: Callable[[int], Tensor], generator: torch.Generator
+) -> Tensor:
+    """Return :func:`checked_inputs` of inputs that may lack parts, which come from as many picks of ``suggested``.
+
+    A dictionary may lack parameters, a row of a box has NaN in their places.
+    """
+    table = hasattr(where, "columns") and hasattr(where, "isna")
+    if isinstance(domain, SpaceArms | SpaceBox):
+        points = domain.space.points_of(where) if table else where
+        some = isinstance(points, Sequence) and not isinstance(points, str) and all(isinstance(p, Mapping) for p in points)
+        if some and any(domain.space.lacks(point) for point in points):
+            where = completed(domain, points, suggested(len(points)), generator=generator)
+    elif isinstance(domain, Box):
+        if table:
+            where = where.reindex(columns=[f"x{j + 1}" for j in range(domain.dims)])
+        X = cast("Tensor", tensor_of(f"{kind} inputs", where))
+        if isinstance(X, Tensor) and X.dim() == 2 and X.shape[-1] == domain.dims and bool(X.isnan().any()):
+            X = X.to(domain.like) if is_plain(where) else X
+            where = torch.where(X.isnan(), suggested(len(X)).to(X), X)
+    return checked_inputs(kind, where, domain)
 
 
 def _columns_of(table: Any, domain: Domain) -> Any:

@@ -38,6 +38,7 @@ from sparse_bo.runs.arguments import (
     checked_inputs,
     checked_observations,
     checked_outcomes,
+    completed_inputs,
     evaluation_of,
     tensor_of,
 )
@@ -337,9 +338,13 @@ class AskTell:
     def enqueue(self, X: Any) -> None:
         """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
 
-        ``X``, and errors: :meth:`add`. Optuna has ``enqueue_trial`` for it.
+        ``X``, and errors: :meth:`add`. Optuna has ``enqueue_trial`` for it. A dictionary may lack parameters, and a point of a
+        box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results.
         """
-        self._steps.enqueue(lambda: checked_inputs("enqueued", X, self._domain))
+        engine = self._engine
+        self._steps.enqueue(
+            lambda: completed_inputs("enqueued", X, self._domain, engine.suggested, engine.generator.clone_state())
+        )
 
     def reissue(self, tickets: Batch | Sequence[int] | Tensor | None = None) -> Batch:
         """Return pending evaluations again (default: all), for example after a worker is lost; nothing changes.

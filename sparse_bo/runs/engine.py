@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, certify
-from sparse_bo.domains import Box, Domain
-from sparse_bo.errors import ContradictionError, ResumeWarning, StorageError
+from sparse_bo.domains import Box, Domain, SpaceArms
+from sparse_bo.errors import ContradictionError, ResumeWarning, ScheduleComplete, StorageError
 from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import Value, has_sds, is_failed, sds_of
 from sparse_bo.journal import Event
@@ -141,6 +141,27 @@ class Engine:
         """Return evaluations that the user has queued; ``None`` without any."""
         queued = self._queue.count - self._queue_at
         return self._queue.part(self._queue_at, min(queued, limit), self.next_ticket, self.generator) if queued else None
+
+    @with_gradients
+    def suggested(self, q: int) -> Tensor:
+        """Return ``q`` picks of the policy after those that are pending or queued; uniform ones where it waits or has ended.
+
+        Nothing changes: the generator is a copy.
+        """
+        generator, made = self.generator.clone_state(), self.domain.no_picks
+        before = torch.cat([self.ledger.picks(), self._queue.picks[self._queue_at :]])
+        while len(made) < q:
+            seen = torch.cat([before, made])
+            try:
+                more = self.mechanism.ask_beyond_batch(self.state, max_q=q - len(made), pending=seen, generator=generator)
+            except ScheduleComplete:
+                more = Wait(1)
+            if isinstance(more, Wait):
+                assert isinstance(self.domain, Box | SpaceArms)  # others have no parts
+                left, where = q - len(made), {"seen": seen} if isinstance(self.domain, SpaceArms) else {}
+                return torch.cat([made, self.domain.uniform(left, **where, generator=generator).to(made)])
+            made = torch.cat([made, more.picks])
+        return made
 
     @with_gradients
     def _picked(self, limit: int, ask: Callable[..., Proposal | Wait]) -> Handing | int:

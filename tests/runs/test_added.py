@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, Float, Int, Storage, maximize
+from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize
 from sparse_bo.errors import ResumeWarning
 from sparse_bo.policies import REMBO, SBPE, BoTorchUCB, RandomSearch, TrustRegion
 from sparse_bo.runs import read_run
@@ -279,3 +279,108 @@ def test_inputs_that_are_told_are_copied():
     where[:] = 7.0
     loop.tell(batch.tickets[1:], [0.1, 0.2])
     assert loop.history.points[0] == [0.3, 0.3]
+
+
+TREES = {
+    "kind": Choice("tree", "net", "none"),
+    "rate": Float(1e-5, 1.0, log=True),
+    "depth": Int(1, 12, when={"kind": "tree"}),
+    "units": Int(1, 9, when={"kind": ["net", "none"]}),
+}
+
+
+def test_what_a_queued_point_lacks_is_that_of_the_next_pick():
+    loop, other = (AskTell(space=TREES, seed=3) for _ in range(2))
+    (pick,) = other.ask(1).parameters
+    loop.enqueue([{"rate": 0.5}])
+    (point,) = loop.ask(1).parameters
+    assert point == {**pick, "rate": 0.5}
+    following = loop.ask(1).parameters
+    assert following == other.ask(1).parameters  # the queued point took the place of one of the design
+
+
+def test_a_queued_value_brings_the_parameters_that_it_depends_on():
+    loop = AskTell(space=TREES, seed=0)
+    given = [{"depth": 5}, {"units": 7}, {"kind": "tree"}, {"kind": "net", "rate": 0.25}, {}]
+    loop.enqueue(given)
+    points = loop.ask(5).parameters
+    for point, part in zip(points, given, strict=True):
+        assert part.items() <= point.items()
+        assert point.keys() == {"kind", "rate", "depth" if point["kind"] == "tree" else "units"}
+    assert points[0]["kind"] == "tree"
+
+
+def test_whole_points_are_queued_as_they_are():
+    loop, whole = AskTell(space=TREES, seed=0), [{"kind": "tree", "rate": 0.01, "depth": 3}]
+    loop.enqueue(whole)
+    assert loop.ask(1).parameters == whole
+
+
+def test_what_a_queued_point_of_a_box_lacks_is_nan():
+    bounds = torch.tensor([[0.0, 5.0, -1.0], [1.0, 9.0, 1.0]], dtype=torch.float64)
+    X = torch.tensor([[0.5, math.nan, math.nan], [0.25, 6.0, 0.0]], dtype=torch.float64)
+    tensors, lists = (AskTell(bounds=b, seed=0) for b in (bounds, bounds.T.tolist()))
+    tensors.enqueue(X)
+    lists.enqueue(X.tolist())
+    made = tensors.ask(2).X
+    known = ~X.isnan()
+    assert torch.equal(made[known], X[known])
+    assert ((bounds[0] <= made) & (made <= bounds[1])).all()
+    torch.testing.assert_close(lists.ask(2).X, made, rtol=0.0, atol=0.0)
+    with pytest.raises(ValueError, match=r"expected finite added inputs"):
+        tensors.add(X, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("arms", [True, False], ids=["arms", "box"])
+def test_what_is_chosen_for_a_queued_point_is_feasible(arms):
+    space = {"a": Int(1, 9), "b": Choice("u", "v", "w")} | ({} if arms else {"c": Float(0, 1)})
+    loop = AskTell(space=space, feasible=lambda p: p["a"] > 7 or p["b"] == "w", seed=0)
+    loop.enqueue([{"a": 2}, {"b": "u"}, {}])
+    points = loop.ask(3).parameters
+    assert (points[0]["a"], points[0]["b"]) == (2, "w")
+    assert points[1]["b"] == "u"
+    assert points[1]["a"] > 7
+    with pytest.raises(ValueError, match="that are feasible"):
+        loop.enqueue([{"a": 2, "b": "v"} | ({} if arms else {"c": 0.5})])
+    if not arms:
+        with pytest.raises(ValueError, match=r"expected a feasible point with \{'a': 2, 'b': 'v'\}, got none among 50,000"):
+            loop.enqueue([{"a": 2, "b": "v"}])
+
+
+def test_a_policy_that_waits_leaves_the_rest_of_a_queued_point_to_chance():
+    space = {"a": Int(1, 50), "b": Int(1, 50)}
+    loop = AskTell(space=space, policy=bbkb(initial_design=4, max_batch_size=4), seed=0)
+    loop.ask(4)
+    loop.enqueue([{"a": 7}] * 3)
+    points = loop.ask(3).parameters
+    assert [point["a"] for point in points] == [7, 7, 7]
+    assert all(1 <= point["b"] <= 50 for point in points)
+    loop.close()
+
+
+def test_queued_parts_are_resumed_as_they_were_completed(tmp_path):
+    with AskTell(space=TREES, seed=1, storage=tmp_path / "run.journal") as loop:
+        loop.enqueue([{"rate": 0.5}, {"depth": 2}])
+        first = loop.ask(1).parameters
+    with AskTell(space=TREES, seed=1) as other:
+        other.enqueue([{"rate": 0.5}, {"depth": 2}])
+        expected = other.ask(2).parameters
+    with AskTell.resume(tmp_path / "run.journal") as loop:
+        assert [*first, *loop.ask(1).parameters] == expected
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([{"depht": 5}], "got an unknown 'depht' in row 0"),
+        ([{"rate": 0.5}, {"rate": 7.0}], "row 1 of the enqueued inputs: expected rate in"),
+        ([{"rate": 0.5}, {"kind": "tree", "units": 2}], "only where 'kind' is 'net' or 'none', got a 'units' in row 1"),
+        ([{"depth": 2, "units": 2}], "in row 0; take it out"),
+        ([{"kind": "tre"}], "did you mean 'tree'"),
+    ],
+)
+def test_a_wrong_part_of_a_queued_point_is_named(points, message):
+    loop = AskTell(space=TREES, seed=0)
+    with pytest.raises(ValueError, match=message):
+        loop.enqueue(points)
+    assert loop.ask(1).parameters == AskTell(space=TREES, seed=0).ask(1).parameters
