@@ -22,64 +22,21 @@ from typer.core import TyperGroup
 
 from sparse_bo._version import __version__
 from sparse_bo.cli import options
-from sparse_bo.cli.options import OUT, POLICIES, PRESETS, PROBLEMS, SAMPLERS, count, journal, listed, option, real
+from sparse_bo.cli.options import (
+    OUT,
+    OWN,
+    POLICIES,
+    PRESETS,
+    SAMPLERS,
+    count,
+    journal,
+    listed,
+    option,
+    real,
+    whole_number,
+)
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of Click, or of the copy of Click in newer versions of Typer
-HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
-
-Without a command: `compare`, the default policy beside ε-greedy and random choice among the 20,640 arms of Cadata.
-
-Problems: {listed(PROBLEMS)}.
-
-Policies: {listed(POLICIES)}.
-"""
-RUN_HELP = """Run one policy on one problem; write a figure and a history file.
-
-A built-in problem:
-
-  sparse-bo run --problem abalone --standardize --budget 2000
-  sparse-bo run --problem gp-draw --arms 100000 --dims 6 --policy bbkb --set stop_rule=local
-  sparse-bo run --problem cadata --executor processes --workers 4 --storage run.journal
-  sparse-bo resume run.journal
-
-Your own: experiment.py has a function of a q x d tensor that returns q values. Higher is better; NaN is a failed evaluation.
-
-  sparse-bo run --objective experiment:measure --arms-file arms.npy --budget 500 --storage run.journal
-  sparse-bo run --objective experiment:measure --grid 0:1:1000,0:1:1000,-5:5:50 --one-by-one
-
-Named parameters of mixed kinds: a function of one dictionary that returns a number, and space.toml with a line for each:
-
-  lr = {type = "float", low = 1e-5, high = 1.0, log = true}
-  kind = {type = "choice", values = ["adam", "sgd"]}
-  momentum = {type = "float", low = 0, high = 1, when = {kind = "sgd"}}
-
-  sparse-bo run --objective experiment:train --space space.toml --budget 200 --storage run.journal
-
-Kernel, mean and noise are learned by default. With --preset published, policies on cadata and abalone start from the settings \
-of the paper (Gaussian kernel of width² 5, regularization 0.2, noise variance 0.01, RKHS norm 20, failure probability \
-1/budget, width authors). sbpe and bpe always have a prior there and on gp-draw. Options replace settings of a preset.
-
-Several outcomes: the function returns a dictionary by name, or numbers in the order of the options.
-
-  sparse-bo run --objective experiment:measure --space space.toml --objectives yield:max,cost:min --constraint "impurity<=0.05"
-
-Arms that do not fit into memory_bytes (--set) are streamed (bbkb, bkb).
-"""
-PLAN_HELP = """Forecast a BBKB run: dictionary size, memory, time; and settings with which it fits.
-
-  sparse-bo plan --arms 1e6 --dims 6 --budget 1e5 --kernel matern52 --lengthscale 0.5
-  sparse-bo plan --arms-file arms.npy --budget 10000 --memory 8
-  sparse-bo plan --grid 0:1:1000,0:1:1000,-5:5:500 --budget 10000 --device cuda
-
-Pilot runs on this machine show how the dictionary grows; sweeps are timed with it. Numbers of arms stand for uniform arms in \
-the unit cube. Exit code 3: the run does not fit.
-"""
-COMPARE_HELP = """Run the default policy beside ε-greedy and random choice on one problem; draw them together.
-
-  sparse-bo compare --problem abalone --budget 2000
-  sparse-bo compare --problem hartmann6 --noise-sd 0.05
-"""
-OWN = "Your own problem"
 SPELLED: dict[str, str] = {
     **{"λ": "lambda", "δ": "delta", "ε": "epsilon", "μ": "mu", "µ": "u", "ξ": "xi", "σ": "sigma", "τ": "tau", "α": "alpha"},
     **{"Γ": "Gamma", "Σ": "sum", "Π": "prod", "√": "sqrt", "\u0304": "bar", "\u0303": "~", "§": "section "},
@@ -131,7 +88,7 @@ def wrong_usage(error: Any, command: str) -> str:
     return f"{text[:1].lower()}{text[1:]}{end} `{error.ctx.command_path if error.ctx else command} --help`"
 
 
-app = typer.Typer(help=HELP, cls=Commands, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(help=options.HELP, cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
 
 def loaded(module: str) -> Any:
@@ -182,7 +139,7 @@ def common(
     """Hold the options of all commands."""
 
 
-@app.command(help=RUN_HELP)
+@app.command(help=options.RUN_HELP)
 def run(
     *,
     budget: options.Budget = None,
@@ -195,13 +152,8 @@ def run(
     storage: Annotated[
         Path | None, option("Run", "Journal to create, for `resume`, `report`, `audit`.", parser=journal, metavar="<path>")
     ] = None,
-    initial: Annotated[
-        list[Path] | None,
-        option("Run", "Journals whose results to start from.", parser=journal, metavar="<path>"),
-    ] = None,
-    default: Annotated[
-        list[str] | None, option("Run", "Value of a parameter that --initial lacks.", metavar="<name=value>")
-    ] = None,
+    initial: options.Initial = None,
+    default: options.Default = None,
     executor: Annotated[str | None, option("Run", "Evaluate in threads, processes or loky (default: here).")] = None,
     workers: options.NumWorkers = None,
     asynchronous: Annotated[
@@ -214,25 +166,25 @@ def run(
     arms: options.NumArms = None,
     dims: options.NumDims = None,
     objective: Annotated[str | None, option(OWN, "package.module:function of q x d arms that returns q values.")] = None,
-    arms_file: Annotated[Path | None, option(OWN, "A .npy file of arms (a x d), read as needed.")] = None,
-    names: Annotated[Path | None, option(OWN, "A text file with a name for each of --arms-file, one a line.")] = None,
-    grid: Annotated[str | None, option(OWN, options.GRID_HELP)] = None,
+    arms_file: options.ArmsFile = None,
+    names: options.Names = None,
+    grid: options.Grid = None,
     space: Annotated[
         Path | None, option(OWN, "A .toml or .json file of named parameters; the function takes a dictionary.")
     ] = None,
     one_by_one: Annotated[bool, option(OWN, "--objective takes one arm (d), returns a number.", "--one-by-one")] = False,
-    minimize: Annotated[bool, option(OWN, "The lowest value of --objective is the best.", "--minimize")] = False,
-    objectives: Annotated[str | None, option(OWN, "Several outcomes by name, as yield:max,cost:min.")] = None,
-    constraint: Annotated[list[str] | None, options.constraint] = None,
-    reference: Annotated[str | None, option(OWN, "Worst value of interest of each objective, as yield=0,cost=10.")] = None,
+    minimize: options.Minimize = False,
+    objectives: options.Objectives = None,
+    constraint: options.Constraint = None,
+    reference: options.Reference = None,
     memory: Annotated[int | None, options.memory("Plan", "GiB: plan, and take settings that fit (bbkb, bkb).")] = None,
     seconds: Annotated[float | None, real("Run", f"{options.SECONDS_HELP} bbkb and bkb take settings that fit.")] = None,
     target: options.Target = None,
     patience: options.Patience = None,
-    policy: Annotated[str | None, option("Policy", f"One of {listed(POLICIES)} (default: by problem).")] = None,
+    policy: options.Policy = None,
     preset: Annotated[str, option("Policy", "On cadata, abalone: learned, or published, as in the paper.")] = PRESETS[0],
-    goal: Annotated[str, option("Policy", "best: the point at the end counts; cumulative: every evaluation.")] = "best",
-    batch_size: Annotated[int | None, count("Policy", "Evaluations of a batch.")] = None,
+    goal: options.Goal = "best",
+    batch_size: options.BatchSize = None,
     initial_design: options.InitialDesign = None,
     width: options.Width = None,
     rkhs_norm: options.RKHSNorm = None,
@@ -251,7 +203,7 @@ def run(
     execute("run", "run", locals())
 
 
-@app.command(help=COMPARE_HELP)
+@app.command(help=options.COMPARE_HELP)
 def compare(
     *,
     budget: Annotated[int | None, count("Run", "Evaluations (default 10,000; on a box 200).")] = None,
@@ -270,7 +222,7 @@ def compare(
     execute("commands", "compare", locals())
 
 
-@app.command(help=PLAN_HELP)
+@app.command(help=options.PLAN_HELP)
 def plan(
     *,
     budget: Annotated[int, count("Run", "Evaluations, as in 100000 or 1e5.")] = 10_000,
@@ -319,6 +271,70 @@ def resume(
     execute("run", "resume", locals())
 
 
+@app.command(help=options.CREATE_HELP)
+def create(
+    storage: Annotated[Path, typer.Argument(help="Journal to create.", parser=journal, metavar="STORAGE")],
+    *,
+    space: Annotated[Path | None, option(OWN, "A .toml or .json file of named parameters.")] = None,
+    arms_file: options.ArmsFile = None,
+    names: options.Names = None,
+    grid: options.Grid = None,
+    minimize: options.Minimize = False,
+    objectives: options.Objectives = None,
+    constraint: options.Constraint = None,
+    reference: options.Reference = None,
+    workers: Annotated[int | None, count("Run", "Points at a time: so many `ask` writes by default.")] = None,
+    budget: Annotated[int | None, count("Run", "Planned evaluations, for the choice of the policy (default 200).")] = None,
+    seed: options.Seed = 0,
+    initial: options.Initial = None,
+    default: options.Default = None,
+    policy: options.Policy = None,
+    goal: options.Goal = "best",
+    batch_size: options.BatchSize = None,
+    initial_design: options.InitialDesign = None,
+    set_: options.Set = None,
+    kernel: options.Kernel = None,
+) -> None:
+    """Check everything, create the journal."""
+    execute("run", "create", locals())
+
+
+@app.command(help=options.ASK_HELP)
+def ask(
+    storage: options.Journal,
+    number: Annotated[
+        int | None, typer.Argument(help="Points, at most (default: by the run).", parser=whole_number, metavar="[N]")
+    ] = None,
+    *,
+    out: Annotated[Path | None, option("Run", "CSV file to write (default: print it).")] = None,
+    again: Annotated[bool, option("Run", "All points without a result, in place of new ones.", "--again")] = False,
+    beyond_batch: Annotated[
+        bool, option("Run", "N points, although the policy waits for results.", "--beyond-batch", show_default=False)
+    ] = False,
+    arms_file: options.JournalArms = None,
+) -> None:
+    """Ask, write the points."""
+    execute("run", "ask", locals())
+
+
+@app.command(help=options.TELL_HELP)
+def tell(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
+    """Read the file, tell its results."""
+    execute("run", "tell", locals())
+
+
+@app.command(help=options.ADD_HELP)
+def add(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
+    """Read the file, add its results."""
+    execute("run", "add", locals())
+
+
+@app.command(help=options.ENQUEUE_HELP)
+def enqueue(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
+    """Read the file, queue its points."""
+    execute("run", "enqueue", locals())
+
+
 @app.command()
 def report(
     storage: options.Journal,
@@ -334,7 +350,7 @@ def report(
 def audit(
     storage: options.Journal,
     *,
-    arms_file: Annotated[Path | None, option("Run", "Arms (.npy), where the journal does not have them.")] = None,
+    arms_file: options.JournalArms = None,
 ) -> None:
     """Audit a journal: certificate, calibration, failures, drift. Imports no objective."""
     execute("commands", "audit", locals())

@@ -9,7 +9,7 @@ import inspect
 import math
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import accumulate
@@ -24,12 +24,18 @@ from rich.table import Table
 from rich.text import Text
 
 from sparse_bo.cli.console import complain, console, plain, say, show, table
-from sparse_bo.cli.inputs import budget_of, described_problem, folder, make_problem
+from sparse_bo.cli.inputs import (
+    budget_of,
+    check_there,
+    described_problem,
+    folder,
+    make_problem,
+    noted_arms,
+    noted_problem,
+)
 from sparse_bo.cli.launch import launch, reason, save
 from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
-from sparse_bo.cli.run import check_there, noted_problem
 from sparse_bo.domains import check_domain
-from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import StorageError
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB, EpsilonGreedy, RandomSearch
@@ -96,7 +102,7 @@ def report(options: Namespace) -> None:
         arms = None
         if "arms" in about and "space" not in about:
             with suppress(ValueError, OSError):  # the page then says that they are missing
-                arms = _arms_of(made, None)
+                arms = noted_arms(about["notes"], None)
         try:
             write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret=regret)))
         except OSError as error:
@@ -111,11 +117,7 @@ def audit(options: Namespace) -> None:
     """``audit``: certificate, calibration, failures and drift of a journal; imports no objective and writes nothing."""
     storage = options.storage
     check_there(storage)
-    try:
-        arms = _arms_of(noted_problem(about_of(storage)["notes"]), options.arms_file)
-    except FileNotFoundError as error:
-        where = "where they are now" if options.arms_file is None else "another file"
-        raise FileNotFoundError(f"{error}; pass --arms-file, {where}") from error
+    arms = noted_arms(about_of(storage)["notes"], options.arms_file)
     try:
         found = audit_run(storage, arms=arms)
     except StorageError:
@@ -177,16 +179,6 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
 
 def _place(pick: Any) -> str:
     return f"arm {pick}" if isinstance(pick, int) else f"({', '.join(f'{x:.4g}' for x in pick)})"
-
-
-def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None:
-    """Return the arms of a run by `run`; ``None`` of any other, whose journal may have them."""
-    if file is not None or made is None:
-        return own_arms(file, None)
-    if "objective" in made:
-        arms = made.get("arms_file")
-        return own_arms(None if arms is None else Path(arms), made.get("grid"))
-    return make_problem(**made).domain.get("arms")
 
 
 def settings(options: Namespace) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,20 +18,25 @@ import torch
 
 from sparse_bo import problems
 from sparse_bo.cli.options import POLICIES, PROBLEMS
+from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.space import Space
-from sparse_bo.errors import RankError, StorageError
+from sparse_bo.errors import ContradictionError, PendingBatchError, RankError, ScheduleComplete, StorageError
 from sparse_bo.evaluations.pools import Workers, workers_of
 from sparse_bo.planning.costs import check_room
 from sparse_bo.policies import Outcomes
 from sparse_bo.policies.outcomes import Limits
 from sparse_bo.problems import SCALINGS
 from sparse_bo.problems.builtin import SYNTHETIC, BoxProblem, Problem
-from sparse_bo.problems.custom import OwnProblem, own_problem
+from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
 from sparse_bo.runs.arguments import check_budget
+from sparse_bo.runs.previous import RunObservations, observations_of
 from sparse_bo.validation import check_choice
 
 AnyProblem = Problem | BoxProblem | OwnProblem
-INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, StorageError, RankError, torch.OutOfMemoryError)
+INPUT_ERRORS = (
+    *(ValueError, TypeError, OSError, ImportError, MemoryError, torch.OutOfMemoryError),
+    *(StorageError, RankError, PendingBatchError, ScheduleComplete, ContradictionError),
+)
 """Errors of wrong input before a run starts."""
 
 SAID: Mapping[str, str] = {
@@ -38,6 +45,9 @@ SAID: Mapping[str, str] = {
     "pass arms=": "pass --arms-file FILE.npy",
     "expected defaults=": "expected --default",
     "leave policy= out": "leave --policy out",
+    "ask(q, beyond_batch=True) does not wait": "`ask --beyond-batch` does not wait",
+    "cannot store; pass feasible=": "cannot store; go on in Python: AskTell.resume(…, feasible=…)",
+    "and fail those that are lost": "as `failed` those that are lost",
     "use GPBUCB(), or BBKB() with another stop rule": "use --policy gp-bucb or bbkb",
 }
 """Words of the library -> those of the command line."""
@@ -285,3 +295,51 @@ def values_of(text: str, objectives: Mapping[str, Any]) -> dict[str, float]:
     if missing := [name for name in objectives if name not in found]:
         raise ValueError(f"expected --reference of each objective, got none of {', '.join(missing)}; add {missing[0]}=VALUE")
     return found
+
+
+def taken_over(journals: Sequence[Path], defaults: Sequence[str]) -> RunObservations | None:
+    """Return the observations of ``--initial``, with ``--default name=value`` read as JSON, or else as text."""
+    if not journals:
+        if defaults:
+            raise ValueError(f"--default {defaults[0]} needs --initial; add it, or drop --default")
+        return None
+    values: dict[str, Any] = {}
+    for text in defaults:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"expected --default name=value, got {text!r}; write for example momentum=0.9")
+        try:
+            values[name] = json.loads(value)
+        except json.JSONDecodeError:
+            values[name] = value
+    return observations_of(*journals, defaults=values)
+
+
+def check_there(storage: Path) -> None:
+    """Check that a journal exists."""
+    if not storage.exists():
+        starts = f"`python -m sparse_bo run --storage {shlex.quote(str(storage))}` starts one"
+        raise FileNotFoundError(f"expected a journal at {storage}, found none; {starts}")
+
+
+def noted_problem(notes: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the problem in the notes of a journal by `run`; ``None`` of any other journal."""
+    made = notes.get("problem")
+    by_run = isinstance(made, Mapping) and {"budget", "out", "executor"} <= notes.keys()
+    return made if by_run else None
+
+
+def noted_arms(notes: Mapping[str, Any], file: Path | None) -> ArmSet | None:
+    """Return the arms of a run by `run` or `create`, or those of a file; ``None``: the journal may have them."""
+    made = noted_problem(notes)
+    try:
+        if file is None and made is not None and "objective" not in made:
+            return make_problem(**made).domain.get("arms")
+        named = (notes.get("created") if made is None else made) if file is None else {"arms_file": str(file)}
+        if not isinstance(named, Mapping):
+            return None
+        path = named.get("arms_file")
+        return own_arms(None if path is None else Path(path), named.get("grid"))
+    except FileNotFoundError as error:
+        where = "where they are now" if file is None else "another file"
+        raise FileNotFoundError(f"{error}; pass --arms-file, {where}") from error

@@ -120,12 +120,6 @@ def option(panel: str, text: str, *flags: str, **settings: Any) -> Any:
 
 count = partial(option, parser=whole_number, metavar="<int>")
 real = partial(option, parser=real_number, metavar="<float>")
-constraint = option(
-    "Your own problem",
-    'Limits of an outcome, as "impurity<=0.05" or "0<=a<=1"; repeatable.',
-    "--constraint",
-    metavar="<limits>",
-)
 memory = partial(option, parser=gibibytes, metavar="<float>")
 
 Budget = Annotated[int | None, count("Run", "Evaluations (default 10,000; on a box or of your own objective 200).")]
@@ -167,3 +161,120 @@ Outputscale = Annotated[float | None, real("Model", "Variance of --kernel (defau
 Precision = Annotated[str | None, option("Model", f"Precision of a sweep: {listed(PRECISIONS)}; picks are exact with both.")]
 Regularization = Annotated[float | None, real("Model", "λ > 0 (y²); default: the noise variance, learned.")]
 NoiseVariance = Annotated[float | None, real("Model", "ξ² > 0 (y²), noise of an evaluation in the width; default: λ.")]
+
+OWN = "Your own problem"
+ArmsFile = Annotated[Path | None, option(OWN, "A .npy file of arms (a x d), read as needed.")]
+Names = Annotated[Path | None, option(OWN, "A text file with a name for each of --arms-file, one a line.")]
+Grid = Annotated[str | None, option(OWN, GRID_HELP)]
+Minimize = Annotated[bool, option(OWN, "The lowest value is the best.", "--minimize")]
+Objectives = Annotated[str | None, option(OWN, "Several outcomes by name, as yield:max,cost:min.")]
+Constraint = Annotated[
+    list[str] | None,
+    option(OWN, 'Limits of an outcome, as "impurity<=0.05" or "0<=a<=1"; repeatable.', "--constraint", metavar="<limits>"),
+]
+Reference = Annotated[str | None, option(OWN, "Worst value of interest of each objective, as yield=0,cost=10.")]
+Initial = Annotated[
+    list[Path] | None, option("Run", "A journal whose results to start from; repeatable.", parser=journal, metavar="<path>")
+]
+Default = Annotated[
+    list[str] | None, option("Run", "Value of a parameter that --initial lacks; repeatable.", metavar="<name=value>")
+]
+Policy = Annotated[str | None, option("Policy", f"One of {listed(POLICIES)} (default: by problem).")]
+Goal = Annotated[str, option("Policy", "best: the point at the end counts; cumulative: every evaluation.")]
+BatchSize = Annotated[int | None, count("Policy", "Evaluations of a batch.")]
+PointsFile = Annotated[Path, typer.Argument(help="CSV file: a line of names, then a row for each point.", metavar="FILE")]
+JournalArms = Annotated[Path | None, option("Run", "Arms (.npy), where the journal does not have them.", "--arms-file")]
+
+HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
+
+Without a command: `compare`, the default policy beside ε-greedy and random choice among the 20,640 arms of Cadata.
+
+Problems: {listed(PROBLEMS)}.
+
+Policies: {listed(POLICIES)}.
+"""
+RUN_HELP = """Run one policy on one problem; write a figure and a history file.
+
+A built-in problem:
+
+  sparse-bo run --problem abalone --standardize --budget 2000
+  sparse-bo run --problem gp-draw --arms 100000 --dims 6 --policy bbkb --set stop_rule=local
+  sparse-bo run --problem cadata --executor processes --workers 4 --storage run.journal
+  sparse-bo resume run.journal
+
+Your own: experiment.py has a function of a q x d tensor that returns q values. Higher is better; NaN is a failed evaluation.
+
+  sparse-bo run --objective experiment:measure --arms-file arms.npy --budget 500 --storage run.journal
+  sparse-bo run --objective experiment:measure --grid 0:1:1000,0:1:1000,-5:5:50 --one-by-one
+
+Named parameters of mixed kinds: a function of one dictionary that returns a number, and space.toml with a line for each:
+
+  lr = {type = "float", low = 1e-5, high = 1.0, log = true}
+  kind = {type = "choice", values = ["adam", "sgd"]}
+  momentum = {type = "float", low = 0, high = 1, when = {kind = "sgd"}}
+
+  sparse-bo run --objective experiment:train --space space.toml --budget 200 --storage run.journal
+
+Kernel, mean and noise are learned by default. With --preset published, policies on cadata and abalone start from the settings \
+of the paper (Gaussian kernel of width² 5, regularization 0.2, noise variance 0.01, RKHS norm 20, failure probability \
+1/budget, width authors). sbpe and bpe always have a prior there and on gp-draw. Options replace settings of a preset.
+
+Several outcomes: the function returns a dictionary by name, or numbers in the order of the options.
+
+  sparse-bo run --objective experiment:measure --space space.toml --objectives yield:max,cost:min --constraint "impurity<=0.05"
+
+Arms that do not fit into memory_bytes (--set) are streamed (bbkb, bkb).
+"""
+PLAN_HELP = """Forecast a BBKB run: dictionary size, memory, time; and settings with which it fits.
+
+  sparse-bo plan --arms 1e6 --dims 6 --budget 1e5 --kernel matern52 --lengthscale 0.5
+  sparse-bo plan --arms-file arms.npy --budget 10000 --memory 8
+  sparse-bo plan --grid 0:1:1000,0:1:1000,-5:5:500 --budget 10000 --device cuda
+
+Pilot runs on this machine show how the dictionary grows; sweeps are timed with it. Numbers of arms stand for uniform arms in \
+the unit cube. Exit code 3: the run does not fit.
+"""
+COMPARE_HELP = """Run the default policy beside ε-greedy and random choice on one problem; draw them together.
+
+  sparse-bo compare --problem abalone --budget 2000
+  sparse-bo compare --problem hartmann6 --noise-sd 0.05
+"""
+CREATE_HELP = """Create the journal of a run whose results come from files: `ask` writes points, `tell` reads their results.
+
+  sparse-bo create lab.journal --space space.toml --workers 8
+  sparse-bo ask lab.journal --out monday.csv
+  sparse-bo tell lab.journal monday.csv
+
+The second and the third command are repeated. space.toml has a line for each parameter (`run --help`); candidates are \
+--arms-file or --grid. Higher is better (--minimize: lower). Several outcomes have names:
+
+  sparse-bo create lab.journal --space space.toml --objectives yield:max,cost:min --constraint "impurity<=0.05"
+"""
+ASK_HELP = """Write the next points to evaluate into a CSV file, with an empty column for each outcome.
+
+  sparse-bo ask lab.journal 8 --out monday.csv
+
+The points are pending until `tell` reads their results. Points that were queued (`enqueue`) come first. After a file is lost, \
+--again writes all pending points.
+"""
+TELL_HELP = """Report the results in a CSV file that `ask` has written.
+
+  sparse-bo tell lab.journal monday.csv
+
+Fill in the column value, or one for each outcome: a number, or `failed`. Rows without results stay pending, and the same file \
+can be told again once more of them are there. Inputs that were changed are where the point was evaluated. A column value_sd \
+(yield_sd, …) has known standard deviations. Cells are separated by commas, tabs, or semicolons (then with decimal commas).
+"""
+ADD_HELP = """Add results of points that the run has not asked for, such as a colleague's.
+
+  sparse-bo add run.journal colleague.csv
+
+The file has the columns of the inputs (parameters; x1, x2, … of a box; arm or name of candidates) and of the outcomes (value, \
+or their names). They are learned from, and not counted. Each `add` of a file adds its results once more.
+"""
+ENQUEUE_HELP = """Queue points: the next `ask`, or `resume`, evaluates them before the policy's own.
+
+  sparse-bo enqueue run.journal try.csv
+
+The file has the columns of the inputs, as for `add`. Parameters without a column, and empty cells, are chosen by the policy.
+"""

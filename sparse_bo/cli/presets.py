@@ -6,7 +6,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
@@ -16,9 +16,12 @@ from sparse_bo.arms.sweep import PRECISIONS
 from sparse_bo.cli import options as names
 from sparse_bo.cli.options import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
+from sparse_bo.domains import check_domain
 from sparse_bo.kernels import TanimotoKernel
-from sparse_bo.policies import Policy
+from sparse_bo.policies import BBKB, Policy, TrustRegion, TwoStage
+from sparse_bo.policies.settings import Goal
 from sparse_bo.problems import TABLES
+from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.validation import check_choice, check_positive, nearest
 
 POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}
@@ -137,6 +140,51 @@ def make_policy(name: str, given: Mapping[str, Any], *, problem: str, budget: in
         given["sweep_dtype"] = PRECISIONS[precision]
     policy: Policy = kind(**given)
     return policy
+
+
+def policy_of(
+    policy: str | None,
+    given: Mapping[str, Any],
+    *,
+    domain: Mapping[str, Any],
+    name: str,
+    goal: str,
+    budget: int,
+    preset: str,
+    workers: int | None = None,
+    certified: bool = False,
+    several: bool = False,
+) -> tuple[Policy, str]:
+    """Return the policy of a run and the reason for it, empty if it was named.
+
+    Without a name it is the default, or with one outcome BBKB if the default lacks one of the settings, certificates or a plan.
+    """
+    check_choice("goal", goal, typing.get_args(Goal))
+    build: dict[str, Any] = {"problem": name, "budget": budget, "preset": preset}
+    if policy is not None:
+        goals = {"goal": goal} if POLICIES.get(policy) is TrustRegion else {}
+        return make_policy(policy, {**given, **goals}, **build), ""
+    how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": workers, "several": several}
+    chosen, why = chosen_policy(check_domain(**domain), **how)
+    if isinstance(chosen, TwoStage):  # its first policy takes settings too
+        own = {key: value for key, value in given.items() if key not in _fields(chosen.first)}
+        first = {key: value for key, value in given.items() if key not in own}
+    else:
+        own, first = dict(given), {}
+    if several and (certified or (other := own.keys() - _fields(chosen))):
+        wrong = "certificates and plans are" if certified else f"{', '.join(sorted(other))} is"
+        raise ValueError(f"{wrong} of policies for one outcome, got several by --objectives; drop that")
+    if not isinstance(chosen, TrustRegion | BBKB) and (certified or preset == "published" or own.keys() - _fields(chosen)):
+        return make_policy("bbkb", given, **build), "it has what is asked for"
+    if isinstance(chosen, BBKB):
+        return make_policy("bbkb", given, **build), why
+    if isinstance(chosen, TwoStage):
+        own["first"] = replace(chosen.first, **read_settings(first, type(chosen.first)))
+    return make_policy(chosen.name, {**_fields(chosen), **own}, **build), why
+
+
+def _fields(policy: Policy) -> dict[str, Any]:
+    return {field.name: getattr(policy, field.name) for field in fields(policy)}  # type: ignore[arg-type]  # all are dataclasses
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:

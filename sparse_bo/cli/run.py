@@ -1,40 +1,56 @@
-"""The commands ``run`` and ``resume``. Their arguments are the options in :mod:`sparse_bo.cli.app`."""
+"""The commands ``run`` and ``resume``, and those of a run by files: ``create``, ``ask``, ``tell``, ``add`` and ``enqueue``.
+
+Their arguments are the options in :mod:`sparse_bo.cli.app`.
+"""
 
 from __future__ import annotations
 
-import json
+import math
+import re
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+import numpy as np
 import typer
 
-from sparse_bo.cli.console import say
-from sparse_bo.cli.inputs import AnyProblem, budget_of, described_problem, folder, names_in, parallel, problem_of
-from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread_over
-from sparse_bo.cli.presets import POLICIES, given_settings, make_policy, read_settings
-from sparse_bo.domains import check_domain
-from sparse_bo.evaluations.pools import Workers
+from sparse_bo.cli.console import complain, say
+from sparse_bo.cli.inputs import (
+    AnyProblem,
+    budget_of,
+    check_there,
+    described_problem,
+    folder,
+    names_in,
+    noted_arms,
+    noted_problem,
+    outcomes_of,
+    parallel,
+    problem_of,
+    taken_over,
+)
+from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, reason, spread_over
+from sparse_bo.cli.presets import given_settings, policy_of
+from sparse_bo.domains.space import Space
+from sparse_bo.evaluations.job import Batch
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
-from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion, TwoStage
-from sparse_bo.policies.settings import Goal
+from sparse_bo.policies import BBKB, BKB, Policy
 from sparse_bo.problems import TABLES
-from sparse_bo.problems.custom import OwnProblem
+from sparse_bo.problems.custom import OwnProblem, PointColumns, own_arms
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.ends import Ends
-from sparse_bo.runs.previous import RunObservations, observations_of
-from sparse_bo.runs.records import about_of
+from sparse_bo.runs.history import written_whole
+from sparse_bo.runs.previous import CSVFile
+from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts
-from sparse_bo.validation import check_choice, check_device
+from sparse_bo.validation import check_device
 
 
 def run(options: Namespace) -> None:
@@ -73,7 +89,7 @@ def run(options: Namespace) -> None:
             goal=options.goal,
             budget=budget,
             preset=options.preset,
-            workers=workers,
+            workers=None if workers is None else workers.count,
             certified=planned or options.certify_every is not None,
             several=several is not None,
         )
@@ -111,75 +127,11 @@ def _ends(options: Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("seconds", "target", "patience")}
 
 
-def taken_over(journals: Sequence[Path], defaults: Sequence[str]) -> RunObservations | None:
-    """Return the observations of ``--initial``, with ``--default name=value`` read as JSON, or else as text."""
-    if not journals:
-        if defaults:
-            raise ValueError(f"--default {defaults[0]} needs --initial; add it, or drop --default")
-        return None
-    values: dict[str, Any] = {}
-    for text in defaults:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"expected --default name=value, got {text!r}; write for example momentum=0.9")
-        try:
-            values[name] = json.loads(value)
-        except json.JSONDecodeError:
-            values[name] = value
-    return observations_of(*journals, defaults=values)
-
-
 def _forget(loop: AskTell, storage: Path | None) -> None:
     """Delete the journal of a run that could not begin."""
     loop.close()
     if storage is not None and not loop.asked:
         delete(storage)
-
-
-def policy_of(
-    policy: str | None,
-    given: Mapping[str, Any],
-    *,
-    domain: Mapping[str, Any],
-    name: str,
-    goal: str,
-    budget: int,
-    preset: str,
-    workers: Workers | None = None,
-    certified: bool = False,
-    several: bool = False,
-) -> tuple[Policy, str]:
-    """Return the policy of a run and the reason for it, empty if it was named.
-
-    Without a name it is the default, or with one outcome BBKB if the default lacks one of the settings, certificates or a plan.
-    """
-    check_choice("goal", goal, get_args(Goal))
-    build: dict[str, Any] = {"problem": name, "budget": budget, "preset": preset}
-    if policy is not None:
-        goals = {"goal": goal} if POLICIES.get(policy) is TrustRegion else {}
-        return make_policy(policy, {**given, **goals}, **build), ""
-    count = None if workers is None else workers.count
-    how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": count, "several": several}
-    chosen, why = chosen_policy(check_domain(**domain), **how)
-    if isinstance(chosen, TwoStage):  # its first policy takes settings too
-        own = {key: value for key, value in given.items() if key not in _fields(chosen.first)}
-        first = {key: value for key, value in given.items() if key not in own}
-    else:
-        own, first = dict(given), {}
-    if several and (certified or (other := own.keys() - _fields(chosen))):
-        wrong = "certificates and plans are" if certified else f"{', '.join(sorted(other))} is"
-        raise ValueError(f"{wrong} of policies for one outcome, got several by --objectives; drop that")
-    if not isinstance(chosen, TrustRegion | BBKB) and (certified or preset == "published" or own.keys() - _fields(chosen)):
-        return make_policy("bbkb", given, **build), "it has what is asked for"
-    if isinstance(chosen, BBKB):
-        return make_policy("bbkb", given, **build), why
-    if isinstance(chosen, TwoStage):
-        own["first"] = replace(chosen.first, **read_settings(first, type(chosen.first)))
-    return make_policy(chosen.name, {**_fields(chosen), **own}, **build), why
-
-
-def _fields(policy: Policy) -> dict[str, Any]:
-    return {field.name: getattr(policy, field.name) for field in fields(policy)}  # type: ignore[arg-type]  # all are dataclasses
 
 
 def _planned(
@@ -242,7 +194,10 @@ def _resumable(storage: Path, same_problem: Mapping[str, Any] | None, out: Path 
     about = dict(about_of(storage))
     made = noted_problem(about["notes"])
     if made is None:
-        raise ValueError(f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python")
+        raise ValueError(
+            f"{storage} was not made by `run`: its objective is not known here; go on by `ask` and `tell`, or in Python by "
+            "AskTell.resume"
+        )
     if same_problem is not None:
         if made != same_problem:
             raise ValueError(
@@ -269,15 +224,208 @@ def _resumable(storage: Path, same_problem: Mapping[str, Any] | None, out: Path 
     return about
 
 
-def check_there(storage: Path) -> None:
-    """Check that a journal exists."""
-    if not storage.exists():
-        starts = f"`python -m sparse_bo run --storage {shlex.quote(str(storage))}` starts one"
-        raise FileNotFoundError(f"expected a journal at {storage}, found none; {starts}")
+def create(options: Namespace) -> None:
+    """``create``: make the journal of a run whose results come from files."""
+    storage, file, grid, space = options.storage, options.arms_file, options.grid, options.space
+    if storage.exists():
+        raise FileExistsError(f"{storage} exists; go on with it by `ask` and `tell`, or choose another path")
+    if sum(one is not None for one in (file, grid, space)) != 1:
+        raise ValueError("expected one of --space, --arms-file and --grid; pass one, as --space FILE.toml")
+    if options.minimize and options.objectives is not None:
+        raise ValueError("--minimize contradicts --objectives, which has directions; drop it, and write name:min")
+    domain: dict[str, Any] = {"arms": own_arms(file, grid)} if space is None else {"space": Space.load(space)}
+    several = outcomes_of(options.objectives, options.constraint, options.reference)
+    chosen, why = policy_of(
+        options.policy,
+        given_settings(vars(options)),
+        domain=domain,
+        name="own",
+        goal=options.goal,
+        budget=budget_of(options.budget, "own"),
+        preset="learned",
+        workers=options.workers,
+        several=several is not None,
+    )
+    with AskTell(
+        policy=chosen,
+        minimize=options.minimize,
+        seed=options.seed,
+        storage=storage,
+        workers=options.workers,
+        names=None if options.names is None else names_in(options.names),
+        initial=taken_over(options.initial or [], options.default or []),
+        notes={"created": {"arms_file": None if file is None else str(file.absolute()), "grid": grid}},
+        **({} if several is None else several.describe()),
+        **domain,
+    ) as loop:
+        say(f"{storage}: policy {chosen.name}" + (f", {why}" if why else ""))
+        if "taken" in loop.about:
+            say(f"starts from {loop.about['taken']}")
+    say(f"next: python -m sparse_bo ask {shlex.quote(str(storage))} --out points.csv")
 
 
-def noted_problem(notes: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the problem in the notes of a journal by `run`; ``None`` of any other journal."""
-    made = notes.get("problem")
-    by_run = isinstance(made, Mapping) and {"budget", "out", "executor"} <= notes.keys()
-    return made if by_run else None
+@contextmanager
+def _by_files(options: Namespace, about: Mapping[str, Any], lines: Sequence[int] = ()) -> Iterator[AskTell]:
+    """Yield the run of a journal, which is closed at the end; errors name ``lines`` of a file in place of rows."""
+    arms = noted_arms(about["notes"], options.arms_file)
+    arms = None if arms is None else arms.to(check_device("--device", about["device"]))
+    try:
+        with AskTell.resume(options.storage, arms=arms) as loop:
+            yield loop
+    except (ValueError, TypeError) as error:
+        text = re.sub(r"\brow (\d+)\b", lambda found: _line(found, lines), str(error))
+        raise type(error)(text) from error
+
+
+def _line(found: re.Match[str], lines: Sequence[int]) -> str:
+    row = int(found[1])
+    return f"line {lines[row]}" if row < len(lines) else found[0]
+
+
+def ask(options: Namespace) -> None:
+    """``ask``: write the next points, or the pending ones again, into a CSV file or to stdout."""
+    storage, out = options.storage, options.out
+    check_there(storage)
+    about = about_of(storage)
+    if out is not None and out.exists():
+        raise FileExistsError(f"{out} exists, and may have results; choose another --out")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise FileNotFoundError(f"expected the folder {out.absolute().parent} of --out to exist; create it first")
+    if options.again and (options.number is not None or options.beyond_batch):
+        raise ValueError("--again writes all pending points; drop the number and --beyond-batch")
+    with _by_files(options, about) as loop:
+        if options.again and not loop.pending:
+            raise ValueError(f"no points of {storage} are pending; drop --again")
+        number = options.number
+        if options.beyond_batch and number is None:
+            raise ValueError("expected a number of points with --beyond-batch, got none; write it behind the journal")
+        batch = loop.reissue() if options.again else loop.ask(number, beyond_batch=options.beyond_batch)
+        pending = len(loop.pending)
+    columns = PointColumns.of(about)
+    text = columns.written(batch)
+    if out is None:
+        say(text.removesuffix("\n"))
+        return
+    try:
+        with written_whole(out) as partial:
+            partial.write_text(text, encoding="utf-8-sig", newline="")  # with the mark, Excel reads umlauts
+    except OSError as error:
+        again = f"python -m sparse_bo ask {shlex.quote(str(storage))} --again --out FILE.csv"
+        complain("error", f"could not write {out}: {reason(error)}; the points are pending: {again}")
+        raise typer.Exit(1) from error
+    say(f"{out}: {_points(len(batch))}, {pending:,} pending in all; fill in {', '.join(columns.results.values())}")
+    say(f"next: python -m sparse_bo tell {shlex.quote(str(storage))} {shlex.quote(str(out))}")
+
+
+def tell(options: Namespace) -> None:
+    """``tell``: report the results in a CSV file that ``ask`` has written; empty ones stay pending."""
+    recorded, file, columns = _read(options)
+    left_out = file.check([columns.ticket, *columns.results.values()], [*columns.inputs, *columns.beside, *columns.sds])
+    tickets, filled = columns.tickets(file), columns.filled(file)
+    seen, new = recorded.evaluations, []
+    for row in filled:
+        ticket, result = tickets[row], columns.result(file, row)
+        if not 0 <= ticket < len(seen.known) or not seen.known[ticket] or seen.added[ticket]:
+            new.append(row)
+        elif not np.array_equal(seen.values[ticket], [*result.values()] if columns.several else result, equal_nan=True):
+            raise ValueError(
+                f"expected the result of ticket {ticket} as it was told before, got another in line {file.lines[row]} of "
+                f"{file.path}: results do not change; `add` gives the same point a second one"
+            )
+    if not filled:
+        names = ", ".join(columns.results.values())
+        raise ValueError(
+            f"expected results in {file.path}, got empty cells alone; fill in {names}, `failed` where there is none"
+        )
+    with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
+        if new:
+            chosen = [tickets[row] for row in new]
+            loop.tell(chosen, [columns.result(file, row) for row in new], X=_moved(loop.reissue(chosen), columns, file, new))
+        pending = len(loop.pending)
+    results = [columns.result(file, row) for row in new]
+    failed = sum(all(map(math.isnan, one.values())) if isinstance(one, dict) else math.isnan(one) for one in results)
+    told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
+    before = f"; {len(filled) - len(new):,} were told before" if len(new) < len(filled) else ""
+    say(f"{told}{before}; {pending:,} pending")
+    _say_left_out(left_out)
+
+
+def _moved(batch: Batch, columns: PointColumns, file: CSVFile, rows: Sequence[int]) -> list[Any] | None:
+    """Return the points of some rows of a file if one of them was not evaluated where it was asked for, else ``None``.
+
+    Other programs write 10 digits of a number: a millionth is no difference.
+    """
+    if not set(columns.inputs) & set(file.columns):
+        return None
+    file.check(columns.inputs)
+    every, asked = columns.points(file), columns.asked(batch)
+    moved = [every[row] if _differ(every[row], point) else point for row, point in zip(rows, asked, strict=True)]
+    return moved if any(new is not point for new, point in zip(moved, asked, strict=True)) else None
+
+
+def _differ(given: Any, asked: Any) -> bool:
+    """Return whether two points, or values of one, differ."""
+    if isinstance(given, dict):
+        return given.keys() != asked.keys() or any(_differ(value, asked[name]) for name, value in given.items())
+    if isinstance(given, list):
+        return any(map(_differ, given, asked))
+    if isinstance(given, float) and isinstance(asked, float):
+        return not math.isclose(given, asked, rel_tol=1e-6)
+    return bool(given != asked)
+
+
+def add(options: Namespace) -> None:
+    """``add``: add results of points that the run has not asked for, from a CSV file."""
+    recorded, file, columns = _read(options)
+    known = [columns.ticket, *columns.inputs, *columns.beside, *columns.sds]
+    left_out = file.check([*columns.needed, *columns.results.values()], known)
+    if any(row.get(columns.ticket) for row in file.rows):
+        raise ValueError(
+            f"expected points that the run has not asked for in {file.path}, got tickets; `tell` reports results of `ask`: "
+            f"leave out the column {columns.ticket} if they are of another run"
+        )
+    filled = columns.filled(file)
+    if empty := sorted({*range(len(file.rows))} - {*filled}):
+        line = file.lines[empty[0]]
+        raise ValueError(f"expected a result in each line of {file.path}, got none in line {line}; leave it out, or fill it in")
+    with _by_files(options, recorded.about, file.lines) as loop:
+        loop.add(columns.points(file), [columns.result(file, row) for row in filled])
+        asked = loop.asked
+    say(f"added {len(filled):,} result{'s' * (len(filled) != 1)}")
+    say(f"next: {_next(options.storage, recorded.about, asked)}")
+    _say_left_out(left_out)
+
+
+def enqueue(options: Namespace) -> None:
+    """``enqueue``: queue points of a CSV file, which the next asks return first."""
+    recorded, file, columns = _read(options)
+    given = [name for name in columns.inputs if name in file.columns]
+    left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
+    with _by_files(options, recorded.about, file.lines) as loop:
+        loop.enqueue(points := columns.points(file))
+        asked = loop.asked + len(points)
+    say(f"queued {_points(len(points))}, which the run evaluates first")
+    say(f"next: {_next(options.storage, recorded.about, asked)}")
+    _say_left_out(left_out)
+
+
+def _read(options: Namespace) -> tuple[Recorded, CSVFile, PointColumns]:
+    check_there(options.storage)
+    recorded = read_run(options.storage)
+    return recorded, CSVFile.read(options.file), PointColumns.of(recorded.about)
+
+
+def _next(storage: Path, about: Mapping[str, Any], asked: int) -> str:
+    """Return the command that goes on with the run, with a larger budget, if the run has made all its evaluations."""
+    command, budget = ("resume", about["notes"]["budget"]) if noted_problem(about["notes"]) else ("ask", math.inf)
+    more = f" --budget {max(asked, budget + 1)}" if asked >= budget else ""
+    return f"python -m sparse_bo {command} {shlex.quote(str(storage))}{more}"
+
+
+def _points(number: int) -> str:
+    return f"{number:,} point{'s' * (number != 1)}"
+
+
+def _say_left_out(columns: Sequence[str]) -> None:
+    if columns:
+        say(f"left out: the column{'s' * (len(columns) != 1)} {', '.join(columns)}")

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.validation import check_count, check_flag, check_number, check_positive
+from sparse_bo.validation import check_count, check_flag, check_number, check_positive, nearest
 
 MOST_VALUES = 2**53
 """Integers and steps below this are exact in float64."""
@@ -326,8 +326,12 @@ class Choice(Parameter):
         indices = [_index_in(self.values, value) for value in values]
         if -1 in indices:
             shown = ", ".join(map(repr, self.values[:10])) + (", …" if self.count > 10 else "")
-            got = f"got {values[indices.index(-1)]!r}; leave the point out, or add it to the choices"
-            raise ValueError(f"expected {name} to be one of {shown}, {got}")
+            got = values[indices.index(-1)]
+            fix = (
+                nearest(got, [v for v in self.values if isinstance(v, str)])
+                or "; leave the point out, or add it to the choices"
+            )
+            raise ValueError(f"expected {name} to be one of {shown}, got {got!r}{fix}")
         return torch.tensor(indices, dtype=torch.float64, device="cpu")
 
     def _value_of(self, number: float) -> Value:

@@ -247,8 +247,9 @@ def _failures(view: RunView) -> Iterator[Advice]:
     if out > 0:
         yield Advice(
             f"{out:,} evaluations are out: asked for, with no result yet.",
-            "Tell their results when they come. If they were lost, AskTell.resume(…).reissue() hands them out again; "
-            "`python -m sparse_bo resume` of a run of the command line, or run(…) after AskTell.resume(…), makes them first.",
+            "Tell their results when they come. If they were lost, AskTell.resume(…).reissue() hands them out again, or "
+            "`python -m sparse_bo ask --again`; `resume` of a run of the command line, or run(…) after AskTell.resume(…), "
+            "makes them first.",
         )
 
 

@@ -1,0 +1,429 @@
+"""Runs by files: ``create``, ``ask``, ``tell``, ``add`` and ``enqueue``, and what is wrong with a CSV file."""
+
+import csv
+import math
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import AskTell, Choice, Float, Int
+from sparse_bo.policies import RandomSearch
+from sparse_bo.runs.records import read_run
+from tests.cli.builders import invoke
+
+SPACE = """
+temperature = {type = "float", low = 20.0, high = 100.0}
+hours = {type = "int", low = 1, high = 24}
+solvent = {type = "choice", values = ["water", "ethanol", "DMF"]}
+grade = {type = "int", low = 1, high = 3, when = {solvent = "DMF"}}
+"""
+SEVERAL = ["--objectives", "yield:max,cost:min"]
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """Create a journal and return its path; the working folder has space.toml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.toml").write_text(SPACE, encoding="utf-8")
+
+    def create(*options):
+        done = invoke("create", "lab.journal", "--space", "space.toml", "--workers", "4", *options)
+        assert done.exit_code == 0, done.output
+        return tmp_path / "lab.journal"
+
+    return create
+
+
+def read(path):
+    """Return the rows of a CSV file by column."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path, rows, *, delimiter=","):
+    """Write rows by column into a CSV file."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_a_laboratory_asks_and_tells_by_files_alone(lab):
+    journal = lab()
+    done = invoke("ask", "lab.journal", "--out", "monday.csv")
+    assert done.exit_code == 0, done.output
+    assert done.output == (
+        "monday.csv: 4 points, 4 pending in all; fill in value\nnext: python -m sparse_bo tell lab.journal monday.csv\n"
+    )
+    rows = read("monday.csv")
+    assert list(rows[0]) == ["ticket", "temperature", "hours", "solvent", "grade", "value"]
+    assert [row["ticket"] for row in rows] == list("0123")
+    rows[0]["value"], rows[1]["value"], rows[2]["value"] = "1.5", "failed", "2"
+    write("monday.csv", rows)
+    assert invoke("tell", "lab.journal", "monday.csv").output == "told 3 results, 1 of them failed; 1 pending\n"
+    rows[3]["value"] = "3"
+    write("monday.csv", rows)
+    assert invoke("tell", "lab.journal", "monday.csv").output == "told 1 result; 3 were told before; 0 pending\n"
+    recorded = read_run(journal)
+    np.testing.assert_equal(recorded.evaluations.values, [1.5, math.nan, 2.0, 3.0])
+    with AskTell.resume(journal) as loop:  # the points are those of the file
+        assert loop.history.observations == 4
+        asked = [point for row in loop.history.rows for point in row.points]
+    assert [point[0] * 80 + 20 for point in asked] == pytest.approx(
+        [float(rows[ticket]["temperature"]) for row in recorded.history.rows for ticket in row.tickets]
+    )
+    rows[0]["value"] = "1.75"
+    write("monday.csv", rows)
+    done = invoke("tell", "lab.journal", "monday.csv")
+    assert done.exit_code == 2
+    assert "expected the result of ticket 0 as it was told before, got another in line 2 of monday.csv" in done.stderr
+    np.testing.assert_equal(read_run(journal).evaluations.values, [1.5, math.nan, 2.0, 3.0])
+
+
+def test_several_outcomes_are_columns(lab):
+    journal = lab(*SEVERAL)
+    invoke("ask", "lab.journal", 3, "--out", "points.csv")
+    rows = read("points.csv")
+    rows[0] |= {"yield": "1", "cost": "2"}
+    rows[1] |= {"yield": "3", "cost": "nan"}
+    rows[2] |= {"yield": "4", "cost": ""}
+    write("points.csv", rows)
+    done = invoke("tell", "lab.journal", "points.csv")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: expected all outcomes in line 4 of points.csv, got no cost; write nan for what could not be measured, or leave "
+        "all of them empty until they are there\n",
+    )
+    assert read_run(journal).told == 0
+    rows[2]["cost"] = "5"
+    write("points.csv", rows)
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 3 results; 0 pending\n"
+    np.testing.assert_equal(read_run(journal).evaluations.values, [[1.0, 2.0], [3.0, math.nan], [4.0, 5.0]])
+
+
+def test_inputs_that_were_changed_are_where_it_was_evaluated(lab):
+    journal = lab()
+    invoke("ask", "lab.journal", 2, "--out", "points.csv")
+    rows = read("points.csv")
+    untouched = float(rows[1]["temperature"])
+    rows[0] |= {"temperature": "67", "value": "1"}
+    rows[1] |= {"temperature": f"{untouched:.9g}", "value": "2"}  # as Excel writes it
+    write("points.csv", rows)
+    assert invoke("tell", "lab.journal", "points.csv").exit_code == 0
+    temperatures = [20 + 80 * point[0] for point in read_run(journal).evaluations.picks]
+    assert temperatures == pytest.approx([67.0, untouched], rel=1e-13)
+
+
+def test_standard_deviations_have_a_column(lab):
+    journal = lab()
+    invoke("ask", "lab.journal", 2, "--out", "points.csv")
+    rows = [row | {"value": "1", "value_sd": sd} for row, sd in zip(read("points.csv"), ["0.25", ""], strict=True)]
+    write("points.csv", rows)
+    assert invoke("tell", "lab.journal", "points.csv").exit_code == 0
+    np.testing.assert_equal(read_run(journal).evaluations.sds, [[0.25], [math.nan]])
+
+
+def test_a_file_that_is_lost_is_written_again_and_none_is_overwritten(lab):
+    lab()
+    invoke("ask", "lab.journal", 3, "--out", "points.csv")
+    before = read("points.csv")
+    done = invoke("ask", "lab.journal", 1, "--out", "points.csv")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: points.csv exists, and may have results; choose another --out\n",
+    )
+    assert invoke("ask", "lab.journal", "--again", "--out", "again.csv").exit_code == 0
+    assert read("again.csv") == before
+    printed = invoke("ask", "lab.journal", "--again").stdout
+    assert list(csv.DictReader(printed.splitlines())) == before
+    done = invoke("ask", "lab.journal", 2, "--out", "no/such/points.csv")
+    assert done.exit_code == 2
+    assert "to exist; create it first" in done.stderr
+    assert read_run("lab.journal").asked == 3
+
+
+def test_a_policy_that_waits_says_how_to_go_on(lab):
+    lab("--policy", "trust-region", "--batch-size", "4", "--initial-design", "4")
+    assert invoke("ask", "lab.journal", 4).exit_code == 0
+    done = invoke("ask", "lab.journal", 1)
+    assert done.exit_code == 2
+    assert "4 evaluations are pending" in done.stderr
+    assert "or `ask --beyond-batch` does not wait" in done.stderr
+    assert len(invoke("ask", "lab.journal", 2, "--beyond-batch").stdout.splitlines()) == 3
+    assert "expected a number of points with --beyond-batch" in invoke("ask", "lab.journal", "--beyond-batch").stderr
+
+
+def test_a_colleagues_results_are_added_and_points_queued(lab):
+    journal = lab()
+    write(
+        "colleague.csv",
+        [
+            {"temperature": "50,5", "hours": "4", "solvent": "water", "grade": "", "value": "1,5", "operator": "AB"},
+            {"temperature": "60", "hours": "4,0", "solvent": "DMF", "grade": "2", "value": "2", "operator": "CD"},
+        ],
+        delimiter=";",
+    )
+    done = invoke("add", "lab.journal", "colleague.csv")
+    assert done.output == "added 2 results\nnext: python -m sparse_bo ask lab.journal\nleft out: the column operator\n"
+    recorded = read_run(journal)
+    assert recorded.added == 2
+    assert recorded.history.parameters == [
+        {"temperature": 50.5, "hours": 4, "solvent": "water"},
+        {"temperature": 60.0, "hours": 4, "solvent": "DMF", "grade": 2},
+    ]
+    assert recorded.evaluations.values.tolist() == [1.5, 2.0]
+    write("try.csv", [{"temperature": "70", "solvent": "ethanol"}, {"temperature": "80", "solvent": ""}])
+    assert invoke("enqueue", "lab.journal", "try.csv").stdout.startswith("queued 2 points, which the run evaluates first\n")
+    first, second = csv.DictReader(invoke("ask", "lab.journal", 2).stdout.splitlines())
+    assert (first["temperature"], first["solvent"], second["temperature"]) == ("70.0", "ethanol", "80.0")
+    assert first["hours"] in map(str, range(1, 25))
+
+
+def test_a_run_that_has_ended_goes_on_with_what_was_added_and_queued(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", "run.journal", "--out", ".", "--quiet"]
+    assert invoke(*run, "--budget", "4").exit_code == 0
+    point = {f"x{k}": f"0.{k}" for k in range(1, 7)}
+    write("try.csv", [point])
+    write("colleague.csv", [{**point, "x1": "0.9", "value": "2.5"}])
+    done = invoke("add", "run.journal", "colleague.csv")
+    assert done.output.endswith("next: python -m sparse_bo resume run.journal --budget 5\n")
+    done = invoke("enqueue", "run.journal", "try.csv")
+    assert done.output.endswith("next: python -m sparse_bo resume run.journal --budget 5\n")
+    done = invoke("resume", "run.journal", "--budget", "5")
+    assert done.exit_code == 0, done.output
+    recorded = read_run("run.journal")
+    assert (recorded.asked, recorded.told, recorded.added) == (5, 6, 1)
+    np.testing.assert_allclose(recorded.evaluations.picks[-1], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert recorded.evaluations.values[4] == 2.5
+
+
+def test_candidates_are_told_by_name_or_by_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arms = np.random.default_rng(0).random((12, 2))
+    np.save("arms.npy", arms)
+    (tmp_path / "names.txt").write_text("".join(f"plate-{k}\n" for k in range(12)))
+    assert invoke("create", "named.journal", "--arms-file", "arms.npy", "--names", "names.txt").exit_code == 0
+    invoke("ask", "named.journal", 2, "--out", "named.csv")
+    rows = read("named.csv")
+    assert list(rows[0]) == ["ticket", "name", "value"]
+    write("named.csv", [row | {"value": "1"} for row in rows])
+    assert invoke("tell", "named.journal", "named.csv").output == "told 2 results; 0 pending\n"
+    write("add.csv", [{"name": "plate-3", "value": "7"}])
+    assert invoke("add", "named.journal", "add.csv").exit_code == 0
+    assert read_run("named.journal").evaluations.picks[-1] == 3
+    write("add.csv", [{"name": "plate-33", "value": "7"}])
+    assert "got 'plate-33'; did you mean" in invoke("add", "named.journal", "add.csv").stderr
+    assert invoke("create", "numbered.journal", "--arms-file", "arms.npy").exit_code == 0
+    (row,) = csv.DictReader(invoke("ask", "numbered.journal", 1).stdout.splitlines())
+    assert [float(row["x1"]), float(row["x2"])] == arms[int(row["arm"])].tolist()
+    write("add.csv", [{"arm": "1.5", "value": "7"}])
+    done = invoke("add", "numbered.journal", "add.csv")
+    assert "expected a whole number for 'arm' in line 2 of add.csv, got '1.5'" in done.stderr
+    (tmp_path / "arms.npy").rename(tmp_path / "moved.npy")
+    assert "pass --arms-file, where they are now" in invoke("ask", "numbered.journal", 1).stderr
+    assert invoke("ask", "numbered.journal", 1, "--arms-file", "moved.npy").exit_code == 0
+
+
+BY_FILE = [["ask"], ["tell", "file.csv"], ["add", "file.csv"], ["enqueue", "file.csv"]]
+COLLEAGUE = "temperature,hours,solvent,value\n50,4,water,1\n"
+WRONG = {
+    "another case": (COLLEAGUE.replace("hours", "Hours"), "add", "got 'Hours'; did you mean 'hours'?"),
+    "an outcome in another case": (COLLEAGUE.replace("value", "Value"), "add", "got 'Value'; did you mean 'value'?"),
+    "an optional one in another case": (
+        "temperature,hours,solvent,Grade,value\n50,4,DMF,1,1\n",
+        "add",
+        "to be written as the run's names, got 'Grade'; write 'grade'",
+    ),
+    "a column missing": (
+        "temperature,hours,value\n50,4,1\n",
+        "add",
+        "to have the columns temperature, hours, solvent, value, got temperature, hours, value; add solvent",
+    ),
+    "no column of the run": ("a,b\n1,2\n", "enqueue", "to have the columns temperature, hours, solvent, grade, got a, b"),
+    "a missing value": (COLLEAGUE + "50,,water,2\n", "add", "got no 'hours' in line 3; add it"),
+    "a missing result": (COLLEAGUE + "50,4,water,\n", "add", "expected a result in each line of file.csv, got none in line 3"),
+    "a failed result": (COLLEAGUE + "50,4,water,failed\n", "add", "the first at line 3"),
+    "outside the bounds": (
+        COLLEAGUE + "\n150,4,water,1\n",
+        "add",
+        "line 4 of the added inputs: expected temperature in",
+    ),
+    "queued outside the bounds": (
+        "temperature\n50\n150\n",
+        "enqueue",
+        "line 3 of the enqueued inputs: expected temp",
+    ),
+    "another choice": (COLLEAGUE + "50,4,Water,1\n", "add", "got 'Water'; did you mean 'water'?"),
+    "an inactive parameter": (
+        "temperature,hours,solvent,grade,value\n50,4,water,2,1\n",
+        "add",
+        "expected added inputs with 'grade' only where 'solvent' is 'DMF', got a 'grade' in line 2; take it out",
+    ),
+    "a text for a number": (
+        COLLEAGUE + "hot,4,water,1\n",
+        "add",
+        "expected a number for 'temperature' in line 3 of file.csv, got 'hot'; write a number",
+    ),
+    "a decimal comma": (COLLEAGUE + '"50,5",4,water,1\n', "add", "got '50,5'; write a decimal point"),
+    "an integer with a fraction": (COLLEAGUE + "50,4.5,water,1\n", "add", "hours"),
+    "too many cells": (
+        COLLEAGUE + "50,5,4,water,1\n",
+        "add",
+        "line 3 has 5 cells for 4 names; a text with a comma",
+    ),
+    "too few cells": (COLLEAGUE + "50,4\n", "add", "line 3 has 2 cells for 4 names\n"),
+    "a name twice": ("hours,hours,value\n1,1,1\n", "add", "the name 'hours' is there twice: rename a column"),
+    "no rows": ("temperature,hours,solvent,value\n", "add", "it has no rows below the names"),
+    "nothing": ("", "add", "it has no lines"),
+    "a workbook": (b"PK\x03\x04\x00", "add", "it is a workbook: save the sheet as CSV UTF-8"),
+    "other bytes": ("temperatür,value\n1,1\n".encode("cp1252"), "add", "in UTF-8; it has other bytes: save it as CSV UTF-8"),
+    "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "add", "it has other bytes: save it as CSV UTF-8"),
+    "no text": (b"a\x00b,c\n1,2\n", "tell", "it is no text"),
+    "an open quote": ('temperature,"hours\n', "add", "cannot be read"),
+    "tickets": ("ticket," + COLLEAGUE.replace("\n50", "\n0,50"), "add", "got tickets; `tell` reports results of `ask`"),
+    "no tickets": (COLLEAGUE, "tell", "to have the columns ticket, value, got temperature, hours, solvent, value; add ticket"),
+    "an unknown ticket": ("ticket,value\n99,1\n", "tell", "tickets [99] are unknown: ask() has not returned them"),
+    "a ticket twice": ("ticket,value\n0,1\n0,2\n", "tell", "expected distinct tickets, got [0] more than once"),
+    "a broken ticket": (
+        "ticket,value\n0.5,1\n",
+        "tell",
+        "expected a whole number for 'ticket' in line 2 of file.csv",
+    ),
+    "no results": ("ticket,value\n0,\n1,\n", "tell", "expected results in file.csv, got empty cells alone; fill in value"),
+    "an infinite result": ("ticket,value\n0,inf\n", "tell", "expected finite values"),
+    "some inputs": ("ticket,hours,value\n0,4,1\n", "tell", "to have the columns temperature, hours, solvent, grade"),
+}
+
+
+@pytest.mark.parametrize(("text", "command", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_file_is_named_before_anything_is_recorded(lab, text, command, message):
+    journal = lab()
+    assert invoke("ask", "lab.journal", 2).exit_code == 0
+    before = journal.read_bytes()
+    journal.with_name("file.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    done = invoke(command, "lab.journal", "file.csv")
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert journal.read_bytes() == before
+
+
+def test_a_file_that_is_none_is_named(lab):
+    lab()
+    done = invoke("tell", "lab.journal", "gone.csv")
+    assert (done.exit_code, done.stderr) == (2, "error: expected a CSV file at gone.csv, found none; name another\n")
+    os.mkfifo("pipe.csv")  # nobody writes into it
+    assert "it is no file" in invoke("tell", "lab.journal", "pipe.csv").stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["ask"], ["tell", "file.csv"], ["add", "file.csv"], ["enqueue", "file.csv"]], ids=lambda c: c[0]
+)
+def test_a_journal_that_a_process_writes_is_left_alone(lab, command):
+    journal = lab()
+    journal.with_name("file.csv").write_text("ticket,temperature,hours,solvent,grade,value\n0,50,4,water,,1\n")
+    with AskTell.resume(journal) as loop:
+        loop.ask(1)
+        if command[0] == "add":
+            journal.with_name("file.csv").write_text(COLLEAGUE)
+        done = invoke(command[0], "lab.journal", *command[1:])
+    assert done.exit_code == 2
+    assert f"lab.journal is open for writing in process {os.getpid()} on" in done.stderr
+    assert "close that run first" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["ask"], ["tell", "file.csv"], ["add", "file.csv"], ["enqueue", "file.csv"]], ids=lambda c: c[0]
+)
+def test_a_journal_that_is_not_there_is_named(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke(command[0], "run.journal", *command[1:])
+    assert done.exit_code == 2
+    assert "expected a journal at run.journal, found none" in done.stderr
+
+
+def test_a_feasibility_function_needs_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with AskTell(space={"a": Float(0, 1)}, feasible=lambda p: p["a"] < 0.5, storage="run.journal") as loop:
+        loop.ask(1)
+    done = invoke("ask", "run.journal", 1)
+    assert done.exit_code == 2
+    assert "go on in Python: AskTell.resume(…, feasible=…)" in done.stderr
+
+
+def test_values_of_every_kind_come_back_from_their_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = {
+        "flag": Choice(True, False),
+        "size": Choice(16, 32.5, 64),
+        "none": Choice(None, "some, or 'more'"),
+        "rate": Float(1e-9, 1.0, log=True),
+        "n": Int(1, 3),
+        "value": Choice("a", "b"),
+    }
+    with AskTell(space=space, policy=RandomSearch(), storage="run.journal") as loop:
+        asked = loop.ask(16)
+    assert invoke("ask", "run.journal", "--again", "--out", "points.csv").exit_code == 0
+    rows = read("points.csv")
+    assert list(rows[0]) == ["ticket", *space, "value_"]
+    write("points.csv", [{name: cell for name, cell in row.items() if name not in ("ticket", "value_")} for row in rows])
+    assert invoke("enqueue", "run.journal", "points.csv").exit_code == 0
+    with AskTell.resume("run.journal") as loop:
+        again = loop.ask(16)
+    assert [{name: value for name, value in point.items() if name != "rate"} for point in again.parameters] == [
+        {name: value for name, value in point.items() if name != "rate"} for point in asked.parameters
+    ]
+    torch.testing.assert_close(again.X, asked.X, rtol=0.0, atol=1e-12)
+
+
+def test_the_commands_of_the_page_on_runs_are_as_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+    (space,) = re.findall(r"```\n(rate = .*?)```", page, re.DOTALL)
+    (tmp_path / "space.toml").write_text(space, encoding="utf-8")
+    (section,) = re.findall(r"^## By files, without Python$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```\n(.*?)```$", section, re.DOTALL | re.MULTILINE)
+    files = [block for block in blocks if "python -m" not in block]
+    commands = [line for block in blocks for line in block.splitlines() if line.startswith("python -m sparse_bo ")]
+    assert len(commands) == 6
+    for name, text in zip(["colleague.csv", "try.csv"], files, strict=True):
+        assert f"`{name}`:" in section
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for command in commands:
+        if " tell " in command:
+            write("monday.csv", [row | {"value": "0.5"} for row in read("monday.csv")])
+        done = invoke(*command.removeprefix("python -m sparse_bo ").split())
+        assert done.exit_code == 0, done.output
+    recorded = read_run("lab.journal")
+    assert (recorded.told, recorded.added) == (6, 2)
+    (row,) = csv.DictReader(invoke("ask", "lab.journal", 1).stdout.splitlines())
+    assert (row["rate"], row["kind"]) == ("0.02", "tree")
+    assert row["depth"] in map(str, range(1, 13))
+
+
+def test_what_create_refuses_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.toml").write_text(SPACE, encoding="utf-8")
+    for options, message in [
+        ([], "expected one of --space, --arms-file and --grid"),
+        (["--space", "space.toml", "--grid", "9x9"], "expected one of --space, --arms-file and --grid"),
+        (["--space", "space.toml", "--minimize", *SEVERAL], "--minimize contradicts --objectives"),
+        (["--space", "space.toml", "--policy", "bbbk"], "did you mean 'bbkb'?"),
+        (["--space", "space.toml", "--constraint", "a<=1"], "--constraint needs --objectives"),
+    ]:
+        done = invoke("create", "lab.journal", *options)
+        assert done.exit_code == 2, done.output
+        assert message in done.stderr
+        assert not (tmp_path / "lab.journal").exists()
+    assert invoke("create", "lab.journal", "--space", "space.toml").exit_code == 0
+    done = invoke("create", "lab.journal", "--space", "space.toml")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: lab.journal exists; go on with it by `ask` and `tell`, or choose another path\n",
+    )
+    assert "go on by `ask` and `tell`" in invoke("resume", "lab.journal", "--yes").stderr
