@@ -36,8 +36,8 @@ from sparse_bo.validation import check_count, check_flag, check_number, check_po
 
 MOST_VALUES = 2**53
 """Integers and steps below this are exact in float64."""
-Value = float | int | str | bool | None
-"""Type of a parameter's value."""
+Value = float | int | str | bool | tuple[Any, ...] | None
+"""Type of a parameter's value; a tuple is of such values."""
 
 
 class Parameter(ABC):
@@ -77,9 +77,9 @@ class Parameter(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON description that :func:`parameter_of` reads."""
-        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}  # type: ignore[call-overload]  # all parameters are data classes
+        settings = {name: _listed(value) for name, value in asdict(self).items()}  # type: ignore[call-overload]  # all parameters are data classes
         del settings["when"]
-        conditions = {} if self.when is None else {"when": {name: list(values) for name, values in self.when.items()}}
+        conditions = {} if self.when is None else {"when": {name: _listed(values) for name, values in self.when.items()}}
         return {"type": type(self).__name__.lower(), **settings, **conditions}
 
     def encode(self, values: Sequence[Any], name: str) -> Tensor:
@@ -277,10 +277,10 @@ class Choice(Parameter):
     """One of some values: ``Choice("adam", "sgd")``, or ``Choice(16, 32, 64, ordered=True)``.
 
     Attributes:
-        values: At least one, distinct: strings, numbers, booleans or ``None``. Other objects: choose among their
-            names.
+        values: At least one, distinct: strings, numbers, booleans, ``None``, or tuples of these: ``Choice((64, 64), (128,))``.
+            Other objects: choose among their names.
         ordered: Whether neighbours in the order of the arguments are alike: one column instead of one per value.
-        when: Condition, such as ``{"optimizer": "sgd"}``: see :class:`Int`.
+        when: Condition, such as ``{"optimizer": "sgd"}``: see :class:`Int`. A tuple as a value is in a list: ``[(64, 64)]``.
 
     Raises:
         TypeError: If a value has another type, or ``ordered`` is not a boolean.
@@ -296,12 +296,8 @@ class Choice(Parameter):
             raise ValueError("expected a Choice among at least one value, got none; write Choice(first, second, …)")
         values = tuple(map(_plain, values))
         for value in values:
-            if not isinstance(value, str | int | float | bool | None):
-                several = isinstance(value, list | tuple | set)
-                hint = "; write Choice(*values)" if several and len(values) == 1 else "; choose among names instead"
-                raise TypeError(f"expected choices to be strings, numbers, booleans or None, got {type(value).__name__}{hint}")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"expected finite choices, got {value!r}; name it: {str(value)!r}")
+            several = isinstance(value, list | tuple | set | frozenset) and len(values) == 1
+            _check_value(value, "write Choice(*values)" if several else "choose among names instead", nested=not several)
         repeated = [v for i, v in enumerate(values) if _index_in(values, v) < i]
         if repeated:
             raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once; drop the repeats")
@@ -389,9 +385,28 @@ def _condition(when: Any) -> dict[str, tuple[Value, ...]] | None:
     return made
 
 
+def _check_value(value: Any, fix: str, *, nested: bool = True) -> None:
+    """Check the type of a choice, and that its numbers are finite; a tuple (if ``nested``) has such values."""
+    if isinstance(value, tuple) and nested:
+        for part in value:
+            _check_value(part, fix)
+    elif not isinstance(value, str | int | float | bool | None):
+        got = type(value).__name__
+        raise TypeError(f"expected choices to be strings, numbers, booleans, None or tuples of these, got {got}; {fix}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected finite choices, got {value!r}; name it: {str(value)!r}")
+
+
 def _plain(value: Any) -> Any:
-    """Return a NumPy scalar as a Python one, anything else as it is."""
+    """Return a NumPy scalar as a Python one and a list as a tuple, as journals have lists; anything else as it is."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _listed(value: Any) -> Any:
+    """Return a tuple as a list, as JSON has it; anything else as it is."""
+    return list(map(_listed, value)) if isinstance(value, tuple) else value
 
 
 def _set_plain(parameter: Parameter, **fields: Any) -> None:

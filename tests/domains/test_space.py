@@ -428,6 +428,11 @@ def test_workers_get_dictionaries():
         (lambda: Choice("a", "b", "a"), ValueError, "'a' more than once"),
         (lambda: Choice(["a", "b"]), TypeError, "write Choice\\(\\*values\\)"),
         (lambda: Choice(len), TypeError, "choose among names"),
+        (lambda: Choice((64, 64)), TypeError, "write Choice\\(\\*values\\)"),
+        (lambda: Choice((64, len), (1,)), TypeError, "got builtin_function_or_method; choose among names"),
+        (lambda: Choice((1.0, float("nan")), (1,)), ValueError, "expected finite choices, got nan"),
+        (lambda: Choice((1, 2), [1, 2]), ValueError, "\\(1, 2\\) more than once"),
+        (lambda: Choice({1}, {2}), TypeError, "tuples of these, got set"),
         (lambda: Space({}), ValueError, "at least one parameter"),
         (lambda: Space({"a": Int(1, 1)}), ValueError, "constants alone: a"),
         (lambda: Space({"a": (0, 1)}), TypeError, "'a' to be a Float, an Int or a Choice"),
@@ -526,3 +531,28 @@ def test_a_file_that_does_not_fit_is_refused(name, text, message, tmp_path):
 def test_errors_of_points_name_row_and_fix(points, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Space({"x": Float(0, 1), "n1": Int(0, 5)}).encode(points)
+
+
+def test_choices_may_be_tuples(tmp_path):
+    layers = Choice((64, 64), (128,), "none", [256, (1, None)])
+    space = Space({"layers": layers, "depth": Int(1, 3, when={"layers": [(64, 64)]})})
+    assert layers.values == ((64, 64), (128,), "none", (256, (1, None)))
+    described = json.loads(json.dumps(space.describe()))
+    assert described == space.describe()
+    assert Space.of(described).parameters == space.parameters
+    (tmp_path / "space.toml").write_text('layers = {type = "choice", values = [[64, 64], [128]]}', encoding="utf-8")
+    assert Space.load(tmp_path / "space.toml").parameters == {"layers": Choice((64, 64), (128,))}
+    points = [{"layers": (64, 64), "depth": 2}, {"layers": (128,)}, {"layers": [128]}]
+    assert space.decode(space.encode(points)) == [points[0], points[1], points[1]]
+    path, seen = tmp_path / "run.journal", []
+
+    def objective(point):
+        seen.append(point["layers"])
+        return float(len(point["layers"]))
+
+    for budget in (6, 9):
+        result = maximize(objective, space, budget=budget, storage=path, resume=True, policy=RandomSearch())
+    assert {type(value) for value in seen} == {tuple, str}
+    assert result.best.parameters["layers"] in layers.values
+    again = AskTell(space=space, initial=(table := result.to_pandas(), table["value"]))
+    assert again.history.parameters == result.history.parameters
