@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
+
+PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra; from a checkout, for the package is on no index yet."""
     return f"pip install '.[{extra}]' in a checkout of sparse_bo"
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Issue a warning at the innermost line outside of this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 class NumericalWarning(UserWarning):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
+from functools import wraps
 from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
@@ -26,6 +28,28 @@ Rows = NDArray[Any] | Sequence[Sequence[float]]
 ArmsLike = ArmSet | Rows
 BoundsLike = Tensor | Rows
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("n_trials", "num_trials", "max_trials", "max_evals", "maxfun", "maxiter", "max_iter", "n_iter"), "budget"),
+    **dict.fromkeys(("iterations", "n_iterations", "num_iterations", "n_calls", "evaluations", "n_evaluations"), "budget"),
+    **dict.fromkeys(("random_state", "random_seed", "rng"), "seed"),
+    **dict.fromkeys(("n_jobs", "n_workers", "max_workers", "num_workers"), "workers"),
+    **dict.fromkeys(("timeout", "time_limit", "max_time"), "seconds"),
+}
+"""Names of arguments in other libraries -> those here."""
+
+
+def naming_ours(function: F) -> F:
+    """Return a function that names its own argument to who passes that of another library: ``n_trials=`` for ``budget=``."""
+
+    @wraps(function)
+    def called(*args: Any, **given: Any) -> Any:
+        for name in given.keys() & ELSEWHERE.keys():
+            own, value = ELSEWHERE[name], given[name]
+            raise TypeError(f"expected {own}=, got {name}=, its name in other libraries; write {own}={reprlib.repr(value)}")
+        return function(*args, **given)
+
+    return called  # type: ignore[return-value]  # `wraps` keeps the signature
 
 
 def tensor_of(name: str, value: T | Rows) -> T | Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,7 +16,7 @@ from torch import Tensor
 from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain, with_names
 from sparse_bo.domains.sharded import group_of
-from sparse_bo.errors import InfeasibleWarning, ScheduleComplete, StorageError
+from sparse_bo.errors import InfeasibleWarning, ScheduleComplete, StorageError, warn_caller
 from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.job import Arrays, Batch, CallWith, Job, run_serially, tickets_of
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
@@ -40,6 +39,7 @@ from sparse_bo.runs.arguments import (
     checked_outcomes,
     completed_inputs,
     evaluation_of,
+    naming_ours,
     tensor_of,
 )
 from sparse_bo.runs.default_policy import chosen_policy
@@ -356,6 +356,7 @@ class AskTell:
             numbers = self.pending if tickets is None else self._known(tickets)
             return self._engine.ledger.handed_out(numbers).on(self._domain.device)
 
+    @naming_ours
     def run(
         self,
         objective: Objective,
@@ -456,11 +457,10 @@ class AskTell:
             columns = result.history.outcome_columns(result)
             if engine.outcomes.only is None and columns is not None and columns.best_row is not None:
                 nearest = f"evaluation {[ticket for row in result.history.rows for ticket in row.tickets][columns.best_row]}"
-            warnings.warn(
+            warn_caller(
                 f"none of {result.history.observations:,} evaluations is feasible: {nearest} violates limits ({limits}) the "
                 "least; check them and their units, search another range, or begin with a feasible point (initial=)",
                 InfeasibleWarning,
-                stacklevel=2,
             )
         return result
 

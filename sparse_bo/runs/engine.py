@@ -11,7 +11,6 @@ applied by functions that copy references and can fail only when memory runs out
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain, SpaceArms
-from sparse_bo.errors import ContradictionError, ResumeWarning, ScheduleComplete, StorageError
+from sparse_bo.errors import ContradictionError, ResumeWarning, ScheduleComplete, StorageError, warn_caller
 from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import Value, has_sds, is_failed, sds_of
 from sparse_bo.journal import Event
@@ -325,12 +324,11 @@ class Engine:
         if isinstance(handing, int) or len(handing.picks) < len(event.picks):  # only an ask beyond the batch has so many
             handing = self.propose_beyond_batch(limit)
         if isinstance(handing, int) or not np.array_equal(handing.picks, event.picks):
-            warnings.warn(
+            warn_caller(
                 f"the picks from ticket {event.first} on, computed again, differ from the recorded ones (other hardware, or "
                 "other versions of torch or sparse_bo); the recorded ones are used, later ones may differ from an "
                 "uninterrupted run's",
                 ResumeWarning,
-                stacklevel=4,
             )
             generator = self.generator if isinstance(handing, int) else handing.generator
             handing = Ahead(self.domain, self.tensor(event.picks)).part(0, len(event.picks), event.first, generator)

@@ -23,6 +23,7 @@ from sparse_bo.runs.arguments import (
     check_budget,
     checked_observations,
     checked_outcomes,
+    naming_ours,
     tensor_of,
 )
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
@@ -32,6 +33,7 @@ from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice, check_flag, check_given
 
 
+@naming_ours
 def maximize(
     objective: Objective,
     space: Space | Mapping[str, Any] | None = None,
@@ -123,6 +125,7 @@ def maximize(
     return _whole(locals(), minimize=False)
 
 
+@naming_ours
 def minimize(
     objective: Objective,
     space: Space | Mapping[str, Any] | None = None,
@@ -165,6 +168,7 @@ def minimize(
     return _whole(locals(), minimize=True)
 
 
+@naming_ours
 def optimize(
     objective: Objective,
     space: Space | Mapping[str, Any] | None = None,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, ArmSet, Domain
 from sparse_bo.domains.sharded import group_of
-from sparse_bo.errors import ResumeWarning, StorageError
+from sparse_bo.errors import ResumeWarning, StorageError, warn_caller
 from sparse_bo.evaluations.results import Value, results_of
 from sparse_bo.journal import End, Event, Journal, Row, Storage, Writer, pack, unpack
 from sparse_bo.runs.description import as_written, checked_about, domain_of, policy_of, recorded_outcomes, run_info
@@ -220,11 +220,10 @@ def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Rep
                 break
         whole = False
     if not whole:
-        warnings.warn(
+        warn_caller(
             f"row {len(rows)} of the history in {journal.path} is damaged; it and those after it are computed again from the "
             f"events after {after}",
             ResumeWarning,
-            stacklevel=3,
         )
     residuals: list[float] = []
     for event in journal.events(after=after):

@@ -9,11 +9,9 @@ import importlib
 import signal
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -28,6 +26,7 @@ from sparse_bo.errors import (
     PendingBatchError,
     RunInterrupted,
     ScheduleComplete,
+    warn_caller,
 )
 from sparse_bo.evaluations.job import Batch, EvaluationFailed, Loop, some
 from sparse_bo.evaluations.results import Value
@@ -45,7 +44,6 @@ HELD = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM"))
 _raw = importlib.import_module("_signal" if "_signal" in sys.builtin_module_names else "signal")
 _handler_of: Callable[[int], Any] = _raw.getsignal
 _handle_by: Callable[[int, Any], Any] = _raw.signal
-PACKAGE = str(Path(__file__).parents[1])
 W = TypeVar("W")
 
 
@@ -289,12 +287,8 @@ class Steps:
             return
         self._warned = True
         best = f"the best of the {succeeded} others" if succeeded else "empty, as none has succeeded"
-        level, frame = 1, sys._getframe()
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-            level, frame = level + 1, frame.f_back
-        warnings.warn(
+        warn_caller(
             f"{evaluated - succeeded} of {evaluated} evaluations failed; inputs that fail again are tried less and less, and "
             f"the recommendation is {best}; check the objective, or exclude inputs that it cannot evaluate",
             FailureWarning,
-            stacklevel=level,
         )

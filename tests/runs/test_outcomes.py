@@ -258,6 +258,21 @@ def test_a_history_keeps_its_outcomes_in_a_file(tmp_path):
     assert loaded.outcomes == history.outcomes
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda f, **how: AskTell(**how).run(f, 3),
+        lambda f, **how: optimize(f, budget=3, **how),
+        lambda f, **how: optimize(f, budget=3, executor="threads", workers=2, **how),
+    ],
+)
+def test_the_warning_of_no_feasible_evaluation_is_of_the_callers_line(run):
+    aims = {"objectives": {"yield": "max"}, "constraints": {"impurity": (None, 0.0)}}
+    with pytest.warns(InfeasibleWarning) as caught:
+        run(lambda x: {"yield": x[0], "impurity": 1.0}, bounds=[(0, 1), (0, 1)], **aims)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_workers_return_outcomes(executor):
     result = scattered(executor=Workers(executor=executor, count=2, asynchronous=False))

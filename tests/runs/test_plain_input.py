@@ -358,3 +358,24 @@ def test_tensors_that_are_views_of_another_sign_are_taken_for_their_values():
 def test_numbers_that_require_gradients_are_no_bounds():
     with pytest.raises(TypeError, match=r"expected bounds .*requires grad.*detach\(\)"):
         maximize(lambda x: x.sum(dim=-1), bounds=[(torch.zeros((), requires_grad=True), 1.0)], budget=4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: maximize(f, bounds=[(0, 1)], n_trials=30), r"expected budget=, got n_trials=, .*; write budget=30"),
+        (lambda f: minimize(f, bounds=[(0, 1)], max_evals=30), r"expected budget=, got max_evals="),
+        (lambda f: optimize(f, bounds=[(0, 1)], objectives={"y": "max"}, iterations=30), r"expected budget=, got iterations="),
+        (lambda f: AskTell(bounds=[(0, 1)]).run(f, n_trials=30), r"expected budget=, got n_trials="),
+        (lambda f: maximize(f, bounds=[(0, 1)], budget=9, random_state=1), r"expected seed=, got random_state=.*write seed=1"),
+        (lambda f: maximize(f, bounds=[(0, 1)], budget=9, n_jobs=2), r"expected workers=, got n_jobs="),
+        (lambda f: maximize(f, bounds=[(0, 1)], budget=9, timeout=2.0), r"expected seconds=, got timeout="),
+        (lambda f: maximize(f, bounds=[(0, 1)], budget=9, other=2.0), r"unexpected keyword argument 'other'"),
+        (lambda f: maximize(f, bounds=[(0, 1)]), r"missing 1 required keyword-only argument: 'budget'"),
+    ],
+)
+def test_names_of_other_libraries_are_answered_with_those_here(call, message):
+    calls = []
+    with pytest.raises(TypeError, match=message):
+        call(calls.append)
+    assert calls == []
