@@ -40,6 +40,7 @@ def optimize_batch(
     acq_function: AcquisitionFunction | None = None,
     ratio_threshold: float = 2.0,
     max_q: int = 256,
+    min_q: int = 0,
     stop_rule: BoxRule = "global",
     in_batch: InBatch = "process",
     beta: float = 4.0,
@@ -83,6 +84,8 @@ def optimize_batch(
             given as ``best_f`` BoTorch has rounded to that default: pass a tensor.
         ratio_threshold: C̃ ≥ 1. 1 gives batches of one; ``math.inf`` gives ``max_q`` points.
         max_q: The batch has at most so many points.
+        min_q: The batch has at least so many points, as many as workers would be idle otherwise. Points beyond the first that
+            exceeds the ratio are conditioned on the others too, but variances may have fallen further than the ratio says.
         stop_rule: ``"global"`` (above), ``"gp-bucb"``: ``Π_s (1 + σ²(x_s)/λ) ≤ ratio_threshold``, or ``"single"``.
         in_batch: ``"process"``: condition the posterior process on each pick; ``"fixed"``: the paper's fixed-dictionary update
             (:class:`~sparse_bo.SparseGP` only), under which the residual of a picked point stays. For upper confidence bounds.
@@ -103,8 +106,8 @@ def optimize_batch(
         generator: CPU generator, the only source of randomness; default: a new one with seed 0. torch's own is not touched.
 
     Returns:
-        Points ``q x d``, and the acquisition value of each when it was picked (``q``). Nothing (``0 x d``) if the pending
-        points alone exceed the ratio: results are needed first.
+        Points ``q x d``, and the acquisition value of each when it was picked (``q``). Without ``min_q`` nothing (``0 x d``) if
+        the pending points alone exceed the ratio: results are needed first.
 
     Raises:
         TypeError: If an argument has the wrong kind, dtype or device; ``acq_function`` is an instance, no class or function.
@@ -123,6 +126,9 @@ def optimize_batch(
         )
     check_choice("stop_rule", stop_rule, ("global", "gp-bucb", "single"))
     rule = StopRule(stop_rule, ratio_threshold)
+    if check_count("min_q", min_q, minimum=0) > (most := 1 if stop_rule == "single" else max_q):
+        source = "stop_rule='single'" if stop_rule == "single" else "max_q"
+        raise ValueError(f"expected min_q of at most {most} ({source}), got {min_q}; change one of them")
     if refuse is not None and (choices is not None or acq_function is not None):
         raise ValueError("refuse is for upper confidence bounds on a box; leave choices= and acq_function= out, or filter them")
     feasible = None
@@ -158,9 +164,9 @@ def optimize_batch(
             spent = cost(points, posterior, rule)
             for row in range(len(points) if function is None else 0):
                 posterior = posterior.condition(points[row : row + 1])
-        if spent > rule.allowance or rule.allowance <= 0.0:
+        if not min_q and (spent > rule.allowance or rule.allowance <= 0.0):
             return domain[:0], domain.new_empty(0)
-    end: dict[str, Any] = {"stop_rule": rule, "spent": spent, "max_q": max_q}
+    end: dict[str, Any] = {"stop_rule": rule, "spent": spent, "max_q": max_q, "min_q": min_q}
     search = None
     if feasible is not None:
         search = BoxSearch(feasible, num_restarts, raw_samples, options or {}, post_processing_func, generator)

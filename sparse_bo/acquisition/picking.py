@@ -62,9 +62,18 @@ Chooser = Callable[[BatchPosterior], Chosen]
 
 @torch.no_grad()
 def pick_until(
-    posterior: BatchPosterior, chooser: Chooser, *, stop_rule: StopRule, spent: float, max_q: int, condition: bool
+    posterior: BatchPosterior,
+    chooser: Chooser,
+    *,
+    stop_rule: StopRule,
+    spent: float,
+    max_q: int,
+    condition: bool,
+    min_q: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Pick points until the stop rule or ``max_q`` ends the batch; return them (``q x d``) and their values (``q``).
+
+    The stop rule does not end it before ``min_q`` points.
 
     ``posterior`` is that of the batch start with pending points conditioned on, and ``spent`` their cost. ``condition``:
     whether the chooser needs the posterior to be conditioned on the picks.
@@ -74,7 +83,7 @@ def pick_until(
         pick = chooser(posterior)
         chosen.append(pick)
         spent += cost(pick.point, posterior, stop_rule)
-        if stop_rule.allowance <= 0.0 or spent > stop_rule.allowance:
+        if len(chosen) >= min_q and (stop_rule.allowance <= 0.0 or spent > stop_rule.allowance):
             break
         if condition:
             posterior = posterior.condition(pick.point)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from botorch.acquisition import qUpperConfidenceBound
 from botorch.generation import gen
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
@@ -66,6 +67,32 @@ def test_sparse_model_follows_its_in_batch_update(in_batch):
     model = build(SparseGP, dictionary=rows)
     X, values = optimize_batch(model, BOUNDS, in_batch=in_batch, ratio_threshold=math.inf, max_q=5, beta=100.0)
     check_batch(model, X, values, width=10.0, dictionary=rows, in_batch=in_batch)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_least_q_goes_beyond_the_ratio_with_the_picks_of_a_larger_one(sampled):
+    model = build(SparseGP)
+    how = {"acq_function": qUpperConfidenceBound(model, beta=4.0)} if sampled else {}
+    few, _ = optimize_batch(model, BOUNDS, ratio_threshold=1.5, **how)
+    assert len(few) < 4
+    X, values = optimize_batch(model, BOUNDS, ratio_threshold=1.5, min_q=4, **how)
+    expected, at = optimize_batch(model, BOUNDS, ratio_threshold=math.inf, max_q=4, **how)
+    assert torch.equal(X, expected)
+    assert torch.equal(values, at)
+    pending = BOUNDS.mean(dim=0, keepdim=True)
+    assert len(optimize_batch(model, BOUNDS, ratio_threshold=1.0, X_pending=pending, **how)[0]) == 0
+    X, values = optimize_batch(model, BOUNDS, ratio_threshold=1.0, X_pending=pending, min_q=2, **how)
+    assert len(X) == len(values) == 2
+    if not sampled:
+        check_batch(model, X, values, width=2.0, pending=pending)
+
+
+def test_a_least_q_below_the_rules_changes_nothing():
+    model = build(SparseGP)
+    X, values = optimize_batch(model, BOUNDS, ratio_threshold=5.0)
+    again, at = optimize_batch(model, BOUNDS, ratio_threshold=5.0, min_q=len(X))
+    assert torch.equal(X, again)
+    assert torch.equal(values, at)
 
 
 def test_the_batch_ends_with_the_pick_that_exceeds_the_ratio():
