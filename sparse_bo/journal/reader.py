@@ -58,6 +58,9 @@ class Storage:
 
     A killed process loses nothing at any setting.
 
+    The file ``….lock`` beside the journal names the process that writes, or wrote last. The lock itself is the system's and
+    ends with that process; the file stays, and may be deleted while no process has the journal open.
+
     Args:
         path: Of the journal.
         flush_seconds: Wait for the disk at the first event that comes so long after the last wait, and at the end. A power

@@ -228,7 +228,11 @@ def _begins_as(path: Path, start: bytes) -> bool:
 
 
 def locked(path: Path) -> FileLock:
-    """Return the lock of a journal's writer, acquired. The system releases it when the process ends; the file beside stays."""
+    """Return the lock of a journal's writer, acquired. The system releases it when the process ends.
+
+    The file stays: if it were removed here, a process that has just opened it would lock a file without a name, and a third one
+    the next file of that name (filelock looks for that, and then reports the journal as taken).
+    """
     if not path.parent.is_dir():
         there = path.parent.exists()
         raise FileNotFoundError(

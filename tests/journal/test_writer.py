@@ -419,6 +419,19 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing_behind(path):
     assert {file.name for file in path.parent.iterdir()} == {"run.journal", "run.journal.lock"}
 
 
+def test_the_file_of_the_lock_names_the_writer_and_may_be_deleted_between_two(path):
+    lock = path.with_name("run.journal.lock")
+    with AskTell(arms(), policy(), storage=path) as loop:
+        loop.ask(1)
+        assert lock.read_text().startswith(f"process {os.getpid()} on ")
+        with pytest.raises(StorageError, match=f"open for writing in process {os.getpid()} on"):
+            AskTell.resume(path)
+    lock.unlink()
+    with AskTell.resume(path) as loop:
+        assert loop.asked == 1
+        assert lock.exists()
+
+
 def may_mount() -> bool:
     try:
         return subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode == 0
