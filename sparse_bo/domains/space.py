@@ -132,6 +132,11 @@ class Space:
             add(name, ())
         return found
 
+    @cached_property
+    def _parents_first(self) -> list[str]:
+        """Names of the parameters, those with a condition after those that they depend on."""
+        return [*(name for name in self.parameters if name not in self._conditions), *self._conditions]
+
     def _condition_numbers(self, name: str, parent: str, values: Sequence[Any]) -> Tensor:
         if parent not in self.parameters:
             got = f"{parent!r}; correct the name, or add the parameter"
@@ -216,7 +221,7 @@ class Space:
         A parameter on which given ones depend has a value with which these are there. :meth:`encode` checks the values.
         """
         made = dict(point)
-        for name in [*(name for name in self.parameters if name not in self._conditions), *self._conditions]:
+        for name in self._parents_first:
             parameter = self.parameters[name]
             if name not in made and self._due(parameter, made):
                 drawn = torch.rand(1, parameter.width, generator=generator, dtype=torch.float64, device="cpu")
@@ -228,14 +233,27 @@ class Space:
                     made[name] = parameter.decode(parameter.columns(number.new_tensor(common[:1] or [number])))[0]
         return made
 
+    def changed(self, point: Parameters, name: str, value: Value, other: Parameters) -> Parameters:
+        """Return a point with another value of a parameter, and with the parameters that are there then.
+
+        Those that ``point`` does not have are those of another point, which may lack some: these are in the middle of their
+        range.
+        """
+        made: Parameters = {}
+        for one in self._parents_first:
+            if one == name or (one in point and self._due(self.parameters[one], made)):
+                made[one] = value if one == name else point[one]
+        like = torch.zeros(1, dtype=torch.float64, device="cpu")
+        middle = {one: p.decode(p.columns(like + p.idle))[0] for one, p in self.parameters.items()}
+        return self.completed(made, {**middle, **other}, generator=torch.Generator())
+
     def points_of(self, table: Any) -> list[Parameters]:
         """Return the points of a pandas table with a column for each parameter; other columns are left out.
 
         An empty cell says that a conditional parameter is not there, or that a choice is ``None``, by its condition. Whole
         numbers may be floats: a column with empty cells holds nothing else. :meth:`encode` checks the points.
         """
-        first = [name for name in self.parameters if name not in self._conditions]
-        names = [name for name in [*first, *self._conditions] if name in table.columns]  # parameters after their parents
+        names = [name for name in self._parents_first if name in table.columns]
         table, points = table[names], list[Parameters]()
         for row, gaps in zip(table.to_dict("records"), table.isna().to_dict("records"), strict=True):
             point: Parameters = {}
@@ -292,7 +310,7 @@ class Space:
         """Return the numbers of the values of all combinations (``a`` each), or ``None``: more than ``most_arms``."""
         table: dict[str, Tensor] = {}
         total = 1
-        for name in [*(name for name in self.parameters if name not in self._conditions), *self._conditions]:
+        for name in self._parents_first:
             n = self.parameters[name].count
             there = _hold(self._conditions.get(name, {}), table, like=torch.ones(total, dtype=torch.bool, device="cpu"))
             times = torch.where(there, n or 0, 1)

@@ -129,6 +129,8 @@ def sections_of(view: RunView) -> Iterator[Section]:
         point, text = _point_of_slices(view)
         shown = len({one.name for one in view.slices})
         more = "" if shown >= len(view.names) else f" {shown} of {len(view.names)} inputs."
+        if absent := [name for name in view.names if name not in view.best]:
+            more += f" The point has no {', '.join(absent)}: no slices along {'it' if len(absent) == 1 else 'them'}."
         if view.widened >= 1.05:  # else it reads "1 times as wide"
             more += (
                 f" The intervals are {view.widened:.2g} times as wide as the model's, which cross-validation showed too narrow."

@@ -313,13 +313,21 @@ def slice_of(one: Slice, view: RunView) -> Plot:
     if np.isinf([one.lower, one.upper]).any() and one.floor is not None:
         text += f" {beyond.capitalize()} {number(one.floor)} the model does not tell values apart."
 
+    if one.brought:
+        text += (
+            " Inputs that other values bring are those of the best evaluation with that value, or in the middle of their range."
+        )
+
     def value(v: float) -> str:
         return f"{beyond} {number(one.floor)}" if np.isinf(v) else number(v)
 
     ends = zip(one.values, one.lower, one.median, one.upper, strict=True)
     cells = [[cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]
     title = f"{one.outcome} along {one.name}" if one.outcome else one.name
-    table = Table([one.name, "2.5 %", "median", "97.5 %"], cells, f"posterior of {one.outcome or 'the objective'}")
+    for row, inputs in zip(cells, one.brought, strict=False):
+        row.insert(1, ", ".join(f"{name} = {cell(v)}" for name, v in inputs.items()) or "–")
+    columns = [one.name, *(["with"] if one.brought else []), "2.5 %", "median", "97.5 %"]
+    table = Table(columns, cells, f"posterior of {one.outcome or 'the objective'}")
     if not _numeric(one.values):
         return Plot(title, text, Markup(""), "", table)
     order = np.array(one.values, np.float64).argsort(kind="stable")

@@ -66,6 +66,8 @@ class Slice:
     """Value (y) below which (in a run that minimises: above which) the model does not tell observations apart."""
     outcome: str = ""
     """Name of the outcome, of several."""
+    brought: Sequence[Mapping[str, Any]] = ()
+    """``n`` times the inputs that a value brings and the best point does not have, by name; empty: no value brings one."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from sparse_bo.policies.trust_region.observations import Replicates, replicates_
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
 from sparse_bo.policies.trust_region.region import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
-from sparse_bo.report.view import Observation, RunView, Slice, arm_name, spread
+from sparse_bo.report.view import Observation, OutcomeColumns, RunView, Slice, arm_name, spread
 from sparse_bo.runs.columns import importance_of
 from sparse_bo.runs.history import History, report_of
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
@@ -238,7 +238,12 @@ def view_of(
             models = {"": partial(predictions_of, state, minimize=minimize, widened=widened)}
             interval = _interval(partial(predictions_of, state, minimize=minimize), domain, report)
         x, shown = best_x.to("cpu", torch.float64), [*enumerate(some)]
-        slices = [_slice(predict, domain, x, j, name, best, of) for of, predict in models.items() for j, name in shown]
+        ranked = _ranked(history, several)
+
+        def beside(name: str, value: Any) -> dict[str, Any]:
+            return _evaluated(columns, next((row for row in ranked if columns[name][row] == value), None))
+
+        slices = [_slice(predict, domain, x, j, name, best, beside, of) for of, predict in models.items() for j, name in shown]
     weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
     values = np.array([value for row in history.rows for value in row.values], np.float64)
     highest = None
@@ -290,6 +295,15 @@ def _best_row(history: History, report: Report, otherwise: int | None) -> int | 
     return otherwise
 
 
+def _ranked(history: History, several: OutcomeColumns | None) -> list[int]:
+    """Return the evaluations with results, the best first: of several objectives those of the front, then in order."""
+    if several is not None:
+        return list(dict.fromkeys([*several.front, *np.flatnonzero(~several.failed).tolist()]))
+    values = np.array([value for row in history.rows for value in row.values], np.float64)
+    order = np.argsort(values if history.minimize else -values, kind="stable")
+    return [row for row in order.tolist() if values[row] == values[row]]
+
+
 def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> dict[str, Any]:
     """Return the inputs of an evaluation by name, those left out that it does not have."""
     if row is None:
@@ -333,15 +347,30 @@ def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict
 
 
 def _slice(
-    predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any], outcome: str = ""
+    predict: Predict,
+    domain: Domain,
+    x: Tensor,
+    j: int,
+    name: str,
+    best: dict[str, Any],
+    beside: Callable[[str, Any], dict[str, Any]],
+    outcome: str = "",
 ) -> Slice | None:
-    """Return the model along input ``j`` through the best point; ``None`` without a model, or too few points there."""
-    fewest, log, device = 3, False, domain.device
+    """Return the model along input ``j`` through the best point.
+
+    Inputs that another value of a parameter brings are those of ``beside(name, value)``. ``None`` without a model, with too few
+    points there, and along a parameter that the best point does not have.
+    """
+    fewest, log, device, brought = 3, False, domain.device, list[dict[str, Any]]()
     if isinstance(domain, SpaceArms | SpaceBox):
+        if name not in best:
+            return None
         values, fewest = _along(domain.space, name), 2
+        points = [domain.space.changed(best, name, value, beside(name, value)) for value in values]
+        brought = [{other: v for other, v in point.items() if other not in best} for point in points]
         log = bool(getattr(domain.space.parameters[name], "log", False))
         try:
-            picks = domain.check("slice", [{**best, name: value} for value in values])
+            picks = domain.check("slice", points)
         except ValueError:  # some of these combinations are no arms, for they are not feasible
             return None
     elif isinstance(domain, Box):
@@ -357,7 +386,7 @@ def _slice(
     if found is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))
-    return Slice(name, values, log, best[name], lower, median, upper, found.floor, outcome)
+    return Slice(name, values, log, best[name], lower, median, upper, found.floor, outcome, brought if any(brought) else ())
 
 
 def _along(space: Space, name: str) -> list[Any]:

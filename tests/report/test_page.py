@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize
+from sparse_bo import AskTell, Choice, Float, Int, Space, Storage, maximize
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
 from sparse_bo.report import Observation
@@ -350,3 +350,67 @@ def test_a_real_browser_shows_it(width, pages, tmp_path):
     assert shown["ms"] < 2000
     assert shown["smallest"] > 7
     assert shown["paper"] == ("rgb(20, 20, 23)" if width == 360 else "rgb(255, 255, 255)")
+
+
+CONDITIONS = {
+    "kind": Choice("tree", "net", "never"),
+    "rate": Float(0.0, 1.0),
+    "depth": Int(1, 12, when={"kind": "tree"}),
+    "layers": Int(1, 4, when={"kind": "net"}),
+    "width": Choice(32, 64, 128, when={"layers": [2, 3]}, ordered=True),
+    "only": Float(0.0, 3.0, when={"kind": "never"}),
+}
+
+
+def test_a_slice_has_the_inputs_that_other_values_bring_from_the_best_evaluation_with_them():
+    observed = [
+        ({"kind": "tree", "rate": 0.5, "depth": 6}, 9.0),
+        ({"kind": "net", "rate": 0.1, "layers": 2, "width": 128}, 3.0),
+        ({"kind": "net", "rate": 0.2, "layers": 4}, 5.0),
+        ({"kind": "net", "rate": 0.3, "layers": 1}, 4.0),
+        *(({"kind": "tree", "rate": 0.5, "depth": k}, 9.0 - 0.5 * abs(k - 6)) for k in range(1, 13) if k != 6),
+    ]
+    points, values = zip(*observed, strict=True)
+    loop = AskTell(space=CONDITIONS, initial=(list(points), list(values)), seed=0)
+    seen = view_of(loop.history, loop.state, loop._domain)
+    assert [one.name for one in seen.slices] == ["kind", "rate", "depth"]
+    kind, rate, _ = seen.slices
+    assert kind.values == ["tree", "net", "never"]
+    assert kind.brought == [{}, {"layers": 4}, {"only": 1.5}]
+    assert rate.brought == ()
+    at = [
+        {"kind": "tree", "rate": 0.5, "depth": 6},
+        {"kind": "net", "rate": 0.5, "layers": 4},
+        {"kind": "never", "rate": 0.5, "only": 1.5},
+    ]
+    np.testing.assert_allclose(kind.median, loop.result().predict(at)["value"], rtol=1e-12)
+    page = run_page(seen)
+    assert "The point has no layers, width, only: no slices along them." in page
+    assert "Inputs that other values bring are those of the best evaluation with that value" in page
+    assert "layers = 4" in page
+
+
+def test_a_slice_of_several_outcomes_has_them_from_the_front():
+    rows = [
+        ({"kind": "tree", "rate": 0.5, "depth": 6}, (9.0, 9.0)),
+        ({"kind": "net", "rate": 0.1, "layers": 2, "width": 128}, (3.0, 1.0)),
+        ({"kind": "net", "rate": 0.2, "layers": 4}, (2.0, 4.0)),
+        *(({"kind": "tree", "rate": 0.5, "depth": k}, (9.0 - abs(k - 6), 9.0 + abs(k - 6))) for k in range(1, 13) if k != 6),
+    ]
+    points, values = zip(*rows, strict=True)
+    aims = {"objectives": {"yield": "max", "cost": "min"}}
+    loop = AskTell(space=CONDITIONS, initial=(list(points), list(values)), seed=0, **aims)
+    (kind, *_), names = (slices := view_of(loop.history, loop.state, loop._domain).slices), {one.outcome for one in slices}
+    assert names == {"yield", "cost"}
+    assert (kind.name, kind.here) == ("kind", "tree")
+    assert kind.brought == [{}, {"layers": 2, "width": 128}, {"only": 1.5}]
+
+
+def test_another_value_of_a_parameter_keeps_what_still_holds():
+    space = Space(CONDITIONS)
+    net = {"kind": "net", "rate": 0.5, "layers": 2, "width": 32}
+    assert space.changed(net, "layers", 3, {}) == {**net, "layers": 3}
+    assert space.changed(net, "layers", 1, {}) == {"kind": "net", "rate": 0.5, "layers": 1}
+    assert space.changed(net, "kind", "tree", {"depth": 2, "rate": 0.9}) == {"kind": "tree", "rate": 0.5, "depth": 2}
+    tree = {"kind": "tree", "rate": 0.5, "depth": 2}
+    assert space.changed(tree, "kind", "net", {}) == {"kind": "net", "rate": 0.5, "layers": 2, "width": 64}
