@@ -220,7 +220,7 @@ def compare(options: Namespace) -> None:
     with folder(out):
         pass
     if not quiet:
-        say(f"the default policy with --goal {goal}: {default.name}, {why}")
+        say(f"the default policy with --goal {goal}: {default.name} ({why})")
     finished: list[Contestant] = []
     code = 0
     path = out / f"{problem.name}-compare-seed{seed}.png"

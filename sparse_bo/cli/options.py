@@ -134,7 +134,8 @@ SECONDS_HELP = "End after so many seconds."
 Target = Annotated[float | None, real("Run", "End with a result as good as this (y).")]
 Patience = Annotated[int | None, count("Run", "End after so many evaluations without a better result.")]
 Journal = Annotated[
-    Path, typer.Argument(help="Journal of `run --storage` or AskTell(storage=...).", parser=journal, metavar="STORAGE")
+    Path,
+    typer.Argument(help="Journal of `run --storage`, `create`, AskTell(storage=...).", parser=journal, metavar="STORAGE"),
 ]
 
 ProblemName = Annotated[str | None, option("Built-in problem", f"One of {listed(PROBLEMS)} (default cadata).")]
@@ -185,13 +186,16 @@ BatchSize = Annotated[int | None, count("Policy", "Evaluations of a batch.")]
 PointsFile = Annotated[Path, typer.Argument(help="CSV file: a line of names, then a row for each point.", metavar="FILE")]
 JournalArms = Annotated[Path | None, option("Run", "Arms (.npy), where the journal does not have them.", "--arms-file")]
 
-HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
+HELP = """Bayesian optimisation over candidates, boxes and named parameters.
 
-Without a command: `compare`, the default policy beside ε-greedy and random choice among the 20,640 arms of Cadata.
+To begin with:
 
-Problems: {listed(PROBLEMS)}.
+  sparse-bo                                                       an example, in half a minute
+  sparse-bo run --problem hartmann6 --storage run.journal         a built-in problem
+  sparse-bo run --objective experiment:train --space space.toml   a function of yours
+  sparse-bo create lab.journal --space space.toml                 results by hand, in CSV files
 
-Policies: {listed(POLICIES)}.
+`COMMAND --help` has examples and all options of a command. `sparse-bo` is short for `python -m sparse_bo`.
 """
 RUN_HELP = """Run one policy on one problem; write a figure and a history file.
 
@@ -217,7 +221,8 @@ Named parameters of mixed kinds: a function of one dictionary that returns a num
 
 Kernel, mean and noise are learned by default. With --preset published, policies on cadata and abalone start from the settings \
 of the paper (Gaussian kernel of width² 5, regularization 0.2, noise variance 0.01, RKHS norm 20, failure probability \
-1/budget, width authors). sbpe and bpe always have a prior there and on gp-draw. Options replace settings of a preset.
+1/budget, width authors). On these two and on gp-draw the policies sbpe and bpe have a fixed prior with any preset. Options \
+replace settings of a preset.
 
 Several outcomes: the function returns a dictionary by name, or numbers in the order of the options.
 
@@ -227,54 +232,79 @@ Arms that do not fit into memory_bytes (--set) are streamed (bbkb, bkb).
 """
 PLAN_HELP = """Forecast a BBKB run: dictionary size, memory, time; and settings with which it fits.
 
+Pilot runs on this machine show how the dictionary grows; sweeps are timed with it. A number of arms stands for uniform arms \
+in the unit cube. Exit code 3: the run does not fit.
+
   sparse-bo plan --arms 1e6 --dims 6 --budget 1e5 --kernel matern52 --lengthscale 0.5
   sparse-bo plan --arms-file arms.npy --budget 10000 --memory 8
   sparse-bo plan --grid 0:1:1000,0:1:1000,-5:5:500 --budget 10000 --device cuda
-
-Pilot runs on this machine show how the dictionary grows; sweeps are timed with it. Numbers of arms stand for uniform arms in \
-the unit cube. Exit code 3: the run does not fit.
 """
-COMPARE_HELP = """Run the default policy beside ε-greedy and random choice on one problem; draw them together.
+COMPARE_HELP = """Run the default policy beside ε-greedy and random choice on a built-in problem, and draw them together.
+
+On a box, which ε-greedy cannot search, random choice alone is beside it. For example:
 
   sparse-bo compare --problem abalone --budget 2000
   sparse-bo compare --problem hartmann6 --noise-sd 0.05
 """
-CREATE_HELP = """Create the journal of a run whose results come from files: `ask` writes points, `tell` reads their results.
+RESUME_HELP = """Go on with a run of `run --storage`: its picks are those of a run that was never interrupted.
+
+A run that has made all its evaluations goes on with a larger --budget, which counts them too. For example:
+
+  sparse-bo resume run.journal
+  sparse-bo resume run.journal --budget 500
+"""
+REPORT_HELP = """Summarise a journal, also while its run goes on.
+
+With --html it writes the report, one page; with --out the figure and the history. For example:
+
+  sparse-bo report run.journal --html run.html
+"""
+AUDIT_HELP = """Check a run by its journal: damage, picks, failures, calibration of the model, drift of the objective.
+
+For a sparse model over candidates there is a certificate, too: a bound on its variances. No objective is imported.
+"""
+CREATE_HELP = """Create the journal of a run by files: `ask` writes points, people fill in results, `tell` reads them.
+
+space.toml has a line for each parameter (see `run --help`); candidates are --arms-file or --grid. Higher is better (with \
+--minimize lower). `ask` and `tell` are repeated:
 
   sparse-bo create lab.journal --space space.toml --workers 8
   sparse-bo ask lab.journal --out monday.csv
   sparse-bo tell lab.journal monday.csv
 
-The second and the third command are repeated. space.toml has a line for each parameter (`run --help`); candidates are \
---arms-file or --grid. Higher is better (--minimize: lower). Several outcomes have names:
+Several outcomes have names:
 
   sparse-bo create lab.journal --space space.toml --objectives yield:max,cost:min --constraint "impurity<=0.05"
 """
 ASK_HELP = """Write the next points to evaluate into a CSV file, with an empty column for each outcome.
 
-  sparse-bo ask lab.journal 8 --out monday.csv
+The points are pending until `tell` reads their results. Those of `enqueue` come first. If a file is lost, --again writes all \
+pending points. For example:
 
-The points are pending until `tell` reads their results. Points that were queued (`enqueue`) come first. After a file is lost, \
---again writes all pending points.
+  sparse-bo ask lab.journal 8 --out monday.csv
 """
-TELL_HELP = """Report the results in a CSV file that `ask` has written.
+TELL_HELP = """Report the results in a CSV file of `ask`.
+
+Fill in the column value, or the one of each outcome: a number, or `failed`. Points without a result stay pending, and the \
+file can be told again when they have one. If a point was evaluated elsewhere (67 °C in place of 65), change it in the file. \
+Known standard deviations are in a column value_sd, or yield_sd for yield. Cells are separated by commas, tabs or semicolons; \
+with semicolons numbers may have decimal commas. For example:
 
   sparse-bo tell lab.journal monday.csv
-
-Fill in the column value, or one for each outcome: a number, or `failed`. Rows without results stay pending, and the same file \
-can be told again once more of them are there. Inputs that were changed are where the point was evaluated. A column value_sd \
-(yield_sd, …) has known standard deviations. Cells are separated by commas, tabs, or semicolons (then with decimal commas).
 """
 ADD_HELP = """Add results of points that the run has not asked for, such as a colleague's.
 
-  sparse-bo add run.journal colleague.csv
+They are learned from, and not counted. The file has the columns of the inputs (parameters; x1, x2, … of a box; arm or name of \
+candidates) and of the results (value, or the names of the outcomes). To add a file twice is to add its results twice.
 
-The file has the columns of the inputs (parameters; x1, x2, … of a box; arm or name of candidates) and of the outcomes (value, \
-or their names). They are learned from, and not counted. Each `add` of a file adds its results once more.
+For example:
+
+  sparse-bo add run.journal colleague.csv
 """
-ENQUEUE_HELP = """Queue points: the next `ask`, or `resume`, evaluates them before the policy's own.
+ENQUEUE_HELP = """Queue points to try: the next `ask`, or `resume`, evaluates them first.
+
+The file has the columns of the inputs, as for `add`. A parameter without a column, or an empty cell, is chosen by the policy. \
+For example:
 
   sparse-bo enqueue run.journal try.csv
-
-The file has the columns of the inputs, as for `add`. Parameters without a column, and empty cells, are chosen by the policy.
 """

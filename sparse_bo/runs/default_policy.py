@@ -80,19 +80,19 @@ def chosen_policy(
         why = f"on a box of {domain.dims} inputs where {counts} counts"
         return _fitting(TrustRegion(goal=goal), domain, budget, workers, why)
     if several:
-        return _fitting(ExpectedImprovement(), domain, budget, workers, "several outcomes of some arms count")
+        return _fitting(ExpectedImprovement(), domain, budget, workers, "several outcomes of candidates count")
     evaluations = max(observed, MOST_EVALUATIONS) if budget is None else observed + budget
     at_once = certified or (goal == "cumulative" and evaluations < LONG_EVALUATIONS)
     first = 0 if at_once else _first_evaluations(domain, evaluations)
     if observed >= first:
         return ChosenPolicy(BBKB(), "every arm can be swept, and its regret is bounded")
-    planned = "" if budget is None else f", in {budget:,} evaluations"
-    counts = "the best of some arms" if goal == "best" else "every evaluation of some arms"
-    chosen = _fitting(ExpectedImprovement(), domain, budget, workers, f"{counts} counts{planned}")
+    planned = "" if budget is None else f" in a run of {budget:,} evaluations"
+    counts = "the best candidate counts" if goal == "best" else "every evaluation counts"
+    chosen = _fitting(ExpectedImprovement(), domain, budget, workers, f"{counts}{planned}")
     if first > evaluations:
         return chosen
     assert isinstance(chosen.policy, ExpectedImprovement)
-    return ChosenPolicy(TwoStage(first=chosen.policy, after=first), f"{chosen.why}, BBKB from {first:,} evaluations on")
+    return ChosenPolicy(TwoStage(first=chosen.policy, after=first), f"{chosen.why}; BBKB goes on after the first {first:,}")
 
 
 def _fitting(

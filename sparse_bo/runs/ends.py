@@ -33,7 +33,7 @@ class StatusColumn(ProgressColumn):
 
 
 class RunProgress(Progress):
-    """Progress bar of a run, updated after each batch: best value or hypervolume, regret, dictionary size m, batch size q.
+    """Progress bar of a run, updated after each batch: best value or hypervolume, regret, sizes of dictionary and batch.
 
     Regret is shown where ``regret_of`` returns that of the evaluations of a row; ``console`` is by default the error stream.
     """
@@ -70,8 +70,8 @@ class RunProgress(Progress):
         if self.regret_of is not None and (regrets := self.regret_of(row)) is not None:
             self.regret += float(regrets.sum())
             status += f"regret {self.regret / self.evaluated:.4g} "
-        status += "" if row.dictionary_size is None else f"m {row.dictionary_size} "
-        self.update(self.line, completed=self.evaluated, status=f"{status}q {row.batch_size:,}")
+        status += "" if row.dictionary_size is None else f"dictionary {row.dictionary_size} "
+        self.update(self.line, completed=self.evaluated, status=f"{status}batch {row.batch_size:,}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,7 @@ def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_
     line = ["run", "--problem", "abalone", "--budget", "24", "--out", str(tmp_path)]
     done = invoke(*line, "--initial-design", "9")
     assert done.exit_code == 0, done.output
-    assert "policy expected-improvement: the best of some arms counts, in 24 evaluations" in done.output
+    assert "policy expected-improvement: the best candidate counts in a run of 24 evaluations" in done.output
     assert History.load(tmp_path / "abalone-expected-improvement-seed0.jsonl").rows[0].batch_size == 9
     done = invoke(*line, *asked)
     assert done.exit_code == 0, done.output
@@ -82,7 +82,7 @@ def test_without_a_name_long_runs_over_arms_begin_with_expected_improvement(tmp_
     policy, why = policy_of(None, {"initial_design": 7, "after": "20"}, **build)
     assert isinstance(policy, TwoStage)
     assert (policy.first, policy.after) == (ExpectedImprovement(initial_design=7), 20)
-    assert why.startswith("the best of some arms counts, in 5,000 evaluations, BBKB from ")
+    assert why.startswith("the best candidate counts in a run of 5,000 evaluations; BBKB goes on after ")
     policy, why = policy_of(None, {"width": "2"}, **build)
     assert isinstance(policy, BBKB)
     assert (policy.width, why) == (2.0, "it has what is asked for")
@@ -151,7 +151,7 @@ def test_no_argument_compares_on_cadata(monkeypatch, capsys):
         main()
     assert not end.value.code
     said = capsys.readouterr().out
-    assert said.startswith("No command given: running the default example.")
+    assert said.startswith("No command given: this example compares")
     assert "problem=None" in said
 
 

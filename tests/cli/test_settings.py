@@ -101,7 +101,7 @@ def test_help_and_mistyped_options_load_no_torch(arguments):
     assert done.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("command", [["--help"], ["run", "--help"]])
+@pytest.mark.parametrize("command", [["settings", "--help"], ["run", "--help"]])
 def test_help_names_every_policy(command):
     text = invoke(*command, columns=80).output
     assert all(f" {policy}" in text for policy in POLICIES)
@@ -129,3 +129,12 @@ def test_an_audit_without_arms_names_the_option(tmp_path):
     assert "arms=" not in done.stderr
     np.save(tmp_path / "arms.npy", X.numpy())
     assert "made again from the last snapshot on" in invoke("audit", path, "--arms-file", tmp_path / "arms.npy").stdout
+
+
+def test_the_help_has_an_example_of_each_command_that_is_one_line_of_a_shell():
+    shown = invoke("--help", columns=120).output
+    assert all(f"│ {name} " in shown for name in typer.main.get_command(app).commands)
+    for panel in ("Runs of a function", "Runs by files", "Results and settings"):
+        assert f"─ {panel} ─" in shown
+    for name in set(typer.main.get_command(app).commands) - {"audit", "settings"}:
+        assert f"sparse-bo {name} " in invoke(name, "--help", columns=120).output

@@ -19,12 +19,12 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     here = Arms(arms(100, 3))
     chosen = chosen_policy(here, budget=300)
     assert chosen.policy == ExpectedImprovement()
-    assert "in 300 evaluations" in chosen.why
+    assert "in a run of 300 evaluations" in chosen.why
     assert chosen_policy(here, budget=2_000, workers=64).policy == ExpectedImprovement(batch_size=64)
     assert chosen_policy(here, budget=12).policy == ExpectedImprovement(initial_design=4)
     assert chosen_policy(here, budget=100, observed=1_900).policy == ExpectedImprovement()
     open_end = chosen_policy(Arms(arms(5_000, 3)), observed=2_000)
-    assert open_end == (ExpectedImprovement(), "the best of some arms counts")
+    assert open_end == (ExpectedImprovement(), "the best candidate counts")
     grid = ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2)
     assert chosen_policy(Arms(grid), budget=250).policy == ExpectedImprovement()
 
@@ -81,7 +81,7 @@ def test_long_runs_over_arms_begin_with_expected_improvement(where, how, after):
     chosen = chosen_policy(Arms(where), workers=8, **how)
     assert isinstance(chosen.policy, TwoStage)
     assert (chosen.policy.first, chosen.policy.after) == (ExpectedImprovement(batch_size=8), after)
-    assert f"BBKB from {after:,} evaluations on" in chosen.why
+    assert f"BBKB goes on after the first {after:,}" in chosen.why
 
 
 def test_observations_made_before_a_run_count():
