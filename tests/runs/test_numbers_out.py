@@ -71,15 +71,16 @@ def test_the_table_of_a_run_starts_another(by, pandas, tmp_path):
 def test_a_table_is_checked_as_points_are(pandas):
     table = maximize(lambda point: point["rate"], space=CONDITIONAL, budget=4).to_pandas()
     loop = AskTell(space=CONDITIONAL)
+    values = [0.5] * len(table)
     with pytest.raises(ValueError, match="got no 'rate' in row 0; add it"):
-        loop.enqueue(table.drop(columns="rate"))
+        loop.add(table.drop(columns="rate"), values)
     wrong = table[:1].assign(kind="tree", depth=2.5, features="sqrt", width=None)
     with pytest.raises(TypeError, match=r"expected depth to be an integer, got float 2\.5"):
-        loop.enqueue(wrong)
+        loop.add(wrong, [0.5])
     with pytest.raises(ValueError, match="with 'depth' where 'kind' is 'tree', got no 'depth' in row 0"):
-        loop.enqueue(wrong.assign(depth=None))
+        loop.add(wrong.assign(depth=None), [0.5])
     with pytest.raises(ValueError, match="with 'width' only where 'kind' is 'line' or None, got a 'width' in row 0"):
-        loop.enqueue(wrong.assign(depth=2, width=4))
+        loop.add(wrong.assign(depth=2, width=4), [0.5])
 
 
 def test_arms_are_in_the_table_by_number_and_inputs(pandas, tmp_path):
