@@ -212,8 +212,8 @@ def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Rep
     rows, whole = journal.rows()
     known, after, size = _history(journal, rows, evaluations_of(journal)), -1, 0
     for number, data in () if from_start else journal.snapshots():
-        frozen = unpack(data)
         with as_written(journal.path, f"the snapshot after event {number}"):
+            frozen = unpack(data)
             if frozen["rows"] <= len(rows):
                 engine.thaw(frozen, known)
                 after, size = number, len(data)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.persistence import KEPT, kept
+from sparse_bo.policies.persistence import kept, sized
 from sparse_bo.policies.settings import Goal, whole_batches
 from sparse_bo.policies.states import BoxState, Report
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
@@ -227,7 +227,7 @@ class RegionState(BoxState):
     """The model of a part of the observations; ``None`` before the initial design is complete."""
     merges: bool = False
     """Whether the model merges the evaluations of a point."""
-    sd: Tensor | None = field(default=None, metadata=KEPT)
+    sd: Tensor | None = field(default=None, metadata=sized("n"))
     """``n`` known standard deviations (y) of the noise in ``y``, NaN where one is not known; ``None``: none is."""
 
     def with_results(self, X: Tensor, y: Tensor, sd: Tensor | None = None) -> Self:
