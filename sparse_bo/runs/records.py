@@ -23,6 +23,7 @@ from sparse_bo.journal import End, Event, Journal, Row, Storage, Writer, pack, u
 from sparse_bo.runs.description import as_written, checked_about, domain_of, policy_of, recorded_outcomes, run_info
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import History, HistoryRow, columns_of_results
+from sparse_bo.runs.lockstep import ARGUMENTS
 from sparse_bo.sharding import Group
 
 _WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values", "outcomes", "sds"))
@@ -387,10 +388,12 @@ def opened(
 ) -> tuple[Writer | None, Journal]:
     """Open a journal to go on; over sharded arms rank 0 opens it, and sends its contents to the others."""
     group, step = group_of(arms), "reading the journal"
-    if group.size > 1 and device is not None:
-        raise ValueError(
-            "expected no device= with sharded arms, got one; every rank computes on the device of its part, use arms.to(device)"
-        )
+    with group.checked(ARGUMENTS):
+        if group.size > 1 and device is not None:
+            raise ValueError(
+                "expected no device= with sharded arms, got one; every rank computes on the device of its part, use "
+                "arms.to(device)"
+            )
     writer: Writer | None = None
     journal: Journal | None = None
     with group.shielded(step):
