@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from sparse_bo.domains import ArmSet, Box, Feasible, Space, space_domain
+from sparse_bo.domains import ArmSet, Box, Feasible, Space, check_domain, space_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.job import Arrays, CallWith
 from sparse_bo.evaluations.pools import Submits, Workers, packed, workers_of
@@ -28,7 +28,7 @@ from sparse_bo.runs.arguments import (
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.lockstep import ARGUMENTS
-from sparse_bo.runs.previous import RunObservations, resolved
+from sparse_bo.runs.previous import CAN_LEARN, RunObservations, advice_to_begin, resolved
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice, check_flag, check_given
 
@@ -292,10 +292,12 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
                 if not loop._engine.began_with(*checked_observations("initial", given, domain, outcomes)):
                     other = "has other initial observations, or none; initial= can only be passed to a new run"
             if other is not None:
-                raise ValueError(
-                    f"the run in {storage_of(storage).path} {other}; pass another storage= for a new run, which can learn from "
-                    f"the results of this one: initial=observations_of({str(storage_of(storage).path)!r})"
-                )
+                path = storage_of(storage).path
+                if group.size > 1:  # the arms are those of the run
+                    advice = CAN_LEARN.format(f"observations_of({str(path)!r})")
+                else:
+                    advice = advice_to_begin(path, check_domain(arms, corners, run["space"], run["feasible"]), several)
+                raise ValueError(f"the run in {path} {other}; pass another storage= for a new run, {advice}")
     except BaseException:
         loop.close()
         raise
