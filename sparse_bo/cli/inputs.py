@@ -38,6 +38,8 @@ SAID: Mapping[str, str] = {
     "pass arms=": "pass --arms-file FILE.npy",
     "expected defaults=": "expected --default",
     "leave policy= out": "leave --policy out",
+    "for dask, pass client.get_executor()": "for dask call sparse_bo.maximize(…, executor=client.get_executor()) in Python",
+    "for ray, pass sparse_bo.evaluations.RayExecutor()": "for ray call sparse_bo.maximize(…, executor=RayExecutor()) in Python",
     "use GPBUCB(), or BBKB() with another stop rule": "use --policy gp-bucb or bbkb",
 }
 """Words of the library -> those of the command line."""
