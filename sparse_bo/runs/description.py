@@ -199,7 +199,7 @@ def domain_of(
         if arms is None:
             raise ValueError(
                 f"the {about['arms'][0]:,} arms of the run in {path} are not in it (large ones are not recorded, nor those of "
-                "files and grids); pass arms="
+                "files); pass arms="
             )
         return _named(Arms(arms.to(where)), about, path)
     checked = Arms(arms).points

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparse_bo.domains import Arms, Box, Domain, Int, LazyArms, Space, SpaceArms, SpaceBox
+from sparse_bo.domains import Arms, Box, Domain, Int, LazyArms, ProductGrid, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
@@ -107,7 +107,7 @@ class _RecordedRun(NamedTuple):
     """``n``: whether the run has not asked for it."""
     failed: int
     pending: int
-    arms: torch.Tensor | None
+    arms: torch.Tensor | ProductGrid | None
     """``a x d``, if they are in the journal."""
 
     @staticmethod
@@ -158,7 +158,7 @@ class _RecordedRun(NamedTuple):
             return self.picks.tolist()
         if self.picks.ndim == 1 and self.arms is None:
             raise ValueError(f"the arms of the run in {self.path} are not in it, and are not those of this run; take it out")
-        X = self.picks if self.arms is None else self.arms.double().numpy()[self.picks]
+        X = self.picks if self.arms is None else self.arms[torch.from_numpy(self.picks.copy())].double().numpy()
         if X.shape[1] != domain.dims:
             raise ValueError(f"expected a run of {domain.dims} inputs, got {self.path} of {X.shape[1]}; take it out")
         if isinstance(domain, Box):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import Arms, ArmSet, Domain
+from sparse_bo.domains import Arms, ArmSet, Domain, ProductGrid
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.evaluations.results import Value, results_of
@@ -281,10 +281,10 @@ class Recorder:
     ) -> Recorder:
         """Return the recorder of a new run: on rank 0, with a storage, of a new journal with all that is known before the run.
 
-        Arms are recorded if they are few and in memory.
+        Arms are recorded if they are few and in memory, a grid by its axes.
         """
         recorder, step = Recorder(), "creating the journal"
-        arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
+        arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor | ProductGrid) else None
         initial = None
         if observed is not None:
             initial = Event.of_values("add", observed[1], picks=observed[0].cpu().numpy())
