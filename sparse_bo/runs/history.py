@@ -67,6 +67,8 @@ class HistoryRow(Summary):
     """Number of these within the central 95 %."""
     error_squares: float = 0.0
     """Sum of the squares of their standardised errors."""
+    largest_square: float = 0.0
+    """Largest of these squares."""
     variance_factor: float | None = None
     """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` if it was not computed."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
@@ -80,7 +82,9 @@ class HistoryRow(Summary):
     @property
     def calibration(self) -> Calibration | None:
         """Calibration of this batch's predictions; ``None`` without any."""
-        return Calibration(self.predicted, self.inside_68, self.inside_95, self.error_squares) if self.predicted else None
+        if not self.predicted:
+            return None
+        return Calibration(self.predicted, self.inside_68, self.inside_95, self.error_squares, self.largest_square)
 
     @property
     def failed(self) -> int:
@@ -328,6 +332,7 @@ def make_row(
         inside_68=found.inside_68,
         inside_95=found.inside_95,
         error_squares=found.squares,
+        largest_square=found.largest,
     )
 
 
