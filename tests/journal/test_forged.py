@@ -217,7 +217,7 @@ def test_a_snapshot_with_a_tensor_of_another_shape_is_named(run, written, tmp_pa
             r"queue picks in the snapshot as n x 2 torch.float64, got \(2,\) torch.int64",
         ),
         ("rows", -1, "expected rows in the snapshot as a count, got -1"),
-        ("rows", 3, "expected 5 results in the snapshot, as in the history, got 15"),
+        ("rows", 3, "expected 6 results in the snapshot, as in the history, got 16"),
     ],
 )
 def test_a_snapshot_with_another_value_says_which(name, value, message, written, tmp_path):
