@@ -13,4 +13,10 @@ import lazy_loader
 from sparse_bo._version import __version__ as __version__
 
 # Names are imported when they are used first: workers and ``--help`` need few of them. ``__init__.pyi`` says where they are.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+try:
+    __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+except ValueError as error:  # it is read as a file
+    raise ImportError(
+        f"expected sparse_bo in a folder with its .pyi files, got {__file__} without one beside it, as in a zip file; unpack "
+        "the file, or install the package with pip"
+    ) from error

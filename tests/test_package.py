@@ -178,3 +178,21 @@ def test_a_requirement_without_a_lowest_version_is_refused(tmp_path):
     project.write_text(f'[project]\nname = "x"\ndependencies = ["torch"]\n[project.optional-dependencies]\n{extras}', "utf-8")
     with pytest.raises(ValueError, match="expected 'name>=version' in pyproject.toml, got 'torch'"):
         runpy.run_path(str(ROOT / ".ci" / "lowest.py"))["lowest"](project)
+
+
+def test_a_package_in_a_zip_file_says_what_to_do(tmp_path: Path) -> None:
+    archive = tmp_path / "packed.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in (ROOT / "sparse_bo").rglob("*.py*"):
+            if path.suffix in (".py", ".pyi"):
+                file.write(path, path.relative_to(ROOT))
+    environment = {**os.environ, "PYTHONPATH": str(archive)}
+    run = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([sys.executable, "-c", "import sparse_bo"], env=environment, **run)
+    assert "ImportError: expected sparse_bo in a folder with its .pyi files, got " in done.stderr
+    assert "unpack the file, or install the package with pip" in done.stderr
+    with zipfile.ZipFile(archive) as file:  # the advice, followed
+        file.extractall(tmp_path / "unpacked")
+    environment["PYTHONPATH"] = str(tmp_path / "unpacked")
+    done = subprocess.run([sys.executable, "-c", "import sparse_bo; print(sparse_bo.__version__)"], env=environment, **run)
+    assert done.returncode == 0, done.stderr

@@ -29,17 +29,27 @@ class Condition(NamedTuple):
     """Integers, or numbers of categories."""
 
 
+Seen = dict[int, tuple[int, int]]
+"""From a value to the numbers of the first and the last trial that had it."""
+
+
+def _add(seen: Seen, others: Mapping[int, tuple[int, int]]) -> None:
+    for value, (first, last) in others.items():
+        before = seen.get(value, (first, last))
+        seen[value] = min(before[0], first), max(before[1], last)
+
+
 class TrialForms:
     """The sets of parameters that trials have, and the values of integers and categories among each. Grows with the trials.
 
     A trial that was pruned may have ended before it asked for all of its parameters: what it lacks tells less than that of a
     completed one. One that has asked for none tells nothing.
 
-    Memory: a set of values for every form and parameter, however many trials.
+    Memory: two numbers for every form, parameter and value, however many trials.
     """
 
     def __init__(self) -> None:
-        self._values: dict[tuple[frozenset[str], bool], dict[str, set[int]]] = {}  # by form, and whether trials were completed
+        self._values: dict[tuple[frozenset[str], bool], dict[str, Seen]] = {}  # by form, and whether trials were completed
         self._newest: dict[str, list[tuple[int, BaseDistribution]]] = {}
         self._read: set[int] = set()
 
@@ -52,12 +62,12 @@ class TrialForms:
             if not trial.distributions:
                 continue
             kind = frozenset(trial.distributions), trial.state == TrialState.COMPLETE
-            values = self._values.setdefault(kind, defaultdict(set))
+            values = self._values.setdefault(kind, defaultdict(dict))
             for name, distribution in trial.distributions.items():
                 newest = [*self._newest.get(name, []), (trial.number, distribution)]
                 self._newest[name] = sorted(newest, key=lambda one: -one[0])[:3]
                 if isinstance(distribution, CategoricalDistribution | IntDistribution):
-                    values[name].add(round(distribution.to_internal_repr(trial.params[name])))
+                    _add(values[name], {round(distribution.to_internal_repr(trial.params[name])): (trial.number, trial.number)})
 
     def __contains__(self, name: str) -> bool:
         return name in self._newest
@@ -67,8 +77,9 @@ class TrialForms:
 
         The range is that of the newest trial, so that a changed range is followed; a parameter whose range has changed twice
         among the three newest trials that have it is left out. A parameter depends on another one if trials with it and without
-        it had different values there: any of a category, of an integer those on two sides of a threshold. Of several such
-        parameters it is the one with the fewest values. If none tells which trials have it, it is left out, unless all
+        it had different values there: any of a category, of an integer those on two sides of a threshold. A condition that
+        has changed once, as in a study that goes on with another objective, is the newest; others come before it. Of several
+        such parameters it is the one with the fewest values. If none tells which trials have it, it is left out, unless all
         completed trials have it.
         """
         newest = {name: [kind for _, kind in self._newest[name]] for name in sorted(self._newest)}
@@ -90,27 +101,41 @@ class TrialForms:
     def _condition(self, name: str, parents: Mapping[str, BaseDistribution]) -> Condition | None:
         """Return the condition on the parent with the fewest values; ``None`` if none tells which trials have the parameter."""
         made = (self._on(name, parent, kind) for parent, kind in parents.items())
-        return min(((count, condition) for count, condition in filter(None, made)), default=(0, None))[1]
+        return min(filter(None, made), default=(False, 0, None))[2]
 
-    def _on(self, name: str, parent: str, kind: BaseDistribution) -> tuple[int, Condition] | None:
-        """Return how many values a parent has, and the condition on it; ``None`` if it does not tell."""
-        here, away, ended = set[int](), set[int](), set[int]()
+    def _on(self, name: str, parent: str, kind: BaseDistribution) -> tuple[bool, int, Condition] | None:
+        """Return whether the condition on a parent has changed, how many values that has, and the condition.
+
+        ``None`` if the parent does not tell.
+        """
+        here, away, ended = Seen(), Seen(), Seen()
         for (form, whole), values in self._values.items():
             if name in form and parent not in form:
                 return None
             if parent in form:
-                (here if name in form else away if whole else ended).update(values[parent])
-        away |= ended - here  # pruned trials without it, at values at which others have it, ended before they asked for it
-        if not here or not away or here & away:
+                _add(here if name in form else away if whole else ended, values[parent])
+        # pruned trials without it, at values at which others have it, ended before they asked for it
+        _add(away, {value: seen for value, seen in ended.items() if value not in here})
+        both, before, since = here.keys() & away.keys(), list[int](), list[int]()
+        for value in both:
+            old, new = (away, here) if here[value][0] > away[value][1] else (here, away)
+            before.append(old.pop(value)[1])
+            since.append(new[value][0])
+        changed = bool(both)
+        if not here or not away or (changed and max(before) >= min(since)):
             return None
         if isinstance(kind, CategoricalDistribution):
-            return len(kind.choices), Condition(parent, tuple(sorted(here)))
+            return changed, len(kind.choices), Condition(parent, tuple(sorted(here)))
         assert isinstance(kind, IntDistribution)
         choices = range(kind.low, kind.high + 1, kind.step)
         if len(choices) > MOST_VALUES or not (max(away) < min(here) or max(here) < min(away)):
             return None
         above = min(here) > max(away)
-        return len(choices), Condition(parent, tuple(v for v in choices if (v >= min(here) if above else v <= max(here))))
+        return (
+            changed,
+            len(choices),
+            Condition(parent, tuple(v for v in choices if (v >= min(here) if above else v <= max(here)))),
+        )
 
 
 def parameter_of(name: str, distribution: BaseDistribution, condition: Condition | None) -> Parameter:

@@ -260,6 +260,7 @@ def resume(
     *,
     budget: Annotated[int | None, count("Run", "Evaluations in all (default: as planned).")] = None,
     out: Annotated[Path | None, option("Run", "Folder for the figure and the history (default: as before).")] = None,
+    arms_file: Annotated[Path | None, option("Run", "Arms (.npy), where they are no longer in the file of before.")] = None,
     executor: Annotated[str | None, option("Run", "threads, processes, loky, or here (default: as before).")] = None,
     workers: options.NumWorkers = None,
     seconds: Annotated[float | None, real("Run", options.SECONDS_HELP)] = None,

@@ -221,6 +221,8 @@ def compare(options: Namespace) -> None:
         pass
     if not quiet:
         say(f"the default policy with --goal {goal}: {default.name} ({why})")
+        if not over_arms:
+            say(f"{EpsilonGreedy.name} chooses among arms, and is left out on a box")
     finished: list[Contestant] = []
     code = 0
     path = out / f"{problem.name}-compare-seed{seed}.png"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -29,8 +30,12 @@ class Stream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # read-only here
-        """Encoding of the stream."""
-        return getattr(getattr(sys, self.name), "encoding", None) or "utf-8"
+        """Encoding of the stream; ASCII if Python does not know it."""
+        encoding = getattr(getattr(sys, self.name), "encoding", None) or "utf-8"
+        try:
+            return codecs.lookup(encoding).name
+        except LookupError:
+            return "ascii"
 
     def isatty(self) -> bool:
         """Return whether the stream is a terminal."""

@@ -48,6 +48,8 @@ SAID: Mapping[str, str] = {
     "ask(q, beyond_batch=True) does not wait": "`ask --beyond-batch` does not wait",
     "cannot store; pass feasible=": "cannot store; go on in Python: AskTell.resume(…, feasible=…)",
     "and fail those that are lost": "as `failed` those that are lost",
+    "for dask, pass client.get_executor()": "for dask call sparse_bo.maximize(…, executor=client.get_executor()) in Python",
+    "for ray, pass sparse_bo.evaluations.RayExecutor()": "for ray call sparse_bo.maximize(…, executor=RayExecutor()) in Python",
     "use GPBUCB(), or BBKB() with another stop rule": "use --policy gp-bucb or bbkb",
 }
 """Words of the library -> those of the command line."""

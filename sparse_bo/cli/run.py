@@ -163,7 +163,7 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
     step, about = "looking at the journal", None
     if group.leads:
         with group.shielded(step):
-            about = _resumable(storage, same_problem, options.out, options.yes)
+            about = _resumable(storage, same_problem, options.out, options.yes, vars(options).get("arms_file"))
     about = group.from_first(step, about)
     notes = about["notes"]
     out = Path(notes["out"]) if options.out is None else options.out
@@ -174,7 +174,10 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
         executor = None if options.executor == "here" else options.executor
     workers = parallel(executor, count, None if executor is None else asynchronous)
     device = device_on_rank(check_device("--device", about["device"]), group)
-    problem = problem_of(notes["problem"]).to(device)
+    try:
+        problem = problem_of(notes["problem"]).to(device)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; pass --arms-file, where they are now") from error
     with folder(out) if group.leads else nullcontext():
         loop = AskTell.resume(storage, arms=spread_over(problem.domain, group).get("arms"))
         if budget is not None and budget < loop.asked:
@@ -188,8 +191,13 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
     finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
 
 
-def _resumable(storage: Path, same_problem: Mapping[str, Any] | None, out: Path | None, yes: bool) -> dict[str, Any]:
-    """Return the description of a run by ``run``, after a question if the journal names code or folders."""
+def _resumable(
+    storage: Path, same_problem: Mapping[str, Any] | None, out: Path | None, yes: bool, arms_file: Path | None
+) -> dict[str, Any]:
+    """Return the description of a run by ``run``, after a question if the journal names code or folders.
+
+    ``arms_file`` takes the place of the file of arms that it names.
+    """
     check_there(storage)
     about = dict(about_of(storage))
     made = noted_problem(about["notes"])
@@ -205,6 +213,11 @@ def _resumable(storage: Path, same_problem: Mapping[str, Any] | None, out: Path 
                 "--storage"
             )
         return about
+    if arms_file is not None:
+        if made.get("arms_file") is None:
+            raise ValueError(f"the run in {storage} has no arms in a file; leave --arms-file out")
+        made = {**made, "arms_file": str(arms_file.absolute())}
+        about["notes"] = {**about["notes"], "problem": made}
     steps, folder = [], Path(about["notes"]["out"])
     if "objective" in made:
         module = str(made["objective"]).partition(":")[0]

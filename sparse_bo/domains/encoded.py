@@ -333,24 +333,17 @@ def check_domain(
     return Arms(arms.detach().resolve_neg() if isinstance(arms, Tensor) else arms)
 
 
-def recorded_space(
-    about: Mapping[str, Any], feasible: Feasible | None, device: str | torch.device, *, asking: bool
-) -> SpaceArms | SpaceBox:
+def recorded_space(about: Mapping[str, Any], feasible: Feasible | None, device: str | torch.device) -> SpaceArms | SpaceBox:
     """Return the domain of a recorded run on a space from its description.
 
     Raises:
-        ValueError: If a run that is to ask again lacks its feasibility function, or gets one that it has not; or if the
-            description is damaged.
+        ValueError: If the description is damaged.
     """
     described = about["space"]
     space = Space.of(described)
     if "bounds" not in about:
         return _recorded_arms(described, space, device)
-    restricted = bool(described.get("restricted"))
-    if asking and restricted != (feasible is not None):
-        with_one = "has a feasibility function, which a journal cannot store; pass feasible="
-        raise ValueError(f"the run {with_one if restricted else 'has no feasibility function; drop feasible='}")
-    return SpaceBox.of(space, feasible, restricted=restricted, device=device)
+    return SpaceBox.of(space, feasible, restricted=bool(described.get("restricted")), device=device)
 
 
 def _recorded_arms(described: Mapping[str, Any], space: Space, device: str | torch.device = "cpu") -> SpaceArms:

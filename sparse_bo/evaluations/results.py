@@ -76,12 +76,14 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
 
     Args:
         tickets: ``q`` tickets.
-        y: ``q`` or ``q x 1`` real values: a tensor, an array, another object with ``tolist``, a list or a tuple.
+        y: ``q`` or ``q x 1`` real values: a tensor, an array, a column of a table or a table of one column, another object with
+            ``tolist``, a list or a tuple.
 
     Raises:
         ValueError: If the number of values differs from the number of tickets, or a value is infinite.
         TypeError: If the values are not real numbers.
     """
+    y = y if type(y) is list else only_column(y)
     rows = y if type(y) is list else _rows(tickets, y)
     if len(rows) != len(tickets):
         raise _wrong_shape(tickets, _shape(rows))
@@ -92,6 +94,19 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
             raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
         numbers = [FAILED if v != v else v for v in numbers]
     return dict(zip(tickets, numbers, strict=True))
+
+
+def only_column(y: Any) -> Any:
+    """Return the column of a table with one (pandas, Polars); anything else as it is."""
+    columns = getattr(y, "columns", None)
+    return y[columns[0]] if columns is not None and hasattr(y, "to_dict") and len(columns) == 1 else y
+
+
+def check_dense(y: Any) -> None:
+    """Raise a ``TypeError`` if ``y`` is a sparse tensor."""
+    layout = str(getattr(y, "layout", "torch.strided"))
+    if layout.startswith("torch.") and layout != "torch.strided":
+        raise TypeError(f"expected y as a dense tensor, got layout {layout}; use y.to_dense()")
 
 
 def results_of(numbers: Sequence[Any], sds: Sequence[Any] | None = None) -> list[Value]:
@@ -132,6 +147,7 @@ def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
     """Return the result of one evaluation: a real number, or a tensor, an array or a list of one; or its outcomes."""
     if outcomes:
         return _outcome_row(value, outcomes)
+    check_dense(value)
     try:
         return answers_of([0], [value])[0]
     except (TypeError, ValueError) as error:
@@ -168,6 +184,7 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[in
         ValueError: If a row lacks an outcome, the number of rows or values is another one, or a value is infinite.
         TypeError: If values are not real numbers.
     """
+    check_dense(y)
     if hasattr(y, "columns") and hasattr(y, "to_dict"):  # a pandas table
         y = y.to_dict("list")
     if fields := getattr(getattr(y, "dtype", None), "names", None):  # a structured array
@@ -213,6 +230,7 @@ def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
 
 def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
     """Return the outcomes of one evaluation, from a dictionary, a row with or without names, or NaN."""
+    check_dense(row)
     if hasattr(row, "_asdict"):  # a named tuple
         row = row._asdict()
     elif hasattr(row, "index") and hasattr(row, "to_dict"):  # a row of a pandas table
@@ -260,6 +278,7 @@ def _outcome(name: str, value: Any) -> float:
 
 def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
     """Return the rows of ``y`` as a list; its size is checked before anything is copied."""
+    check_dense(y)
     shape = getattr(y, "shape", None)
     if isinstance(shape, tuple):
         if shape != (len(tickets),) and shape != (len(tickets), 1):
@@ -268,7 +287,7 @@ def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
         raise _wrong_shape(tickets, (len(y),))
     try:
         plain = y.tolist() if hasattr(y, "tolist") else y
-    except (RuntimeError, NotImplementedError) as error:  # of a sparse tensor, or one without data
+    except (RuntimeError, NotImplementedError) as error:  # of a tensor without data
         raise _not_numbers(tickets, y, str(error).partition("\n")[0]) from error
     if isinstance(plain, (list, tuple)):
         return list(plain)
@@ -279,6 +298,7 @@ def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
 
 def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     """Return one value, from a scalar or a row of length one."""
+    check_dense(row)
     value = row.tolist() if hasattr(row, "tolist") else row
     if isinstance(value, (list, tuple)):
         if len(value) != 1 or isinstance(value[0], (list, tuple)):

@@ -32,7 +32,7 @@ class Hyperparameters:
 
     family: str
     """A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`ADDITIVE`."""
-    lengthscales: Tensor
+    lengthscales: Tensor = field(metadata={"sizes": ("d",)})
     """``d``: ℓ, of the correlation of all inputs together."""
     noise: float
     """g, in units of ``scale``."""
@@ -42,11 +42,11 @@ class Hyperparameters:
     """s, the variance of the noiseless function."""
     evidence: float
     """Log posterior density at the optimum, up to a constant that all families share."""
-    alone: Tensor = field(default_factory=_nothing)
+    alone: Tensor = field(default_factory=_nothing, metadata={"sizes": ("d",)})
     """``d``: a, lengthscales of the functions of one input; empty unless the family is :data:`ADDITIVE`."""
-    shares: Tensor = field(default_factory=_nothing)
+    shares: Tensor = field(default_factory=_nothing, metadata={"sizes": ("d",)})
     """``d``: w, shares of the variance of the functions of one input; likewise."""
-    axes: Tensor = field(default_factory=_nothing)
+    axes: Tensor = field(default_factory=_nothing, metadata={"sizes": ("d", "d")})
     """``d x d``: orthonormal columns, the directions of the lengthscales; empty: the inputs, as of every sum."""
 
     @property

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +17,9 @@ from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.linalg.reductions import group_sums
 
+EACH: Mapping[str, Any] = MappingProxyType({"sizes": ("n",)})
+"""Metadata of a number for each input: its shape in snapshots."""
+
 
 @dataclass(frozen=True, eq=False)
 class Observations:
@@ -21,17 +27,17 @@ class Observations:
 
     X: Tensor
     """``n x d`` distinct inputs."""
-    counts: Tensor
+    counts: Tensor = field(metadata=EACH)
     """``n`` observations of each input."""
-    deviations: Tensor
+    deviations: Tensor = field(metadata=EACH)
     """``n`` sums of ``y − anchor`` (y), each within ±10¹⁴⁰."""
-    anchors: Tensor
+    anchors: Tensor = field(metadata=EACH)
     """``n`` first observation of each input (y): sums of deviations from it neither cancel far from zero nor overflow."""
-    squares: Tensor
+    squares: Tensor = field(metadata=EACH)
     """``n`` sums of ``(y − anchor)²`` (y²)."""
-    first_pull: Tensor
+    first_pull: Tensor = field(metadata=EACH)
     """``n`` number of observations that came before the first one of each input: the order in which they were seen."""
-    indices: Tensor | None = None
+    indices: Tensor | None = field(default=None, metadata=EACH)
     """``n`` row of each input in the arm set, ascending; ``None`` for inputs that are not arms."""
 
     @property

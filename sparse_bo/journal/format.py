@@ -254,6 +254,6 @@ def unpack(data: bytes) -> dict[str, Any]:
             array = np.frombuffer(data, dtype, count=count, offset=start)
             values[name] = torch.from_numpy(array.astype(dtype.newbyteorder("="))).reshape(shape)
             start += count * dtype.itemsize
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise StorageError(f"expected packed arrays in the journal, got other bytes ({error}); take another copy") from error
     return values

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from sparse_bo._version import __version__
+from sparse_bo.domains import ProductGrid
 from sparse_bo.errors import StorageError, without_password
 from sparse_bo.journal.format import (
     ARMS,
@@ -68,7 +69,7 @@ class Storage:
         replay_seconds: Record a snapshot of the state once computing the events since the last one again would take longer. As
             the file grows by each, this is multiplied by 1 + size of the last / 50 kB + duration of the run / 50 s. 0: after
             every update. ``math.inf``: never.
-        arms_bytes: Record arms up to this size. Larger ones must be passed again to resume the run.
+        arms_bytes: Record arms up to this size, of a grid its axes. Larger ones must be passed again to resume the run.
 
     Raises:
         TypeError: If the path is none.
@@ -204,10 +205,12 @@ class Journal:
         for after, offset in reversed(self._snapshots):
             yield after, record_at(self._data, offset)[1]
 
-    def arms(self) -> Tensor | None:
-        """Return the arms, ``a x d``; ``None`` if they were too large, or are damaged."""
-        arms = None if self._arms < 0 else unpack(record_at(self._data, self._arms)[1]).get("arms")
-        return arms if isinstance(arms, Tensor) else None
+    def arms(self) -> Tensor | ProductGrid | None:
+        """Return the arms, ``a x d``; ``None`` if they were too large or in a file, or are damaged."""
+        stored = {} if self._arms < 0 else unpack(record_at(self._data, self._arms)[1])
+        axes = [stored[name] for name in (f"axis {j}" for j in range(len(stored))) if name in stored]
+        arms = ProductGrid(axes) if axes else stored.get("arms")
+        return arms if isinstance(arms, Tensor | ProductGrid) else None
 
     def same_events(self, end: End) -> bool:
         """Return whether the file once ended at ``end``, and no event was added since."""

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from sparse_bo._version import __version__
+from sparse_bo.domains import ProductGrid
 from sparse_bo.errors import StorageError
 from sparse_bo.journal.format import ARMS, RUN, End, Event, Row, encode, frame, header, pack
 from sparse_bo.journal.reader import Journal, Storage, in_words, storage_of
@@ -42,7 +43,7 @@ class Writer:
 
     @staticmethod
     def create(
-        storage: str | Path | Storage, about: Mapping[str, Any], arms: Tensor | None, initial: Event | None = None
+        storage: str | Path | Storage, about: Mapping[str, Any], arms: Tensor | ProductGrid | None, initial: Event | None = None
     ) -> Writer:
         """Create a journal. The file appears with everything known before the run, or not at all.
 
@@ -52,8 +53,11 @@ class Writer:
         """
         storage = storage_of(storage)
         records = [(RUN, json.dumps(about).encode())]
-        if arms is not None and arms.numel() * arms.element_size() <= storage.arms_bytes:
-            records.append((ARMS, pack({"arms": arms})))
+        stored: dict[str, Tensor] = {} if arms is None or isinstance(arms, ProductGrid) else {"arms": arms}
+        if isinstance(arms, ProductGrid):
+            stored = {f"axis {j}": axis for j, axis in enumerate(arms.axes)}
+        if stored and sum(part.numel() * part.element_size() for part in stored.values()) <= storage.arms_bytes:
+            records.append((ARMS, pack(stored)))
         if initial is not None:
             records.append(encode(initial))
         data, end = header(__version__)

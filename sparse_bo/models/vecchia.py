@@ -18,6 +18,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean
 from gpytorch.models import GP
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from sparse_bo.linalg.cholesky import safe_cholesky
@@ -105,7 +106,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         mean, covariance = self._conditional(X)
         if observation_noise:
             covariance = covariance + self.likelihood.noise * torch.eye(X.shape[-2], dtype=X.dtype, device=X.device)
-        distribution = _Normal(mean, covariance)
+        distribution = _Normal(mean, to_linear_operator(covariance))  # of equal points it is singular, and is not factorised
         posterior = self.outcome_transform.untransform_posterior(GPyTorchPosterior(distribution))
         return posterior if posterior_transform is None else posterior_transform(posterior)
 

@@ -13,7 +13,7 @@ Time is counted in evaluations, so the same results give the same picks. Without
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from sparse_bo.domains import ArmSet
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.linalg.reductions import largest
+from sparse_bo.policies.persistence import sized
 
 EVIDENCE = 128
 """Evaluations for which a failure speaks at least against what is near it."""
@@ -46,11 +47,11 @@ Refusal = Callable[[Tensor], Tensor]
 class Failures:
     """Inputs whose last evaluation failed. A value."""
 
-    where: Tensor
+    where: Tensor = field(metadata=sized("n", "..."))
     """``n`` arms, or ``n x d`` points of a box: distinct, ascending."""
-    strikes: Tensor
+    strikes: Tensor = field(metadata=sized("n"))
     """``n`` failures in a row of each; those of one update count as one."""
-    last: Tensor
+    last: Tensor = field(metadata=sized("n"))
     """``n`` evaluations that were complete at the last failure of each."""
     total: int
     """Failed evaluations in the whole run."""

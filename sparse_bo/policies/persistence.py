@@ -5,6 +5,7 @@ A state is a frozen dataclass. Metadata mark the fields that are stored::
     @dataclass(frozen=True, eq=False)
     class CountedState(State):
         count: int = field(default=0, metadata=KEPT)                          # as it is
+        y: Tensor = field(metadata=sized("n"))                                # of a shape
         failures: Failures | None = field(default=None, metadata=kept(Failures))  # a dataclass, field by field
         model: Model | None = None                                            # computed again
 
@@ -24,10 +25,11 @@ import hashlib
 import importlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from types import MappingProxyType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -44,7 +46,7 @@ from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.kernels.structure import part_outside
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
-"""Metadata of a field that is stored as it is: a tensor or a JSON value. Tuples come back as lists."""
+"""Metadata of a field that is stored as it is: a tensor of any shape or a JSON value."""
 KERNELS = {kind.__name__: kind for kind in (RBFKernel, MaternKernel, RQKernel, LinearKernel, TanimotoKernel)}
 WRAPPERS = {kind.__name__: kind for kind in (ScaleKernel, AdditiveKernel, ProductKernel)}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)}
@@ -52,6 +54,16 @@ HOMES = ("sparse_bo.policies", "sparse_bo.dictionary", "sparse_bo.widths")
 """Modules whose public dataclasses a description may name."""
 Description = Any
 """JSON values."""
+P = TypeVar("P")
+hints_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
+def sized(*sizes: str) -> Mapping[str, Any]:
+    """Return the metadata of a tensor that is stored: its shape in letters, the same in all fields of a class.
+
+    ``"..."`` at the end stands for any more sizes.
+    """
+    return {"kept": True, "sizes": sizes}
 
 
 def kept(kind: type[Any]) -> Mapping[str, Any]:
@@ -75,17 +87,67 @@ def thaw_fields(kind: type[Any], frozen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the marked fields of class ``kind`` from a snapshot, by name.
 
     Raises:
-        StorageError: If one is missing.
+        StorageError: If one is missing, has another type, or a tensor has another shape than the fields beside it.
     """
     marks = {field.name: field.metadata["kept"] for field in fields(kind) if "kept" in field.metadata}
-    missing = [name for name, mark in marks.items() if mark is True and name not in frozen]
+    plain = checked_fields(kind, frozen, [name for name, mark in marks.items() if mark is True])
+    parts = {name: part_of(frozen, name) for name, mark in marks.items() if mark is not True}
+    return plain | {name: thaw_part(marks[name], part) if part else None for name, part in parts.items()}
+
+
+def thaw_part(kind: type[P], frozen: Mapping[str, Any]) -> P:
+    """Return a dataclass of tensors and JSON values, all of whose fields were stored. Errors: :func:`thaw_fields`."""
+    stored: Any = kind
+    return kind(**checked_fields(kind, frozen, [field.name for field in fields(stored)]))
+
+
+def checked_fields(kind: type[Any], frozen: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return fields of class ``kind`` from a snapshot, which may be of a damaged or foreign file. Errors: :func:`thaw_fields`.
+
+    Tensors have the shapes of :func:`sized`.
+    """
+    missing = [name for name in names if name not in frozen]
     if missing:
         raise StorageError(
             f"expected {', '.join(missing)} in the snapshot, got none: another version of sparse_bo wrote it; use that version"
         )
-    parts = {name: part_of(frozen, name) for name, mark in marks.items() if mark is not True}
-    nested = {name: marks[name](**part) if part else None for name, part in parts.items()}
-    return {name: frozen[name] for name, mark in marks.items() if mark is True} | nested
+    hints, sizes, found = hints_of(kind), dict[str, int](), dict[str, Any]()
+    for field in fields(kind):
+        name = field.name
+        if name not in names:
+            continue
+        value, hint, shape = frozen[name], hints[name], field.metadata.get("sizes")
+        if isinstance(value, list) and get_origin(hint) is tuple:  # JSON has no tuples
+            value = tuple(value)
+        if not is_of(value, hint):
+            raise StorageError(f"expected {name} in the snapshot to be {hint}, got {value!r:.100}; take another copy")
+        absent = isinstance(value, Tensor) and value.shape == (0,) and field.default_factory is not MISSING
+        if shape is not None and isinstance(value, Tensor) and not absent:
+            letters = [letter for letter in shape if letter != "..."]
+            own = dict(zip(letters, value.shape, strict=False))
+            dims = value.dim() == len(letters) or (value.dim() > len(letters) and len(letters) < len(shape))
+            if not dims or any(sizes.get(letter, size) != size for letter, size in own.items()):
+                known = ", ".join(f"{letter} = {sizes[letter]}" for letter in letters if letter in sizes)
+                raise StorageError(
+                    f"expected {name} in the snapshot with shape ({', '.join(shape)}){known and f', {known}'}, got "
+                    f"{tuple(value.shape)}; take another copy"
+                )
+            sizes |= own
+        found[name] = value
+    return found
+
+
+def is_of(value: Any, hint: Any) -> bool:
+    """Return whether a value of a file has the type of a field: a tensor, a number, a bool or a list of texts."""
+    parts = get_args(hint)
+    if isinstance(hint, UnionType):
+        return any(is_of(value, part) for part in parts)
+    kind = get_origin(hint) or hint
+    if kind in (list, tuple, Sequence):
+        return isinstance(value, kind) and not isinstance(value, str) and all(is_of(part, parts[0]) for part in value)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(is_of(part, parts[1]) for part in value.values())
+    return isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
 
 
 def on_device(frozen: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -110,9 +172,9 @@ def freeze_observations(observations: Observations) -> dict[str, Any]:
 
 def thaw_observations(frozen: Mapping[str, Any], arms: ArmSet) -> Observations:
     """Return observations of ``arms`` (``a x d``): the inverse of :func:`freeze_observations`; tensors on their device."""
-    names = [field.name for field in fields(Observations) if field.name != "X"]
-    cache_rows(arms, frozen["indices"])
-    return Observations(arms[frozen["indices"]], **{name: frozen[name] for name in names})
+    own = checked_fields(Observations, frozen, [field.name for field in fields(Observations) if field.name != "X"])
+    cache_rows(arms, own["indices"])
+    return Observations(arms[own["indices"]], **own)
 
 
 def freeze_dictionary(dictionary: Dictionary) -> dict[str, Any]:
@@ -123,8 +185,14 @@ def freeze_dictionary(dictionary: Dictionary) -> dict[str, Any]:
 
 def thaw_dictionary(frozen: Mapping[str, Any], inputs: ArmSet) -> Dictionary:
     """Return a dictionary over ``inputs`` (``n x d``): the inverse of :func:`freeze_dictionary`."""
-    chosen = frozen.get("dictionary")
-    return Dictionary(frozen["points"] if chosen is None else inputs[chosen], frozen["probabilities"], chosen)
+    chosen, probabilities = frozen.get("dictionary"), frozen["probabilities"]
+    points = frozen["points"] if chosen is None else inputs[chosen]
+    if probabilities.shape != points.shape[:1]:
+        raise StorageError(
+            f"expected probabilities of {len(points):,} points in the snapshot, got {tuple(probabilities.shape)}; take another "
+            "copy"
+        )
+    return Dictionary(points, probabilities, chosen)
 
 
 def freeze_prior(prior: KnownPrior | Prior) -> dict[str, Any]:

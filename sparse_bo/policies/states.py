@@ -28,7 +28,7 @@ from sparse_bo.policies.failures import (
     refused,
     spared,
 )
-from sparse_bo.policies.persistence import KEPT, freeze_fields, kept
+from sparse_bo.policies.persistence import KEPT, freeze_fields, kept, sized
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
 """Evaluations; merging observations; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
@@ -206,7 +206,7 @@ class PointState(State):
 
     box: Box
     """The box, in float64."""
-    X: Tensor = field(metadata=KEPT)
+    X: Tensor = field(metadata=sized("n", "d"))
     """``n x d`` evaluated points in the order of their results, in the user's units, float64."""
 
     @property
@@ -256,7 +256,7 @@ class PointState(State):
 class BoxState(PointState):
     """The state of a policy on a box between two batches. A value."""
 
-    y: Tensor = field(metadata=KEPT)
+    y: Tensor = field(metadata=sized("n"))
     """``n`` observations."""
 
     @classmethod

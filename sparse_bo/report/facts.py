@@ -207,10 +207,15 @@ def dictionary(view: RunView) -> str:
 
 
 def calibrated(found: Calibration) -> str:
-    """Return shares within intervals and the spread of standardised errors, beside their values for a right model."""
+    """Return shares within intervals and the spread of standardised errors, beside their values for a right model.
+
+    Where one result makes most of the spread, as before a model has learned the noise, it is also given without that one.
+    """
     low, high = WITHIN_68
     inside = f"{found.within_68:.0%} within 68 % bounds (expected: {low:.0%} to {high:.0%})"
-    return f"{inside}, {found.within_95:.0%} within 95 % bounds (expected: at least {WITHIN_95:.0%}); spread {found.spread:.2f}"
+    rest = found.spread_without_one
+    spread = f"spread {found.spread:.2f}" + ("" if rest is None else f", {rest:.2f} without the result farthest outside")
+    return f"{inside}, {found.within_95:.0%} within 95 % bounds (expected: at least {WITHIN_95:.0%}); {spread}"
 
 
 class Advice(NamedTuple):

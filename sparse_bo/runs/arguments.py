@@ -16,7 +16,7 @@ from torch import Tensor
 from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
-from sparse_bo.evaluations.results import Value, has_sds, is_failed, outcomes_of, results_of, sds_of
+from sparse_bo.evaluations.results import Value, has_sds, is_failed, only_column, outcomes_of, results_of, sds_of
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
 
@@ -227,6 +227,12 @@ def checked_observations(
         got = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
         raise TypeError(f"expected {kind}=(inputs, results), got {got}; pass a tuple of two")
     where, y = given
+    y = y if outcomes is not None else only_column(y)
+    if outcomes is None and hasattr(y, "columns") and hasattr(y, "to_dict"):
+        names = ", ".join(map(str, y.columns))
+        raise TypeError(
+            f"expected {kind} values as one column, got a table of {names}; pass one of them: table[{y.columns[-1]!r}]"
+        )
     _check_ordered(f"{kind} values", y)
     check_unmasked(f"{kind} values", y)
     picks = checked_inputs(kind, where, domain)

@@ -47,7 +47,7 @@ from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded
 from sparse_bo.runs.ends import Ends, Evaluation, RunProgress, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.lockstep import Lockstep
+from sparse_bo.runs.lockstep import ARGUMENTS, Lockstep
 from sparse_bo.runs.previous import RunObservations, resolved
 from sparse_bo.runs.records import Recorder, opened, replay
 from sparse_bo.runs.result import Result, result_of
@@ -116,24 +116,26 @@ class AskTell:
         storage: str | Path | Storage | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        self._domain = with_names(check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible), names)
-        minimize = check_flag("minimize", minimize)
-        outcomes = checked_outcomes(objectives, constraints, reference, minimize=minimize)
-        given, taken = resolved(initial, self._domain, outcomes)
-        before = None if given is None else checked_observations("initial", given, self._domain, outcomes)
-        observed = 0 if before is None else len(before[1])
-        planned: dict[str, Any] = {"budget": budget, "workers": workers, "observed": observed}
-        planned["certified"] = certify_every is not None
-        choice = chosen_policy(self._domain, goal=goal, several=outcomes is not None, **planned)
-        chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
-        seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
-        if certify_every is not None:
-            certify_every = check_count("certify_every", certify_every)
-        how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize, "outcomes": outcomes}
-        said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arrays_of(arms, bounds)}
-        said["workers"] = None if workers is None else check_count("workers", workers)
+        group = group_of(arms.points if isinstance(arms, Arms) else arms)
+        with group.checked(ARGUMENTS):
+            self._domain = with_names(check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible), names)
+            minimize = check_flag("minimize", minimize)
+            outcomes = checked_outcomes(objectives, constraints, reference, minimize=minimize)
+            given, taken = resolved(initial, self._domain, outcomes)
+            before = None if given is None else checked_observations("initial", given, self._domain, outcomes)
+            observed = 0 if before is None else len(before[1])
+            planned: dict[str, Any] = {"budget": budget, "workers": workers, "observed": observed}
+            planned["certified"] = certify_every is not None
+            choice = chosen_policy(self._domain, goal=goal, several=outcomes is not None, **planned)
+            chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
+            seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
+            if certify_every is not None:
+                certify_every = check_count("certify_every", certify_every)
+            how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize, "outcomes": outcomes}
+            said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arrays_of(arms, bounds)}
+            said["workers"] = None if workers is None else check_count("workers", workers)
         self._about = about_run(self._domain, chosen, **how, notes=kept, **said)
-        self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
+        self._ranks = Lockstep(group)
         self._ranks.compare(partial(shared_settings, self._about, before))
         self._engine = Engine(self._domain, chosen, **how)
         if before is not None:
@@ -182,7 +184,9 @@ class AskTell:
             domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             settings |= {} if (outcomes := recorded_outcomes(journal)) is None else outcomes.describe()
-            loop = cls(domain, policy_of(journal, policy), **settings)
+            with group_of(candidates).checked(ARGUMENTS):
+                chosen = policy_of(journal, policy)
+            loop = cls(domain, chosen, **settings)
             loop._about |= {name: about[name] for name in ("why", "taken", "arrays", "workers") if name in about}
             loop._steps.recorder = Recorder(writer)
             loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))

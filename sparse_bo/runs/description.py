@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_bo._version import __version__
 from sparse_bo.domains import Arms, ArmSet, Box, Domain, Feasible, check_domain, with_names
-from sparse_bo.domains.encoded import recorded_space
+from sparse_bo.domains.encoded import SpaceBox, recorded_space
 from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.job import Arrays
@@ -125,6 +125,8 @@ def as_written(path: Path, part: str, *passing: type[Exception]) -> Iterator[Non
     try:
         yield
     except Exception as error:
+        if isinstance(error, StorageError) and str(path) not in str(error):
+            raise StorageError(f"{part} in {path}: {error}") from error
         if isinstance(error, (StorageError, MemoryError, Warning, *passing)):
             raise
         raise StorageError(
@@ -177,8 +179,14 @@ def domain_of(
         if arms is not None:
             raise ValueError(f"the run in {path} is on a {kind}; drop arms=")
         if "space" in about:
-            with as_written(path, "the description of the space", ValueError):
-                return recorded_space(about, feasible, where, asking=asking)
+            with as_written(path, "the description of the space"):
+                space = recorded_space(about, feasible, where)
+            if asking and isinstance(space, SpaceBox) and space.restricted != (feasible is not None):
+                fix = "has a feasibility function, which a journal cannot store; pass feasible="
+                raise ValueError(
+                    f"the run in {path} {fix if space.restricted else 'has no feasibility function; drop feasible='}"
+                )
+            return space
     if feasible is not None:
         raise ValueError(f"the run in {path} is on no space of named parameters; drop feasible=")
     if "bounds" in about:
@@ -186,11 +194,12 @@ def domain_of(
             dtype = getattr(torch, about["dtype"].removeprefix("torch."))
             return Box(torch.tensor(about["bounds"], dtype=dtype, device=where))
     if arms is None:
-        arms = journal.arms()
+        with as_written(path, "the arms"):
+            arms = journal.arms()
         if arms is None:
             raise ValueError(
                 f"the {about['arms'][0]:,} arms of the run in {path} are not in it (large ones are not recorded, nor those of "
-                "files and grids); pass arms="
+                "files); pass arms="
             )
         return _named(Arms(arms.to(where)), about, path)
     checked = Arms(arms).points

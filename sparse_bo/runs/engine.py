@@ -283,14 +283,39 @@ class Engine:
 
     @with_gradients
     def thaw(self, frozen: Mapping[str, Any], rows: list[HistoryRow]) -> None:
-        """Restore a snapshot of :meth:`freeze`, with the history up to it."""
+        """Restore a snapshot of :meth:`freeze`, with the history up to it, which it must fit.
+
+        Raises:
+            StorageError: If it does not.
+        """
+        for name in ("rows", "asked", "next_ticket"):
+            if type(frozen[name]) is not int or frozen[name] < 0:
+                raise StorageError(f"expected {name} in the snapshot as a count, got {frozen[name]!r:.100}; take another copy")
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
+        self._check_picks(open=frozen["open"], queue=frozen["queue"])
         self.state = self.mechanism.thaw(on_device(parts, self.domain.device))
+        self._check_picks(evaluated=self.state.succeeded)
         self.generator.set_state(frozen["generator"])
         self.ledger.add(frozen["tickets"], self.domain.recorded(frozen["open"]))
         self.enqueue(frozen["queue"].to(self.domain.device))
         self.rows = rows[: frozen["rows"]]
+        if self.rows and self.state.pulls != self.rows[-1].pulls:
+            raise StorageError(
+                f"expected {self.rows[-1].pulls:,} results in the snapshot, as in the history, got {self.state.pulls:,}; take "
+                "another copy"
+            )
         self.asked, self.next_ticket = frozen["asked"], frozen["next_ticket"]
+
+    def _check_picks(self, **recorded: Tensor) -> None:
+        """Raise :class:`StorageError` if picks of a snapshot are not such of the domain."""
+        like = self.mechanism.init().succeeded
+        for name, picks in recorded.items():
+            if picks.shape[1:] != like.shape[1:] or picks.dtype != like.dtype:
+                shape = "".join(f" x {size}" for size in like.shape[1:])
+                raise StorageError(
+                    f"expected {name} picks in the snapshot as n{shape} {like.dtype}, got {tuple(picks.shape)} {picks.dtype}; "
+                    "take another copy"
+                )
 
     def redo(self, event: Event) -> Update | None:
         """Apply a recorded event; return the update of the state that it causes."""

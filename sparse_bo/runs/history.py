@@ -7,10 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +19,7 @@ from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import FAILED, Value, has_sds, is_failed, results_of, sds_of
 from sparse_bo.policies import Outcomes, Report, State
+from sparse_bo.policies.persistence import hints_of, is_of
 from sparse_bo.policies.states import Phase, Summary
 from sparse_bo.report.view import Batches, OutcomeColumns
 from sparse_bo.runs.columns import outcome_columns
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 1
-_hints = lru_cache(maxsize=1)(get_type_hints)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +67,8 @@ class HistoryRow(Summary):
     """Number of these within the central 95 %."""
     error_squares: float = 0.0
     """Sum of the squares of their standardised errors."""
+    largest_square: float = 0.0
+    """Largest of these squares."""
     variance_factor: float | None = None
     """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` if it was not computed."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
@@ -81,7 +82,9 @@ class HistoryRow(Summary):
     @property
     def calibration(self) -> Calibration | None:
         """Calibration of this batch's predictions; ``None`` without any."""
-        return Calibration(self.predicted, self.inside_68, self.inside_95, self.error_squares) if self.predicted else None
+        if not self.predicted:
+            return None
+        return Calibration(self.predicted, self.inside_68, self.inside_95, self.error_squares, self.largest_square)
 
     @property
     def failed(self) -> int:
@@ -96,8 +99,8 @@ class HistoryRow(Summary):
 
     def checked(self) -> HistoryRow:
         """Return the row, which may come from a file; a ``TypeError`` names a field of another type. 5 µs and O(batch)."""
-        for name, hint in _hints(HistoryRow).items():
-            if not _is_of(getattr(self, name), hint):
+        for name, hint in hints_of(HistoryRow).items():
+            if not is_of(getattr(self, name), hint):
                 raise TypeError(f"expected {name} to be {hint}, got {getattr(self, name)!r:.100}")
         return self
 
@@ -115,19 +118,6 @@ class HistoryRow(Summary):
         }
         values = [FAILED if v is None else v for v in plain.get("values", [])]
         return HistoryRow(**{**plain, "values": values, **rows}).checked()
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value of JSON has a type of the fields above, such as a number, a bool, or a list of texts."""
-    parts = get_args(hint)
-    if isinstance(hint, UnionType):
-        return any(_is_of(value, part) for part in parts)
-    kind = get_origin(hint) or hint
-    if kind in (list, tuple):
-        return isinstance(value, kind) and all(_is_of(part, parts[0]) for part in value)
-    if kind is Mapping:
-        return isinstance(value, Mapping) and all(_is_of(part, parts[1]) for part in value.values())
-    return isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
 
 
 @dataclass(frozen=True)
@@ -342,6 +332,7 @@ def make_row(
         inside_68=found.inside_68,
         inside_95=found.inside_95,
         error_squares=found.squares,
+        largest_square=found.largest,
     )
 
 

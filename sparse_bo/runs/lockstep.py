@@ -18,6 +18,7 @@ from sparse_bo.errors import RankError
 from sparse_bo.sharding import Group
 
 STEP = "the next event"
+ARGUMENTS = "checking the arguments"
 Kind = Literal["ask", "add", "enqueue", "tell", "run", "end", "stop"]
 
 Occurrence = tuple[Kind, Any]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from sparse_bo.domains import ArmSet, Box, Feasible, Space, space_domain
+from sparse_bo.domains import ArmSet, Box, Feasible, Space, check_domain, space_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.job import Arrays, CallWith
 from sparse_bo.evaluations.pools import Submits, Workers, packed, workers_of
@@ -28,7 +28,8 @@ from sparse_bo.runs.arguments import (
 )
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
-from sparse_bo.runs.previous import RunObservations, resolved
+from sparse_bo.runs.lockstep import ARGUMENTS
+from sparse_bo.runs.previous import CAN_LEARN, RunObservations, advice_to_begin, resolved
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice, check_flag, check_given
 
@@ -241,20 +242,21 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     ends = {name: given[name] for name in ("seconds", "target", "patience", "stop")}
     names = ("call_with", "vectorized", "arrays", "executor", "workers", "callback", "on_result", "progress")
     how = ends | {name: given[name] for name in names}
-    budget, storage, resume = check_budget(given["budget"]), given["storage"], given["resume"]
-    spread = workers_of(given["executor"], given["workers"])  # checked before a journal is created
-    check_choice("goal", given["goal"], get_args(Goal))
-    check_callable("objective", given["objective"])
-    if spread is not None:
-        packed(spread.executor, given["objective"])
-    check_given(check_callable, callback=given["callback"], on_result=given["on_result"])
-    for name in ("progress", "resume"):
-        check_flag(name, given[name])
-    Ends(**ends)
-    if resume and storage is None:
-        raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
-    arms = tensor_of("arms", given["arms"])
-    there = storage is not None and resume and storage_of(storage).resolved().exists()
+    with group_of(given["arms"]).checked(ARGUMENTS):
+        budget, storage, resume = check_budget(given["budget"]), given["storage"], given["resume"]
+        spread = workers_of(given["executor"], given["workers"])  # checked before a journal is created
+        check_choice("goal", given["goal"], get_args(Goal))
+        check_callable("objective", given["objective"])
+        if spread is not None:
+            packed(spread.executor, given["objective"])
+        check_given(check_callable, callback=given["callback"], on_result=given["on_result"])
+        for name in ("progress", "resume"):
+            check_flag(name, given[name])
+        Ends(**ends)
+        if resume and storage is None:
+            raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
+        arms = tensor_of("arms", given["arms"])
+        there = storage is not None and resume and storage_of(storage).resolved().exists()
     if resume and group_of(arms).from_first("looking for the journal", there):
         loop = _resumed(storage, arms, run)
     else:
@@ -274,27 +276,32 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
 
 def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any]) -> AskTell:
     """Return the recorded run, if it is that of the arguments."""
-    corners = bounds_of(run["bounds"])
-    if corners is not None:
-        Box(corners)  # checked before the journal is opened
-    asked = None if run["space"] is None else space_domain(run["space"], run["feasible"]).describe()["space"]
-    on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
-    several = checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
+    group = group_of(arms)
+    with group.checked(ARGUMENTS):
+        corners = bounds_of(run["bounds"])
+        if corners is not None:
+            Box(corners)  # checked before the journal is opened
+        asked = None if run["space"] is None else space_domain(run["space"], run["feasible"]).describe()["space"]
+        on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
+        several = checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else run["feasible"], policy=run["policy"])
     try:
-        other = _difference(loop.about, corners, asked, run["seed"], run["minimize"], several)
-        if run["names"] is not None and list(run["names"]) != loop.about.get("names"):
-            other = other or "has other names of its arms, or none"
-        if other is None and run["initial"] is not None:
-            domain, outcomes = loop._domain, loop._engine.outcomes
-            given, _ = resolved(run["initial"], domain, outcomes)
-            if not loop._engine.began_with(*checked_observations("initial", given, domain, outcomes)):
-                other = "has other initial observations, or none; initial= can only be passed to a new run"
-        if other is not None:
-            raise ValueError(
-                f"the run in {storage_of(storage).path} {other}; pass another storage= for a new run, which can learn from the "
-                f"results of this one: initial=observations_of({str(storage_of(storage).path)!r})"
-            )
+        with group.checked(ARGUMENTS):
+            other = _difference(loop.about, corners, asked, run["seed"], run["minimize"], several)
+            if run["names"] is not None and list(run["names"]) != loop.about.get("names"):
+                other = other or "has other names of its arms, or none"
+            if other is None and run["initial"] is not None:
+                domain, outcomes = loop._domain, loop._engine.outcomes
+                given, _ = resolved(run["initial"], domain, outcomes)
+                if not loop._engine.began_with(*checked_observations("initial", given, domain, outcomes)):
+                    other = "has other initial observations, or none; initial= can only be passed to a new run"
+            if other is not None:
+                path = storage_of(storage).path
+                if group.size > 1:  # the arms are those of the run
+                    advice = CAN_LEARN.format(f"observations_of({str(path)!r})")
+                else:
+                    advice = advice_to_begin(path, check_domain(arms, corners, run["space"], run["feasible"]), several)
+                raise ValueError(f"the run in {path} {other}; pass another storage= for a new run, {advice}")
     except BaseException:
         loop.close()
         raise

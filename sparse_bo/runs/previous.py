@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparse_bo.domains import Arms, Box, Domain, Int, LazyArms, Space, SpaceArms, SpaceBox
+from sparse_bo.domains import Arms, Box, Domain, Int, LazyArms, ProductGrid, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
@@ -27,6 +27,7 @@ from sparse_bo.runs.records import evaluations_of
 from sparse_bo.validation import nearest
 
 logger = logging.getLogger(__name__)
+CAN_LEARN = "which can learn from the results of this one: initial={}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class _RecordedRun(NamedTuple):
     """``n``: whether the run has not asked for it."""
     failed: int
     pending: int
-    arms: torch.Tensor | None
+    arms: torch.Tensor | ProductGrid | None
     """``a x d``, if they are in the journal."""
 
     @staticmethod
@@ -139,13 +140,16 @@ class _RecordedRun(NamedTuple):
     def configurations(self, domain: Domain, space: Space, defaults: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         """Return the dictionaries of a space, ``None`` for those outside of it."""
         if "space" not in self.about:
-            raise ValueError(f"expected a run on a space of named parameters, got {self.path}, whose inputs have no names")
+            raise ValueError(
+                f"expected a run on a space of named parameters, got {self.path}, whose inputs have no names; pass the "
+                "points as dictionaries with their results: initial=(points, y)"
+            )
         names, named = names_of(self.about["space"])
-        new = [name for name, parameter in space.parameters.items() if name not in names and parameter.count != 1]
+        new = new_parameters(space, names)
         if missing := [name for name in new if name not in defaults]:
             raise ValueError(
-                f"expected defaults= for parameters that the run in {self.path} does not have, got none for {missing[0]!r}; "
-                f"pass defaults={{{missing[0]!r}: …}}"
+                f"expected defaults= for parameters that the run in {self.path} does not have, got none for "
+                f"{', '.join(map(repr, missing))}; pass {_defaults(missing)}"
             )
         added = {name: defaults[name] for name in new}
         return [_placed(domain, space, {**added, **point}) for point in named(self.picks.tolist())]
@@ -158,7 +162,7 @@ class _RecordedRun(NamedTuple):
             return self.picks.tolist()
         if self.picks.ndim == 1 and self.arms is None:
             raise ValueError(f"the arms of the run in {self.path} are not in it, and are not those of this run; take it out")
-        X = self.picks if self.arms is None else self.arms.double().numpy()[self.picks]
+        X = self.picks if self.arms is None else self.arms[torch.from_numpy(self.picks.copy())].double().numpy()
         if X.shape[1] != domain.dims:
             raise ValueError(f"expected a run of {domain.dims} inputs, got {self.path} of {X.shape[1]}; take it out")
         if isinstance(domain, Box):
@@ -170,6 +174,33 @@ class _RecordedRun(NamedTuple):
             raise ValueError(f"expected the arms of the run in {self.path}, got others that are not in memory; pass a tensor")
         rows = {row.tobytes(): index for index, row in enumerate(domain.points.double().cpu().numpy() + 0.0)}
         return [rows.get(x.tobytes()) for x in np.ascontiguousarray(X + 0.0)]
+
+
+def new_parameters(space: Space, known: Iterable[str]) -> list[str]:
+    """Return the names of parameters of a space that are not among the known ones, and have several values."""
+    return [name for name, parameter in space.parameters.items() if name not in known and parameter.count != 1]
+
+
+def _defaults(names: Iterable[str]) -> str:
+    return f"defaults={{{', '.join(f'{name!r}: …' for name in names)}}}"
+
+
+def advice_to_begin(path: str | Path, domain: Domain, outcomes: Outcomes | None) -> str:
+    """Return how a new run on a domain begins with the results of a journal: code, or the reason why it cannot."""
+    code, defaults, before = f"observations_of({str(path)!r})", dict[str, Any](), checked_about(Journal.read(path))
+    if isinstance(domain, SpaceArms | SpaceBox) and "space" in before:
+        names = new_parameters(domain.space, names_of(before["space"])[0])
+        kinds = domain.space.parameters
+        # Any value of a new parameter shows whether the observations can be taken over.
+        defaults = {
+            name: kinds[name].decode(torch.zeros(1, kinds[name].width, dtype=torch.float64, device="cpu"))[0] for name in names
+        }
+        code = f"observations_of({str(path)!r}, {_defaults(names)})" if names else code
+    try:
+        RunObservations((Path(path),), defaults).on(domain, outcomes)
+    except ValueError as error:
+        return f"which cannot begin with the results of this one: {error}"
+    return CAN_LEARN.format(code)
 
 
 def _placed(domain: Domain, space: Space, point: dict[str, Any]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import Arms, ArmSet, Domain
+from sparse_bo.domains import Arms, ArmSet, Domain, ProductGrid
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import ResumeWarning, StorageError, warn_caller
 from sparse_bo.evaluations.results import Value, results_of
@@ -23,6 +23,7 @@ from sparse_bo.journal import End, Event, Journal, Row, Storage, Writer, pack, u
 from sparse_bo.runs.description import as_written, checked_about, domain_of, policy_of, recorded_outcomes, run_info
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import History, HistoryRow, columns_of_results
+from sparse_bo.runs.lockstep import ARGUMENTS
 from sparse_bo.sharding import Group
 
 _WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values", "outcomes", "sds"))
@@ -212,8 +213,8 @@ def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Rep
     rows, whole = journal.rows()
     known, after, size = _history(journal, rows, evaluations_of(journal)), -1, 0
     for number, data in () if from_start else journal.snapshots():
-        frozen = unpack(data)
         with as_written(journal.path, f"the snapshot after event {number}"):
+            frozen = unpack(data)
             if frozen["rows"] <= len(rows):
                 engine.thaw(frozen, known)
                 after, size = number, len(data)
@@ -279,10 +280,10 @@ class Recorder:
     ) -> Recorder:
         """Return the recorder of a new run: on rank 0, with a storage, of a new journal with all that is known before the run.
 
-        Arms are recorded if they are few and in memory.
+        Arms are recorded if they are few and in memory, a grid by its axes.
         """
         recorder, step = Recorder(), "creating the journal"
-        arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
+        arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor | ProductGrid) else None
         initial = None
         if observed is not None:
             initial = Event.of_values("add", observed[1], picks=observed[0].cpu().numpy())
@@ -386,10 +387,12 @@ def opened(
 ) -> tuple[Writer | None, Journal]:
     """Open a journal to go on; over sharded arms rank 0 opens it, and sends its contents to the others."""
     group, step = group_of(arms), "reading the journal"
-    if group.size > 1 and device is not None:
-        raise ValueError(
-            "expected no device= with sharded arms, got one; every rank computes on the device of its part, use arms.to(device)"
-        )
+    with group.checked(ARGUMENTS):
+        if group.size > 1 and device is not None:
+            raise ValueError(
+                "expected no device= with sharded arms, got one; every rank computes on the device of its part, use "
+                "arms.to(device)"
+            )
     writer: Writer | None = None
     journal: Journal | None = None
     with group.shielded(step):

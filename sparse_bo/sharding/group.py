@@ -155,6 +155,27 @@ class Group(ABC):
             self.give_up(step, f"{type(error).__name__}: {error}")
             raise
 
+    @contextmanager
+    def checked(self, step: str) -> Iterator[None]:
+        """Run checks of this rank's own arguments; if they raise on any rank, all ranks raise, and the group stays open.
+
+        One collective. There must be none inside.
+
+        Raises:
+            RankError: If the checks of another rank have raised.
+        """
+        try:
+            yield
+        except RankError:
+            raise
+        except Exception as error:
+            self.objects(step, f"{type(error).__name__}: {error}"[:2000])
+            raise
+        reasons = self.objects(step, None)
+        rank = next((rank for rank, reason in enumerate(reasons) if reason is not None), None)
+        if rank is not None:
+            raise RankError(f"rank {rank} of {self.size} stopped: {reasons[rank]}")
+
     def give_up(self, step: str, reason: str) -> None:
         """Close the group and notify the others at their next step. Never raises."""
         if self.closed is not None or self.size == 1:

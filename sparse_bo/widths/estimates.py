@@ -213,6 +213,8 @@ class Calibration(NamedTuple):
     """Number within the central 95 %."""
     squares: float
     """Sum of the squared standardised errors."""
+    largest: float = 0.0
+    """Largest of these squares; 0 if it is not known."""
 
     @property
     def within_68(self) -> float:
@@ -229,14 +231,23 @@ class Calibration(NamedTuple):
         """Root mean square of the standardised errors: 1 for a calibrated model, above 1 for an overconfident one."""
         return math.sqrt(self.squares / self.results)
 
+    @property
+    def spread_without_one(self) -> float | None:
+        """:attr:`spread` without the result farthest outside; ``None`` unless that one makes more than half of the squares."""
+        if self.results < 2 or 2.0 * self.largest <= self.squares:
+            return None
+        return math.sqrt(max(self.squares - self.largest, 0.0) / (self.results - 1))
+
     def and_also(self, other: Calibration) -> Calibration:
         """Return the sum of two calibrations."""
-        results, inside_68, inside_95, squares = (mine + theirs for mine, theirs in zip(self, other, strict=True))
-        return Calibration(int(results), int(inside_68), int(inside_95), squares)
+        results, inside_68, inside_95, squares = (mine + theirs for mine, theirs in zip(self[:4], other[:4], strict=True))
+        return Calibration(int(results), int(inside_68), int(inside_95), squares, max(self.largest, other.largest))
 
 
 def calibration(scores: Tensor) -> Calibration:
     """Return the calibration of ``n`` standardised errors."""
     sizes = scores.abs()
     inside_68, inside_95 = int((sizes <= 0.99446).sum()), int((sizes <= 1.95996).sum())
-    return Calibration(len(scores), inside_68, inside_95, float(scores.square().sum()))
+    squares = scores.square()
+    largest = float(squares.max()) if len(scores) else 0.0
+    return Calibration(len(scores), inside_68, inside_95, float(squares.sum()), largest)

@@ -502,6 +502,31 @@ def test_where_no_parameter_tells_there_is_no_condition():
     assert conditions_of(*changing, {"k": "b", "n": 1}) == {}
 
 
+def test_a_condition_that_changes_once_is_followed():
+    before = [{"k": "a", "n": 1, "x": 1}, {"k": "b", "n": 2}, {"k": "c", "n": 3}]
+    assert conditions_of(*before) == {"x": ("k", (0,))}
+    assert conditions_of(*before, {"k": "b", "n": 4, "x": 1}) == {"x": ("k", (0, 1))}
+    assert conditions_of(*before, {"k": "b", "n": 4, "x": 1}, {"k": "b", "n": 5}) == {}  # it changes back
+    of_threshold = [{"n": n} | ({"x": 1} if n >= 3 else {}) for n in (1, 2, 3, 4)]
+    assert conditions_of(*of_threshold) == {"x": ("n", tuple(range(3, 10)))}
+    assert conditions_of(*of_threshold, {"n": 2, "x": 1}) == {"x": ("n", tuple(range(2, 10)))}
+
+
+def test_a_study_that_goes_on_with_a_parameter_in_more_branches_searches_it_there():
+    def objective(trial, kinds):
+        kind = trial.suggest_categorical("kind", ["a", "b", "c"])
+        return {"a": 0.5, "b": 0.0, "c": 1.0}[kind] + (trial.suggest_float("x", 0, 1) if kind in kinds else 0.5)
+
+    made = study(SparseBOSampler(seed=0), lambda trial: objective(trial, "a"), 15)
+    made.sampler = SparseBOSampler(seed=1)
+    made.enqueue_trial({"kind": "b"})
+    made.optimize(lambda trial: objective(trial, "ab"), n_trials=12)
+    search = search_of(made.sampler)
+    assert search.conditions == {"x": ("kind", (0, 1))}
+    assert made.best_params["kind"] == "b"
+    assert made.best_value < 0.05
+
+
 def test_parameters_on_which_nothing_tells_are_left_to_the_other_sampler(caplog):
     """With each warning once."""
 

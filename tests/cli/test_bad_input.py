@@ -88,6 +88,14 @@ def test_cuda_asked_for_but_absent_is_named(tmp_path):
         (["run", "--problem", "abalone", "--workers", "4"], "--workers 4 needs --executor"),
         (["run", "--problem", "abalone", "--asynchronous"], "--asynchronous needs --executor"),
         (["run", "--problem", "abalone", "--batch-by-batch"], "--batch-by-batch needs --executor"),
+        (
+            ["run", "--problem", "abalone", "--executor", "dask"],
+            "; for dask call sparse_bo.maximize(…, executor=client.get_executor()) in Python",
+        ),
+        (
+            ["run", "--problem", "abalone", "--executor", "ray"],
+            "; for ray call sparse_bo.maximize(…, executor=RayExecutor()) in Python",
+        ),
         (["run", "--problem", "abalone", "--executor", "cluster"], "'threads', 'processes', 'loky'"),
         (["run", "--problem", "abalone", "--storage", "none/run.journal"], "none of the journal to exist"),
         (["resume", "none.journal"], "expected a journal at none.journal"),

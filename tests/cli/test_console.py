@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from sparse_bo.cli.app import accept_any_encoding
+from sparse_bo.cli.app import accept_any_encoding, app
 from sparse_bo.cli.console import complain, say
 from tests.cli.builders import invoke
 
@@ -104,6 +104,26 @@ def test_outputs_that_cannot_write_greek_get_its_names(encoding, command, code, 
     assert done.returncode == code, done.stderr
     assert written in done.stdout + done.stderr
     assert b"Traceback" not in done.stderr
+
+
+class Elsewhere(io.StringIO):
+    """A terminal with an encoding that Python does not know."""
+
+    encoding = "klingon"
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_of_unknown_encoding_gets_ascii(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", terminal := Elsewhere())
+    arguments = ["compare", "--problem", "hartmann6", "--budget", "8", "--out"]
+    app([*arguments, str(tmp_path)], standalone_mode=False)
+    written = terminal.getvalue()
+    assert "random" in written
+    assert "regret" in written
+    assert "epsilon-greedy chooses among arms, and is left out on a box" in written
+    assert not any("\u2800" <= c <= "\u28ff" for c in written)  # dots of a figure
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device of a full disk")

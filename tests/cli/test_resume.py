@@ -3,12 +3,14 @@
 import gc
 import math
 import os
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from sparse_bo import History
+from sparse_bo import BBKB, History, observations_of
+from sparse_bo.domains import ProductGrid
 from sparse_bo.journal import Storage
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.ask_tell import AskTell
@@ -83,6 +85,56 @@ def test_arms_that_the_journal_lacks_are_asked_for_by_their_option(tmp_path):
     assert done.stderr.endswith("pass --arms-file FILE.npy\n")
     np.save(tmp_path / "arms.npy", X.numpy())
     assert invoke("audit", path, "--arms-file", tmp_path / "arms.npy").exit_code == 0
+
+
+def test_a_resume_takes_arms_from_where_they_are_now(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_arms.py").write_text("def first(X):\n    return X[:, 0]\n")
+    X = torch.rand(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    np.save("before.npy", X.numpy())
+    path, run = tmp_path / "run.journal", ["--policy", "random", "--budget", "6", "--quiet", "--out", tmp_path]
+    assert invoke("run", "--objective", "of_arms:first", "--arms-file", "before.npy", "--storage", path, *run).exit_code == 0
+    (tmp_path / "before.npy").rename("now.npy")
+    done = invoke("resume", path, "--yes", "--budget", "9")
+    assert done.exit_code == 2
+    assert done.stderr.endswith("; pass --arms-file, where they are now\n")
+    np.save("other.npy", X.flip(0).numpy())
+    done = invoke("resume", path, "--yes", "--budget", "9", "--arms-file", "other.npy")
+    assert done.exit_code == 2
+    assert "this journal belongs to another problem" in done.stderr
+    done = invoke("resume", path, "--yes", "--budget", "9", "--arms-file", "now.npy")
+    assert done.exit_code == 0, done.stderr
+    assert read_run(path).told == 9
+    assert f"read arms from {tmp_path / 'now.npy'}" in done.stdout
+    sys.modules.pop("of_arms", None)
+
+
+def test_a_file_of_arms_for_a_run_without_one_is_refused(tmp_path):
+    path = tmp_path / "run.journal"
+    run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", path, "--out", tmp_path, "--quiet"]
+    assert invoke(*run, "--budget", "2").exit_code == 0
+    done = invoke("resume", path, "--budget", "4", "--arms-file", "arms.npy")
+    assert done.exit_code == 2
+    assert "has no arms in a file; leave --arms-file out" in done.stderr
+
+
+def test_a_grid_is_in_its_journal(tmp_path):
+    grid = ProductGrid([torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64), torch.linspace(-1.0, 1.0, 7, dtype=torch.float64)])
+    path = tmp_path / "run.journal"
+    with AskTell(grid, BBKB(initial_design=4), storage=path, seed=2) as loop:
+        loop.run(lambda X: X.sum(-1), 9)
+        following = loop.ask(3).indices.tolist()
+    done = invoke("audit", path)
+    assert done.exit_code == 0, done.stderr
+    assert "made again from the last snapshot on: as recorded" in done.stdout
+    assert invoke("report", path, "--html", tmp_path / "run.html").exit_code == 0
+    with AskTell.resume(path) as loop:
+        assert loop.reissue().indices.tolist() == following
+        assert loop.reissue().X.tolist() == grid[torch.tensor(following)].tolist()
+    begun = AskTell(bounds=[(0.0, 1.0), (-1.0, 1.0)], initial=observations_of(path))
+    told = [index for row in loop.history.rows for index in row.indices]
+    assert begun.history.points == grid[torch.tensor(told)].tolist()
 
 
 def test_a_budget_that_no_run_comes_to_is_named(tmp_path):

@@ -8,6 +8,7 @@ from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.warnings import NumericalWarning
 
 from sparse_bo.models import VecchiaGP
 from tests.builders import unit_box
@@ -118,6 +119,19 @@ def test_repeated_observations_are_taken_in_order(device):
     index, _ = model._predecessors(X)
     assert index[5].tolist() == [1, 2]
     assert index[4].tolist() == [1, 2]
+
+
+def test_the_posterior_at_equal_points_is_singular_and_can_be_sampled(device):
+    X, Y = _data(device=device)
+    exact, vecchia = _pair(X, Y, 25)
+    twice = X[:3].repeat(2, 1)
+    expected, got = exact.posterior(X[:3]), vecchia.posterior(twice)
+    torch.testing.assert_close(got.mean, expected.mean.repeat(2, 1), rtol=1e-7, atol=1e-7)
+    covariance = got.distribution.covariance_matrix
+    torch.testing.assert_close(covariance[:3, :3], covariance[3:, :3], rtol=1e-9, atol=1e-9)
+    with pytest.warns(NumericalWarning, match="added jitter of 1.0e-08"):  # as of any singular posterior of BoTorch's
+        samples = got.rsample(torch.Size([5]))
+    torch.testing.assert_close(samples[:, :3], samples[:, 3:], rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("noisy", [False, True])

@@ -12,6 +12,7 @@ import torch
 from scipy.optimize import Bounds, rosen
 
 from sparse_bo import AskTell, Float, Workers, maximize, minimize, optimize
+from sparse_bo.errors import ObjectiveError
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement, RandomSearch
 from tests.evaluations import light
@@ -241,6 +242,37 @@ def test_values_that_are_no_numbers_name_the_fix(y, got):
 def test_numbers_of_any_kind_are_values(y):
     run = AskTell(bounds=[(0.0, 1.0)] * 3, initial=(ROWS[:2] / 9.0, y))
     assert run.history.rows[0].values == [0.5, 3.0]
+
+
+def test_a_table_of_one_column_is_its_column():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"x1": [0.1, 0.2], "value": [0.5, 3.0]})
+    X, bounds = ROWS[:2] / 9.0, [(0.0, 1.0)] * 3
+    with pytest.raises(TypeError, match=r"one column, got a table of x1, value; pass one of them: table\['value'\]$"):
+        AskTell(bounds=bounds, initial=(X, table))
+    assert AskTell(bounds=bounds, initial=(X, table["value"])).history.rows[0].values == [0.5, 3.0]  # the advice, followed
+    loop = AskTell(bounds=bounds, initial=(X, table[["value"]]))
+    loop.add(X[:1], table[["value"]][:1])
+    loop.tell(loop.ask(2).tickets, table[["value"]])
+    assert [row.values for row in loop.history.rows] == [[0.5, 3.0], [0.5], [0.5, 3.0]]
+    made = maximize(lambda X: pandas.DataFrame({"value": X.sum(-1)}), bounds=bounds, budget=3, vectorized=True)
+    assert made.history.observations == 3
+
+
+def test_results_in_a_sparse_tensor_name_the_fix():
+    y, several = torch.tensor([1.0, 0.0]).to_sparse(), torch.eye(2).to_sparse()
+    message = r"expected y as a dense tensor, got layout torch.sparse_\w+; use y.to_dense\(\)"
+    for given, named in ((y, {}), (several, {"objectives": {"a": "max", "b": "min"}})):
+        loop = AskTell(bounds=[(0.0, 1.0)] * 3, **named)
+        batch = loop.ask(2)
+        with pytest.raises(TypeError, match=message):
+            loop.tell(batch.tickets, given)
+        loop.tell(batch.tickets, given.to_dense())
+        assert loop.history.observations == 2
+    with pytest.raises(ObjectiveError, match=message):
+        maximize(lambda x: torch.tensor([1.0]).to_sparse(), bounds=[(0.0, 1.0)], budget=2)
+    with pytest.raises(ObjectiveError, match=message):
+        optimize(lambda x: torch.eye(2)[0].to_sparse(), bounds=[(0.0, 1.0)], objectives={"a": "max", "b": "min"}, budget=2)
 
 
 def test_advice_on_inputs_of_another_dtype_is_code():

@@ -9,6 +9,7 @@ import torch
 
 from sparse_bo import BBKB, GPUCB, GSSBO, AskTell, TrustRegion
 from sparse_bo.policies import REMBO, BoTorchUCB, RandomSearch, SGPTSArms, SparseUCB
+from sparse_bo.report.facts import calibrated
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.widths.estimates import Calibration, calibration
 from tests.builders import arms, noisy, rbf_kernel, unit_box
@@ -22,7 +23,29 @@ def test_scores_are_counted_within_their_quantiles():
     assert found[:3] == (5, 2, 4)
     assert found.spread == pytest.approx(math.sqrt((0.81 + 1.0 + 2.25 + 6.25) / 5))
     assert (found.within_68, found.within_95) == (0.4, 0.8)
-    assert found.and_also(Calibration(5, 1, 2, 1.0)) == Calibration(10, 3, 6, found.squares + 1.0)
+    assert found.and_also(Calibration(5, 1, 2, 1.0)) == Calibration(10, 3, 6, found.squares + 1.0, 6.25)
+
+
+def test_a_spread_that_one_result_makes_is_given_without_it_too():
+    usual = torch.tensor([1.0, -1.0] * 20, dtype=torch.float64)
+    lucky = torch.cat([usual, torch.tensor([30.0], dtype=torch.float64)])
+    assert calibration(usual).spread_without_one is None
+    assert calibration(lucky).spread == pytest.approx(math.sqrt((40 + 900) / 41))
+    assert calibration(lucky).spread_without_one == pytest.approx(1.0)
+    both = calibration(usual).and_also(calibration(lucky))
+    assert both.spread_without_one == pytest.approx(1.0)
+    assert calibrated(calibration(lucky)).endswith("; spread 4.79, 1.00 without the result farthest outside")
+    assert calibrated(calibration(usual)).endswith("; spread 1.00")
+
+
+def test_a_run_names_a_result_that_its_model_had_ruled_out():
+    """Exact results up to the 12th, which is far off: the model of the first ones knew no noise."""
+    X, values = arms(60), iter([*range(11), 500.0, *range(11, 20)])
+    policy = BBKB(covar_module=rbf_kernel(0.3), regularization=NOISE, batch_size=1, width=2.0)
+    result = AskTell(X, policy, seed=0).run(lambda X: [float(next(values)) * 0.01 for _ in X], 20)
+    largest = max(row.largest_square for row in result.history.rows)
+    assert result.calibration.largest == largest > 0.5 * result.calibration.squares
+    assert "without the result farthest outside" in result.report()
 
 
 @pytest.mark.parametrize("where", ["arms", "box"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, Choice, Float, Int, maximize, observations_of
+from sparse_bo import AskTell, Choice, Float, Int, maximize, minimize, observations_of, optimize
 from sparse_bo.policies import RandomSearch
 from tests.builders import arms, waves
 
@@ -148,3 +149,74 @@ def test_wrong_runs_are_named(call, error, message, tmp_path):
     recorded(tmp_path / "a.journal")
     with pytest.raises(error, match=message):
         call(tmp_path / "a.journal")
+
+
+UNIT, TWO = [(0.0, 1.0)] * 2, {"objectives": {"a": "max", "b": "min"}}
+NAMED, WIDER = {"a": Float(0, 1), "b": Float(0, 1)}, {"a": Float(0, 1), "b": Float(0, 1), "c": Choice("x", "y"), "d": Int(1, 9)}
+
+
+def of_pair(x):
+    return {"a": x[0], "b": x[1]}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "cannot"),
+    [
+        ({"bounds": UNIT}, {"bounds": [(0.0, 2.0)] * 2}, None),
+        ({"bounds": UNIT}, {"bounds": UNIT, "seed": 3}, None),
+        ({"bounds": UNIT}, {"bounds": UNIT, "initial": ([[0.5, 0.5]], [1.0])}, None),
+        ({"arms": arms(30)}, {"bounds": UNIT}, None),
+        ({"space": NAMED}, {"space": WIDER}, None),
+        ({"bounds": UNIT}, {"bounds": [(0.0, 1.0)] * 3}, "expected a run of 3 inputs, got"),
+        ({"bounds": UNIT}, {"bounds": [(5.0, 6.0)] * 2}, "expected observations that lie in the domain"),
+        ({"bounds": UNIT}, {"space": NAMED}, "whose inputs have no names"),
+        ({"space": NAMED}, {"bounds": UNIT}, "which has them; pass space="),
+        ({"bounds": UNIT}, {"bounds": UNIT, **TWO}, "has one objective without a name"),
+        ({"bounds": UNIT, **TWO}, {"bounds": UNIT}, "has the outcomes a, b"),
+    ],
+    ids=[
+        "bounds",
+        "seed",
+        "initial",
+        "arms",
+        "parameters",
+        "inputs",
+        "elsewhere",
+        "names",
+        "no-names",
+        "outcomes",
+        "one-outcome",
+    ],
+)
+def test_advice_to_begin_with_the_results_of_another_run_works(before, now, cannot, tmp_path):
+    def run(how, **more):
+        several = "objectives" in how
+        objective = of_pair if several else (lambda p: p["a"]) if "space" in how else (lambda x: float(x[0]))
+        policy = {} if "objectives" in {**before, **now} else {"policy": RandomSearch()}
+        return (optimize if several else maximize)(objective, **{"vectorized": False, "budget": 6, **policy, **how, **more})
+
+    path = tmp_path / "a.journal"
+    run(before, storage=path)
+    with pytest.raises(ValueError, match="pass another storage= for a new run, which") as raised:
+        run(now, storage=path, resume=True)
+    found = re.search(r"initial=(observations_of\(.*\))$", str(raised.value))
+    if cannot is not None:
+        assert found is None
+        assert "which cannot begin with the results of this one" in str(raised.value)
+        with pytest.raises(ValueError, match=cannot):
+            run(now, initial=observations_of(path))
+        assert cannot in str(raised.value)
+        return
+    code = found[1].replace("'c': …", "'c': 'x'").replace("'d': …", "'d': 2")
+    result = run({**now, "initial": eval(code)})
+    assert result.history.rows[0].added
+    assert len(result.history.rows[0].values) == 6
+
+
+def test_advice_of_a_run_that_minimises_works(tmp_path):
+    path = tmp_path / "a.journal"
+    recorded(path)
+    with pytest.raises(ValueError, match="maximises its objective, this call minimises one; .* initial=") as raised:
+        minimize(bowl, bounds=UNIT, budget=20, policy=RandomSearch(batch_size=4), storage=path, resume=True)
+    code = re.search(r"initial=(observations_of\(.*\))$", str(raised.value))[1]
+    assert minimize(bowl, bounds=UNIT, budget=1, policy=RandomSearch(batch_size=4), initial=eval(code)).history.rows[0].added

@@ -126,6 +126,72 @@ def test_ranks_with_other_settings_find_out_at_the_start(settings, message):
     assert all(isinstance(error, ValueError) and message in str(error) for error in rehearse(3, script))
 
 
+WRONG = [
+    ({"initial": ([0, 1], [1.0])}, "as many initial values as inputs"),
+    ({"initial": ([0], [float("nan")])}, "finite"),
+    ({"names": ["a"]}, "a name for each of 400 arms"),
+    ({"workers": 0}, "workers"),
+    ({"notes": 3}, "notes"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG, ids=[name for settings, _ in WRONG for name in settings])
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_a_wrong_argument_on_one_rank_is_an_error_everywhere_and_the_ranks_can_begin_again(settings, message, wrong):
+    def script(group):
+        arms = split(scattered(), group)
+        with pytest.raises((ValueError, TypeError, RankError)) as raised:
+            AskTell(arms, policy=bbkb(), **(settings if group.rank == wrong else {}))
+        loop = AskTell(arms, policy=bbkb(), seed=3)
+        return raised.value, loop.ask().indices.tolist()
+
+    errors, picks = zip(*rehearse(3, script), strict=True)
+    assert picks == (picks[0],) * 3
+    for rank, error in enumerate(errors):
+        assert isinstance(error, RankError) != (rank == wrong)
+        assert message in str(error)
+        assert rank == wrong or f"rank {wrong} of 3 stopped: " in str(error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": -1}, "budget"),
+        ({"callback": 3}, "callback"),
+        ({"resume": True}, "expected storage="),
+        ({"seconds": -1}, "seconds"),
+    ],
+    ids=["budget", "callback", "resume", "seconds"],
+)
+def test_a_wrong_argument_of_maximize_on_one_rank_is_an_error_everywhere(settings, message):
+    errors = rehearse(3, lambda group: run(group, **(settings if group.rank == 1 else {})))
+    assert [isinstance(error, RankError) for error in errors] == [True, False, True]
+    assert all(message in str(error) for error in errors)
+
+
+def test_a_wrong_argument_of_a_resume_on_one_rank_is_an_error_everywhere(tmp_path):
+    storage = tmp_path / "run.journal"
+    rehearse(2, lambda group: run(group, storage=storage))
+
+    def script(group, **how):
+        return run(group, **{"storage": storage, "resume": True, "budget": 45, **(how if group.rank else {})})
+
+    for wrong in ({"initial": ([0], [1.0])}, {"initial": ([0, 1], [1.0])}):
+        first, second = rehearse(2, lambda group, wrong=wrong: script(group, **wrong))
+        assert isinstance(first, RankError)
+        assert isinstance(second, ValueError)
+        assert str(second)[:100] in str(first)
+
+    def with_policy(group):
+        return AskTell.resume(storage, arms=split(scattered(), group), policy=bbkb(regularization=0.6) if group.rank else None)
+
+    first, second = rehearse(2, with_policy)
+    assert isinstance(first, RankError)
+    assert "expected the policy of the run" in str(first)
+    assert isinstance(second, ValueError)
+    assert all(result.history.observations == 45 for result in rehearse(2, script))
+
+
 def test_ranks_of_other_versions_find_out_at_the_start():
     def script(group):
         older = {"versions": {"sparse_bo": sparse_bo.__version__, "torch": "2.0"}}

@@ -26,7 +26,7 @@ from sparse_bo.policies.elimination.batches import (
     with_results,
 )
 from sparse_bo.policies.elimination.refutation import SHARE
-from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.persistence import KEPT, sized
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.states import Report, State
 from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
@@ -58,9 +58,9 @@ class EliminationState(State):
     """δ of the policy."""
     width: BatchWidth
     """Width of the confidence bounds, with the current F."""
-    picks: Tensor = field(metadata=KEPT)
+    picks: Tensor = field(metadata=sized("n", "..."))
     """``n`` arms or ``n x d`` points observed so far, in order."""
-    y: Tensor = field(metadata=KEPT)
+    y: Tensor = field(metadata=sized("n"))
     """``n`` results."""
     prior: KnownPrior | None
     """Kernel, mean and λ; ``None`` before they are learned."""
@@ -68,7 +68,7 @@ class EliminationState(State):
     """The batch with results; ``None`` before its first result."""
     findings: tuple[Finding, ...] = ()
     """One for each complete batch."""
-    survivors: Tensor | None = field(default=None, metadata=KEPT)
+    survivors: Tensor | None = field(default=None, metadata=sized("s", "..."))
     """``a'`` arms (ascending), or ``c' x d`` candidates on a box, that can still be optimal; ``None``: all."""
     contradiction: str | None = field(default=None, metadata=KEPT)
     """Description of a contradiction in the data, which ends the run."""
@@ -84,7 +84,7 @@ class EliminationState(State):
     """Description of the refutation of the bounds; ``None`` without one, or after F was enlarged."""
     trusted: int | None = field(default=None, metadata=KEPT)
     """Number of batches that eliminate, when a refutation has stopped elimination; ``None``: all."""
-    failed: Tensor | None = field(default=None, metadata=KEPT)
+    failed: Tensor | None = field(default=None, metadata=sized("f", "..."))
     """Failed picks of the current plan before its first result, in order."""
     leading: Leading | None = None
     """The best candidate after the last batch; ``None`` before the first, and after a snapshot."""
@@ -284,7 +284,7 @@ def thaw_elimination(
         surrogate = replace(surrogate, sweep_dtype=torch.float64)
         observations, dictionary = persistence.thaw_observations(part, points), persistence.thaw_dictionary(part, points)
         posterior = posterior_over_part(surrogate, observations, dictionary)
-        confidence = BatchConfidence(**part["confidence"])
+        confidence = persistence.thaw_part(BatchConfidence, part["confidence"])
         findings.append(Finding(candidates, replace(posterior, stored=None), observations, confidence))
     state = replace(state, prior=prior, findings=tuple(findings))
     part = persistence.part_of(frozen, "plan")

@@ -14,7 +14,7 @@ from sparse_bo.policies.bandits.state import ArmState
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ConditionedArms, OutcomePicks, moments_of_all
 from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import KEPT, part_of, sized, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import with_sds
@@ -33,7 +33,7 @@ class OutcomeArmState(ArmState, OutcomeModels):
 
     unit: Tensor
     """``a x d``: the arms in the unit cube; under a kernel of the user's as they are."""
-    told: Tensor = field(metadata=KEPT)
+    told: Tensor = field(metadata=sized("n"))
     """``n`` evaluated arms, in order."""
     sweeps: tuple[ArmSweep, ...] = ()
     """The posterior of each outcome over all arms, with exact variances."""

@@ -16,7 +16,7 @@ from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingAr
 from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, GivenKernel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import KEPT, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import KEPT, part_of, sized, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, arms_of
 from sparse_bo.policies.settings import SweepSettings, check_kernel
 from sparse_bo.policies.states import Report, Stopwatch
@@ -32,9 +32,9 @@ class ImprovementState(BanditState):
 
     unit: Tensor
     """``a x d``: the arms in the unit cube; under a kernel of the user's as they are."""
-    told: Tensor = field(metadata=KEPT)
+    told: Tensor = field(metadata=sized("n"))
     """``n`` evaluated arms, in order."""
-    y: Tensor = field(metadata=KEPT)
+    y: Tensor = field(metadata=sized("n"))
     """``n`` observations."""
     surrogate: FittedRegion | None = None
     """The model; ``None`` before the initial design is complete."""
@@ -42,7 +42,7 @@ class ImprovementState(BanditState):
     """The model's posterior over all arms; empty before the initial design is complete."""
     learned_at: int = field(default=0, metadata=KEPT)
     """Evaluations when hyper-parameters were last learned."""
-    sd: Tensor | None = field(default=None, metadata=KEPT)
+    sd: Tensor | None = field(default=None, metadata=sized("n"))
     """``n`` known standard deviations (y) of the noise in ``y``, NaN where one is not known; ``None``: none is."""
 
     @property

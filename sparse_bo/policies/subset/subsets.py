@@ -13,7 +13,7 @@ from torch import Tensor
 from sparse_bo.domains import Box
 from sparse_bo.gp.observations import in_range
 from sparse_bo.models.gradient_subset import Gradient, gradient_subset
-from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.persistence import KEPT, sized
 from sparse_bo.policies.states import BoxState, Report
 
 Pool = Literal["buffer", "exact", "all"]
@@ -52,7 +52,7 @@ class SurrogateState(BoxState):
     """The model after the last batch, in the user's units; ``None`` before the initial design is complete."""
     width: float | None = field(default=None, metadata=KEPT)
     """Posterior standard deviations in the default acquisition function."""
-    subset: Tensor | None = field(default=None, metadata=KEPT)
+    subset: Tensor | None = field(default=None, metadata=sized("s"))
     """Rows of ``X`` that the model was fitted to, ascending; ``None`` before the first model."""
     buffer: int | None = field(default=None, metadata=KEPT)
     """M of a buffer by the clock; ``None`` before it is fixed."""

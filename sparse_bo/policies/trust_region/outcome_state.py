@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import KEPT, kept
+from sparse_bo.policies.persistence import kept, sized
 from sparse_bo.policies.states import PointState, Report, State
 from sparse_bo.policies.trust_region.gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of, with_sds
@@ -62,12 +62,12 @@ class OutcomeModels(State):
     merges: ClassVar[bool] = False
     """Whether the models merge the evaluations of a point."""
 
-    Y: Tensor = field(metadata=KEPT)
+    Y: Tensor = field(metadata=sized("n", "m"))
     """``n x m`` results in the user's units; NaN: missing."""
     outcomes: Outcomes
     fitted: tuple[FittedRegion, ...] = ()
     """The model of each outcome; its rows are those of :attr:`rows_of`. Empty before the initial design is complete."""
-    sds: Tensor | None = field(default=None, metadata=KEPT)
+    sds: Tensor | None = field(default=None, metadata=sized("n", "m"))
     """``n x m`` known standard deviations of the noise in ``Y``, NaN where one is not known; ``None``: none is."""
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.persistence import KEPT, kept
+from sparse_bo.policies.persistence import kept, sized
 from sparse_bo.policies.settings import Goal, whole_batches
 from sparse_bo.policies.states import BoxState, Report
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
@@ -31,8 +31,8 @@ class ImprovementSettings:
         batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
             that is more; after n of them on a box, where they are made in this process without noise, 1 + n // 50 at most.
         initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d if more, up to 20 on a box
-            and up to 100 over arms; in whole batches if ``batch_size`` is given and smaller, over arms one batch at least. On a
-            box, a category counts as one of the d inputs.
+            and up to 100 over arms; in full batches (of ``workers`` where these ask for fewer). On a box, a category counts as
+            one of the d inputs.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
             one, and some of the whole run. A batch costs O(n³) of them.
 
@@ -227,7 +227,7 @@ class RegionState(BoxState):
     """The model of a part of the observations; ``None`` before the initial design is complete."""
     merges: bool = False
     """Whether the model merges the evaluations of a point."""
-    sd: Tensor | None = field(default=None, metadata=KEPT)
+    sd: Tensor | None = field(default=None, metadata=sized("n"))
     """``n`` known standard deviations (y) of the noise in ``y``, NaN where one is not known; ``None``: none is."""
 
     def with_results(self, X: Tensor, y: Tensor, sd: Tensor | None = None) -> Self:

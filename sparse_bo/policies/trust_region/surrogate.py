@@ -21,7 +21,7 @@ from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, OPEN, PRIORS, Given, learn
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
-from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, sized, thaw_fields, thaw_part, under
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warp, warps
 
@@ -45,7 +45,7 @@ class FittedRegion:
     """Hyper-parameters of ``gp``."""
     warp: Warp
     """From observations to modelled values."""
-    rows: Tensor = field(metadata=KEPT)
+    rows: Tensor = field(metadata=sized("k"))
     """``n`` evaluated points that the GP knows, ascending."""
     chosen_at: int = field(metadata=KEPT)
     """Evaluations when kernel and warping were chosen."""
@@ -230,8 +230,8 @@ def freeze_region(fitted: FittedRegion) -> Frozen:
 
 def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covariance | None = None) -> FittedRegion:
     """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³)."""
-    kept, warp = thaw_fields(FittedRegion, frozen), Warp(**part_of(frozen, "warp"))
-    rows, learned = kept["rows"], Hyperparameters(**part_of(frozen, "learned"))
+    kept, warp = thaw_fields(FittedRegion, frozen), thaw_part(Warp, part_of(frozen, "warp"))
+    rows, learned = kept["rows"], thaw_part(Hyperparameters, part_of(frozen, "learned"))
     with one_thread():
         counts = seen.worth(rows, warp, learned)
         gp = local_posterior(X[rows], warp(seen.values[rows]), learned, counts=counts, kernel=kernel)

@@ -7,7 +7,7 @@ from sparse_bo import BBKB, AskTell, History, maximize, optimize
 from sparse_bo.dictionary import AllSampler
 from sparse_bo.domains import Box
 from sparse_bo.errors import PendingBatchError, ScheduleComplete
-from sparse_bo.policies import ExpectedImprovement
+from sparse_bo.policies import ExpectedImprovement, TrustRegion
 from tests.builders import arms, rbf_kernel, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 
@@ -221,3 +221,37 @@ def test_the_command_line_takes_plates(tmp_path):
     history = History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl")
     assert history.column("batch_size") == [7, 7, 7, 7, 2]
     assert len(set(history.indices)) == 30
+
+
+FULL = [
+    ({"workers": 4}, 4),
+    ({"policy": TrustRegion(batch_size=8)}, 8),
+    ({"policy": TrustRegion(batch_size=8), "workers": 4}, 4),
+    ({"policy": TrustRegion(batch_size=8), "objectives": {"a": "max", "b": "max"}}, 8),
+    ({"arms": arms(60, 3), "workers": 4}, 4),
+    ({"arms": arms(60, 3), "policy": ExpectedImprovement(batch_size=8), "workers": 4}, 4),
+    ({"arms": arms(60, 3), "policy": BBKB(batch_size=8), "workers": 4}, 4),
+]
+
+
+@pytest.mark.parametrize(("how", "size"), FULL, ids=range(len(FULL)))
+def test_every_plate_from_the_first_on_is_full(how, size):
+    """The design of 3 inputs needs 6 results."""
+    loop = AskTell(**({} if "arms" in how else {"bounds": [(0.0, 1.0)] * 3}), **how)
+    for _ in range(4):
+        batch = loop.ask()
+        assert len(batch) == size
+        y = batch.X.double()
+        loop.tell(batch.tickets, y[:, :2] if "objectives" in how else y.sum(dim=-1))
+
+
+def test_a_first_plate_in_pieces_is_full_too_and_a_given_design_is_kept():
+    loop = AskTell(bounds=[(0.0, 1.0)] * 3, policy=TrustRegion(batch_size=8))
+    at_once = AskTell(bounds=[(0.0, 1.0)] * 3, policy=TrustRegion(batch_size=8)).ask()
+    pieces = [loop.ask(q).X for q in (3, 3, 3)]
+    assert [len(piece) for piece in pieces] == [3, 3, 2]
+    assert torch.equal(torch.cat(pieces), at_once.X)
+    with pytest.raises(PendingBatchError):
+        loop.ask(1)
+    given = AskTell(bounds=[(0.0, 1.0)] * 3, policy=TrustRegion(batch_size=8, initial_design=6))
+    assert len(given.ask()) == 6

@@ -15,7 +15,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.warnings import NumericalWarning
 
 from sparse_bo import AskTell, SparseGP
-from sparse_bo.policies import BoTorchUCB
+from sparse_bo.policies import RSSBO, BoTorchUCB, SparseUCB, VecchiaUCB
 from sparse_bo.policies.subset.surrogate_models import (
     ClosedFormUpperConfidenceBound,
     exact_gp,
@@ -127,3 +127,13 @@ def test_the_loop_is_the_one_that_a_user_of_botorch_writes(learning):
         loop.run(f, 9)
         runs.append(loop.state)
     torch.testing.assert_close(runs[0].X, runs[1].X, rtol=0.0, atol=2e-3)
+
+
+@pytest.mark.parametrize("policy", [VecchiaUCB(), VecchiaUCB(neighbors=3), BoTorchUCB(), SparseUCB(), RSSBO()], ids=repr)
+def test_observations_of_one_point_alone_are_modelled(policy):
+    X, y = torch.full((24, 2), 0.3, dtype=torch.float64), torch.linspace(0.9, 1.1, 24, dtype=torch.float64)
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, policy=policy, initial=(X, y))
+    loop.tell(loop.ask(1).tickets, [0.5])
+    result = loop.result()
+    assert result.best_x.tolist() == [0.3, 0.3]
+    assert result.best_mean == pytest.approx(1.0, abs=0.1)

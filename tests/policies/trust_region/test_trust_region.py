@@ -95,7 +95,7 @@ def test_until_a_repeat_has_shown_noise_only_the_best_point_is_evaluated_twice(o
     for repeats in (0, 1, 0):
         batch = loop.ask()
         seen = torch.cat([seen, batch.X])
-        assert len(seen) - len(torch.unique(seen, dim=0)) == repeats + (len(seen) > 30)
+        assert len(seen) - len(torch.unique(seen, dim=0)) == repeats + (len(seen) > 60)
         loop.tell(batch, objective(batch.X))
 
 
