@@ -63,8 +63,9 @@ class FittedRegion:
         """Return the row of the evaluation to recommend, with median and spread there. O(n² + n d + n log n).
 
         Where replicates have shown that there is no noise, it is the highest observation. Else it is the point of the highest
-        posterior mean among those of the model whose mean observation is in the upper quarter: a model that has learned
-        nothing would recommend any point.
+        posterior mean among those of the model with the highest mean observations: of n, the share ``r²/4``, at least five,
+        where ``r²`` is the variance of the posterior means over that of the observations. A model that has learned nothing
+        would recommend any point (docs/decisions/179).
 
         Args:
             U: ``n x d`` evaluated points, in the unit cube.
@@ -74,8 +75,10 @@ class FittedRegion:
             row = int(seen.y.argmax())
             return row, float(seen.y[row]), 0.0
         highest = seen.rows[seen.values[seen.rows].argsort(descending=True, stable=True)]
-        known = self.rows[torch.isin(self.rows, highest[: max(10, len(highest) // 4)])]
-        row = int(known[self.gp.mean(U[known]).argmax()])
+        means, observed = self.gp.mean(U[self.rows]), self.warp(seen.values[self.rows])
+        explained = float((means.var(correction=0) / observed.var(correction=0).clamp_min(1e-300)).clamp_max(1.0))  # r²
+        among = torch.isin(self.rows, highest[: max(5, int(0.25 * explained * len(highest)))])
+        row = int(self.rows[means.masked_fill(~among, -torch.inf).argmax()])
         median, spread = self.medians(U[row : row + 1])
         return row, float(median), float(spread)
 

@@ -180,6 +180,39 @@ def test_where_a_repeat_shows_no_noise_the_highest_observation_is_recommended():
     assert other.report().best_sd > 0.0
 
 
+def test_a_model_that_has_learned_nothing_recommends_one_of_the_five_highest_observations():
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+
+        def noise(X, generator=generator):  # of seven decades
+            return -(10.0 ** (7.0 * torch.rand(len(X), generator=generator, dtype=torch.float64)))
+
+        mechanism, state, own = told(TrustRegion(), n=100, objective=noise, seed=seed)
+        state = mechanism.tell(state, state.X[:1], noise(state.X[:1]), generator=own)
+        highest = state.replicates.values.topk(5).values
+        assert float(state.replicates.values[(state.X == state.report().best_x).all(dim=-1)].max()) in highest.tolist()
+
+
+def test_a_model_that_explains_the_observations_recommends_by_its_mean_among_a_quarter():
+    """Nine observations far above the slope are noise, as the other evaluation of one of them shows."""
+
+    def slope(X, high=()):
+        y = X[:, 0].clone()
+        y[list(high)] += 0.25
+        return y
+
+    generator = torch.Generator().manual_seed(0)
+    where = Box(unit_box(1))
+    mechanism, X = TrustRegion().on(where), torch.linspace(0.0, 1.0, 100, dtype=torch.float64).unsqueeze(-1)
+    noisy = slope(X, high=range(78, 94, 2)) + 0.05 * torch.randn(100, generator=generator, dtype=torch.float64)
+    state = mechanism.tell(mechanism.init(), X, noisy, generator=generator)
+    state = mechanism.tell(state, X[78:79], slope(X[78:79]), generator=generator)
+    highest = state.X[state.y.topk(5).indices]
+    best = state.report().best_x
+    assert float(best) > 0.95
+    assert not bool((highest == best).all(dim=-1).any())
+
+
 def test_the_report_is_in_the_units_of_the_user():
     _, state, _ = told(TrustRegion(), n=30, objective=lambda X: 1e6 + 1e3 * bowl(X))
     report = state.report()
