@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from sparse_bo.gp import objective_prior
+from sparse_bo.policies.trust_region import search, surrogate
 from tests import second_device
 from tests.pretend_device import PRETEND, pretend_device
 
@@ -139,6 +141,52 @@ def second(request: pytest.FixtureRequest) -> second_device.Second:
     if SECOND not in request.config.stash:
         pytest.skip("shown on the second device: pytest --device second")
     return request.config.stash[SECOND]
+
+
+IN_FULL = ("gp", "models", "policies/trust_region")
+"""Folders whose tests are of learning and searches themselves."""
+STEPS = 4
+"""Of L-BFGS-B, with which a run of the default policy takes a third of the time."""
+LEARN, LBFGSB = surrogate.learn, search.lbfgsb
+
+
+def learn_shortly(*args: Any, max_steps: int = STEPS, restart: bool = False, **options: Any) -> Any:
+    return LEARN(*args, max_steps=min(max_steps, STEPS), **options)
+
+
+def climb_shortly(*args: Any, maxiter: int, **options: Any) -> Any:
+    return LBFGSB(*args, maxiter=min(maxiter, STEPS), **options)
+
+
+def set_searches(patch: pytest.MonkeyPatch, learning: Any, climbing: Any) -> None:
+    for module in (surrogate, objective_prior):
+        patch.setattr(module, "learn", learning)
+    patch.setattr(search, "lbfgsb", climbing)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def searches(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Learning of hyper-parameters and climbs of few steps outside of :data:`IN_FULL`.
+
+    Every model is learned and every climb is made, but to few digits, which is enough for whatever a run is made of.
+    """
+    folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
+    with pytest.MonkeyPatch.context() as patch:
+        if not folder.startswith(IN_FULL):
+            set_searches(patch, learn_shortly, climb_shortly)
+        yield
+
+
+@pytest.fixture
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps, inside of :data:`IN_FULL` too: for tests of how a run is made, not of how good it is."""
+    set_searches(monkeypatch, learn_shortly, climb_shortly)
+
+
+@pytest.fixture
+def searches_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As users have them: for tests of how good a result is, or of the same run in another process."""
+    set_searches(monkeypatch, LEARN, LBFGSB)
 
 
 @pytest.fixture

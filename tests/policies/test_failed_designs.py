@@ -38,6 +38,7 @@ def told(loop, batch, failed):
         loop.fail([batch.tickets[i] for i in failed])
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
 @pytest.mark.parametrize("failed", [1, 6, 9, 12], ids=lambda failed: f"{failed} of 12")
 @pytest.mark.parametrize("case", PLATES)

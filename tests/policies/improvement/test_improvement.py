@@ -374,6 +374,7 @@ def test_an_evaluated_arm_outside_the_model_is_not_evaluated_again():
     assert bool((torch.isin(picks, known) | (picks >= 200)).all())
 
 
+@pytest.mark.usefixtures("searches_in_full")
 def test_the_more_evaluations_the_more_of_them_may_be_of_the_best_arm():
     """Eleven evaluations of an arm tell it to 0.3 of the noise, which was enough however many there were in all."""
     X = torch.linspace(0.0, 1.0, 31, dtype=torch.float64).unsqueeze(-1)

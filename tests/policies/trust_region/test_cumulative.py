@@ -129,6 +129,7 @@ def test_the_model_knows_the_noise_that_repeats_show():
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.2
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_a_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
     def go_on(loop, until):
         while loop.asked < until:

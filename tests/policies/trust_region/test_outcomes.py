@@ -167,6 +167,7 @@ def test_the_first_pick_after_the_design_repeats_a_point_of_the_front_once():
     assert len(torch.unique(torch.cat([after.X, again.picks]), dim=0)) == len(after.X) + len(again.picks) - 1
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_a_thawed_state_has_the_same_picks_and_the_same_report():
     for outcomes, function in ((TWO, pair), (LIMITED, limited)):
         mechanism, state = searched(TrustRegion(), unit_box(), outcomes, function, budget=14)
@@ -180,6 +181,7 @@ def test_a_thawed_state_has_the_same_picks_and_the_same_report():
         assert (design.pulls, design.region, design.fitted) == (0, None, ())
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_a_missing_outcome_leaves_out_its_own_model_only():
     missing = torch.zeros(20, 3, dtype=torch.bool)
     missing[3, 1] = missing[7, 0] = True
@@ -216,6 +218,7 @@ def test_without_a_feasible_point_the_least_violation_is_sought_and_reported():
     assert report.best_x.tolist() == pytest.approx([1.0, 1.0], abs=0.02)
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_several_objectives_without_a_feasible_point_have_no_volume():
     never = Outcomes.of({"near": "min", "far": "max"}, {"sum": (5.0, None)})
     f = lambda X: torch.cat([pair(X), X.sum(dim=-1, keepdim=True)], dim=-1)  # noqa: E731
@@ -225,6 +228,7 @@ def test_several_objectives_without_a_feasible_point_have_no_volume():
     assert float(state.X[-4:].sum(dim=-1).max()) > 1.9
 
 
+@pytest.mark.usefixtures("short_searches")
 @pytest.mark.parametrize(
     "function",
     [
@@ -284,6 +288,7 @@ def test_where_replicates_show_noise_front_and_volume_are_those_of_the_models():
     assert abs(report.hypervolume - truth) < 0.5 * abs(lucky - truth)
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_with_noise_front_and_volume_are_the_same_everywhere():
     generator = torch.Generator().manual_seed(1)
 
@@ -303,6 +308,7 @@ def test_with_noise_front_and_volume_are_the_same_everywhere():
     assert list(columns.reference.values()) == result.reference.tolist()
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_points_where_evaluations_fail_are_avoided():
     mechanism, state, _ = told(TWO, pair)
     failed = asked(mechanism, state).picks[1:2]
@@ -311,6 +317,7 @@ def test_points_where_evaluations_fail_are_avoided():
     assert float((again[1:] - failed).norm(dim=-1).min()) > 1e-3
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_a_space_is_searched_on_its_values_and_no_point_twice():
     domain = space_domain({"n": Int(1, 500), "x": Int(0, 300)})
     outcomes = Outcomes.of({"a": "max", "b": "min"})
@@ -334,6 +341,7 @@ def test_one_objective_without_constraints_is_solved_as_without_outcomes():
     assert float(bowl(state.report().best_x.unsqueeze(0))) > -1e-3
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_picks_do_not_depend_on_the_default_dtype():
     before = torch.get_default_dtype()
     runs = []
@@ -346,6 +354,7 @@ def test_picks_do_not_depend_on_the_default_dtype():
     assert torch.equal(*runs)
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_a_search_of_bounds_on_another_device_is_that_on_the_cpu(device):
     expected = searched(TrustRegion(), unit_box(), TWO, pair, budget=14)[1]
     got = searched(TrustRegion(), unit_box(device=device), TWO, pair, budget=14)[1]
@@ -353,6 +362,7 @@ def test_a_search_of_bounds_on_another_device_is_that_on_the_cpu(device):
     assert torch.equal(got.X, expected.X)
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_the_global_generator_is_left_alone():
     state = torch.get_rng_state()
     searched(TrustRegion(), unit_box(), TWO, pair, budget=14)

@@ -99,18 +99,21 @@ def test_until_a_repeat_has_shown_noise_only_the_best_point_is_evaluated_twice(o
         loop.tell(batch, objective(batch.X))
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_in_this_process_the_first_batches_after_the_design_have_one_point():
     assert sizes(bowl, budget=53) == [5] + [1] * 45 + [2, 1]
     assert sizes(bowl, budget=17, policy=TrustRegion(batch_size=4)) == [4, 4, 4, 4, 1]  # as many as are given
     assert len(AskTell(bounds=box(), seed=0).ask(4)) == 4  # whoever asks gets as many
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_batches_have_four_points_once_there_is_noise():
     generator = torch.Generator().manual_seed(0)
     noisy = sizes(lambda X: bowl(X) + 0.1 * torch.randn(len(X), generator=generator, dtype=torch.float64), budget=19)
     assert noisy == [5, 1, 4, 4, 4, 1]
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_pending_points_fill_the_batch_and_are_not_proposed_again():
     mechanism, state, generator = told(TrustRegion(batch_size=6))
     first = mechanism.ask(state, max_q=4, pending=NOTHING, generator=generator).picks
@@ -122,6 +125,7 @@ def test_pending_points_fill_the_batch_and_are_not_proposed_again():
     assert waiting.needed == 3
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_the_number_of_results_that_it_waits_for_is_right():
     loop = AskTell(policy=TrustRegion(initial_design=4, batch_size=3), bounds=box(), seed=0)
     batch = loop.ask()
@@ -230,6 +234,7 @@ def test_picks_do_not_depend_on_the_number_of_threads():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_a_run_is_the_same_on_another_device(device):
     expected = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=16, seed=0)
     got = maximize(bowl, bounds=box(device), policy=TrustRegion(), budget=16, seed=0)
@@ -237,6 +242,7 @@ def test_a_run_is_the_same_on_another_device(device):
     assert got.best_x.device.type == torch.device(device).type  # the state stays on the CPU
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_the_global_generator_is_left_alone():
     state = torch.get_rng_state()
     maximize(bowl, bounds=box(), policy=TrustRegion(), budget=20, seed=0)
@@ -313,6 +319,7 @@ def test_an_outlier_that_is_the_objectives_own_is_recommended():
     assert highest > 0.0  # the bowl's own values are not
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_a_constant_objective_is_explored_to_the_end():
     result = maximize(lambda X: torch.full((len(X),), 7.0).double(), bounds=box(), budget=30, seed=0)
     assert result.best_mean == pytest.approx(7.0)
@@ -320,6 +327,7 @@ def test_a_constant_objective_is_explored_to_the_end():
     assert len(torch.unique(points, dim=0)) == 30
 
 
+@pytest.mark.usefixtures("short_searches")
 def test_an_infinite_value_is_refused_and_nothing_is_lost(tmp_path):
     calls = []
 
@@ -345,6 +353,7 @@ def test_failures_of_thirty_percent_do_not_matter():
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.01
 
 
+@pytest.mark.usefixtures("short_searches")
 @pytest.mark.parametrize("budget", [1, 2, 9])
 def test_a_budget_below_the_design_ends_with_the_best_seen(budget):
     result = maximize(bowl, bounds=box(), budget=budget, seed=0)
