@@ -43,6 +43,7 @@ SPACES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("objectives", [("v", "w"), ("v", "w", "u")], ids=len)
 def test_several_objectives_make_nothing_on_the_default_device(space, objectives):
