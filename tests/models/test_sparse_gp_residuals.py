@@ -61,7 +61,7 @@ def test_a_fine_ripple_on_a_trend_is_not_noise(seed):
         assert float((model.posterior(T).mean - ripple(T)).square().mean().sqrt() / ripple(T).std()) < 0.02
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("n", [1000, 1200])
 @pytest.mark.parametrize("kernel", [None, ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=4))], ids=["default", "Matérn"])
