@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="UNITS",
         help="with --device second: sums, products and solves there are off by up to so many units of round-off",
     )
+    parser.addoption("--in-full", action="store_true", help="learn and search in every test as for users: twice as long")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -181,21 +182,22 @@ def set_searches(patch: pytest.MonkeyPatch, learning: Any, climbing: Any) -> Non
 
 @pytest.fixture(scope="module", autouse=True)
 def searches(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Learning of hyper-parameters and climbs of few steps outside of :data:`IN_FULL`.
+    """Learning of hyper-parameters and climbs of few steps outside of :data:`IN_FULL`, unless ``--in-full`` is passed.
 
     Every model is learned and every climb is made, but to few digits, which is enough for whatever a run is made of.
     """
     folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
     with pytest.MonkeyPatch.context() as patch:
-        if not folder.startswith(IN_FULL):
+        if not folder.startswith(IN_FULL) and not request.config.getoption("--in-full"):
             set_searches(patch, learn_shortly, climb_shortly)
         yield
 
 
 @pytest.fixture
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_searches(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Few steps, inside of :data:`IN_FULL` too: for tests of how a run is made, not of how good it is."""
-    set_searches(monkeypatch, learn_shortly, climb_shortly)
+    if not request.config.getoption("--in-full"):
+        set_searches(monkeypatch, learn_shortly, climb_shortly)
 
 
 @pytest.fixture
