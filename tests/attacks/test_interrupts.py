@@ -96,6 +96,7 @@ def struck(line: int, strike: Callable[[], None], settings: dict[str, Any], fold
     return finished(loop, told), told
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strikes", [8, pytest.param(10**6, marks=pytest.mark.slow)], ids=["sampled", "every line"])
 @pytest.mark.parametrize("strike", [interrupt, out_of_memory])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

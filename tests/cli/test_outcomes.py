@@ -119,7 +119,7 @@ def test_compare_has_no_objectives():
     assert "--objectives" in done.stderr
 
 
-def test_every_command_works_on_a_run_with_outcomes(folder, drawn):
+def test_every_command_works_on_a_run_with_outcomes(folder):
     done = invoke(*RUN, "--budget", 12, "--storage", "run.journal")
     assert done.exit_code == 0, done.output
     assert "maximise yield, minimise cost, impurity at most 0.08" in done.output

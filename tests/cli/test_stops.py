@@ -184,27 +184,45 @@ def f(X):
 """
 
 
-@pytest.mark.parametrize(
-    ("unusual", "evaluations", "code", "said"),
-    [
-        ("cancel", 3, 1, "stopped: CancelledError\n"),
-        ("chdir", 9, 0, ""),
-        ("close", 9, 1, "error: could not print everything (I/O operation on closed file.)\n"),
-    ],
-)
-def test_unusual_acts_of_an_objective_lose_nothing(unusual, evaluations, code, said, tmp_path):
-    """Results are saved in the folder that is printed, before anything is printed."""
+UNUSUAL_RUN = ["run", "--objective", "unusual:f", "--grid", "9x9", "--policy", "random", "--budget", "9", "--out", "out"]
+
+
+@pytest.fixture
+def unusual(tmp_path, monkeypatch):
+    """A working folder with an objective that does what the environment says in its fourth call."""
     (tmp_path / "unusual.py").write_text(UNUSUAL)
     (tmp_path / "elsewhere").mkdir()
-    command = [sys.executable, "-m", "sparse_bo", "run", "--objective", "unusual:f", "--grid", "9x9", "--policy", "random"]
-    environment = {**os.environ, "UNUSUAL": unusual, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [*command, "--budget", "9", "--out", "out"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (code, said)
-    assert len(History.load(tmp_path / "out/f-random-seed0.jsonl").indices) == evaluations
-    assert (tmp_path / "out/f-random-seed0.png").exists()
-    assert not list((tmp_path / "elsewhere").iterdir())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("unusual", None)
+
+
+def left_by(folder):
+    """Return how many evaluations are in the history of a run, which is saved where the run began, with its figure."""
+    assert (folder / "out/f-random-seed0.png").exists()
+    assert not list((folder / "elsewhere").iterdir())
+    return len(History.load(folder / "out/f-random-seed0.jsonl").indices)
+
+
+@pytest.mark.parametrize(
+    ("act", "evaluations", "code", "said"), [("cancel", 3, 1, "stopped: CancelledError\n"), ("chdir", 9, 0, "")]
+)
+def test_unusual_acts_of_an_objective_lose_nothing(act, evaluations, code, said, unusual, monkeypatch):
+    monkeypatch.setenv("UNUSUAL", act)
+    done = invoke(*UNUSUAL_RUN)
+    assert (done.exit_code, done.stderr) == (code, said)
+    assert left_by(unusual) == evaluations
+
+
+def test_an_objective_that_closes_the_output_loses_nothing(unusual):
+    """Results are saved before anything is printed."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-m", "sparse_bo", *UNUSUAL_RUN]
+    environment = {**os.environ, "UNUSUAL": "close", "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: could not print everything (I/O operation on closed file.)\n")
+    assert left_by(unusual) == 9
 
 
 @pytest.mark.parametrize("executor", [[], ["--executor", "threads"]], ids=["here", "threads"])

@@ -231,7 +231,7 @@ def minus_distance(**best):
     return lambda point: -sum(float(point[name] - value) ** 2 for name, value in best.items())
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("space", "best"),

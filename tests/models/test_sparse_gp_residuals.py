@@ -47,6 +47,7 @@ def error(model):
         return float((model.posterior(T).mean - wave(T)).square().mean().sqrt() / wave(T).std())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_fine_ripple_on_a_trend_is_not_noise(seed):
     g = torch.Generator().manual_seed(seed)
@@ -86,6 +87,7 @@ TRENDS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("trend", TRENDS)
 def test_a_ripple_on_a_steep_trend_is_not_noise(trend, seed):
@@ -152,6 +154,7 @@ def test_correlation_among_neighbours_of_what_two_inputs_do_together():
     assert 0.8 < float(scores.std()) < 1.2
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_good_observations_are_not_warned_of(noise, seed):
@@ -245,6 +248,7 @@ def one_bad_row(n, seed, size):
     return X, Y, torch.rand(300, 4, generator=g, dtype=torch.float64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "seed", "size"), [(1000, 7, 1e4), (1040, 2, 1e4), (1041, 4, 1e4), (1040, 2, 100.0)])
 def test_a_row_that_its_neighbours_follow_is_left_out(n, seed, size):
     """A learned spike at the row spoils the predictions of its ten nearest: by their scale the row was not far off."""
@@ -255,6 +259,7 @@ def test_a_row_that_its_neighbours_follow_is_left_out(n, seed, size):
         assert float((model.posterior(T).mean - curved(T)).square().mean().sqrt()) < 0.03
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "seed"), [(500, 2), (1040, 5), (1041, 4), (1500, 2), (3000, 2)])
 def test_a_row_that_no_search_has_seen_is_named(n, seed):
     """All rows are looked at, not those alone that hyper-parameters are learned from."""
@@ -280,6 +285,7 @@ def test_residuals_without_two_rows_are_those_of_dense_algebra():
             )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:Very small noise values:linear_operator.utils.warnings.NumericalWarning")  # as all rows'
 @pytest.mark.parametrize("size", [1e4, 1e5])
 def test_known_noise_is_that_of_the_other_rows(size):

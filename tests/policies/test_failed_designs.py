@@ -38,6 +38,7 @@ def told(loop, batch, failed):
         loop.fail([batch.tickets[i] for i in failed])
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
 @pytest.mark.parametrize("failed", [1, 6, 9, 12], ids=lambda failed: f"{failed} of 12")
 @pytest.mark.parametrize("case", PLATES)
@@ -93,7 +94,7 @@ BATCHES = {
 def test_other_picks_take_the_place_of_repeats_after_a_failure(case):
     loop, noise = AskTell(**BATCHES[case], seed=2), torch.Generator().manual_seed(3)
     succeeded = set()
-    for round in range(5):
+    for round in range(3):
         batch = loop.ask()
         assert len(batch) == 12 or round == 0
         once = [tuple(x) for x in batch.X.tolist()]

@@ -7,13 +7,17 @@ from sparse_bo.report.page import result_card, run_page
 from tests.report.builders import HOSTILE, SHOWN, TAGS, Elements, hostile_view, slice_along, table_after, view
 
 
+@pytest.fixture(scope="module")
+def plain():
+    return Elements(run_page(hostile_view("plain")))
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_words_are_shown_letter_by_letter(kind):
+def test_hostile_words_are_shown_letter_by_letter(kind, plain):
     word, shown = HOSTILE[kind], SHOWN.get(kind, HOSTILE[kind])
     page = run_page(hostile_view(word))
     read = Elements(page)
-    plain = Elements(run_page(hostile_view("plain")))
     assert (read.tags, read.attributes) == (plain.tags, plain.attributes)
     assert read.tags <= TAGS
     assert "script" not in read.tags

@@ -204,7 +204,7 @@ def history(outcomes, n=40, seed=0, policy="p"):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")  # the font lacks a letter
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 3)), 4])
 def test_figures_of_one_to_four_objectives(count, tmp_path):
     names = ["cost in $", "a_b", "\x1b[31mred", "中"][:count]
     many = history(Outcomes.of(dict.fromkeys(names, "max"), {"z": (0.2, None)}))

@@ -95,6 +95,7 @@ def test_queued_evaluations_are_asked_first_in_order(kind):
     assert more.tickets == [1 + len(wanted)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("kind", DOMAINS)
 def test_both_are_in_the_journal_and_resumed(kind, seconds, tmp_path):
@@ -147,6 +148,7 @@ def test_results_at_other_inputs_than_asked_are_those_of_these_inputs(kind):
     assert len(second) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("kind", DOMAINS)
 def test_results_at_other_inputs_are_in_the_journal_and_resumed(kind, seconds, tmp_path):

@@ -142,8 +142,8 @@ def test_intervals_of_a_known_model_are_those_of_the_exact_gaussian_process(kind
 
 def test_predictions_at_points_of_ones_own_have_the_names_and_the_sign_of_the_run():
     points = [{"lr": 0.01, "depth": 5, "kind": "tree"}, {"lr": 0.02, "depth": 6, "kind": "net"}]
-    high = maximize(score, space=SPACE, budget=40, seed=0).predict(points)
-    low = minimize(lambda point: -score(point), space=SPACE, budget=40, seed=0).predict(points)
+    high = maximize(score, space=SPACE, budget=24, seed=0).predict(points)
+    low = minimize(lambda point: -score(point), space=SPACE, budget=24, seed=0).predict(points)
     assert low["value"].tolist() == pytest.approx((-high["value"]).tolist())
     assert low["value_lower"].tolist() == pytest.approx((-high["value_upper"]).tolist())
     assert high["value_lower"][0] <= score(points[0]) <= high["value_upper"][0]
@@ -151,7 +151,7 @@ def test_predictions_at_points_of_ones_own_have_the_names_and_the_sign_of_the_ru
     def two(x):
         return {"sum": x[0] + x[1], "square": x[0] ** 2}
 
-    found = optimize(two, bounds=[(0, 1)] * 2, objectives={"sum": "max", "square": "min"}, budget=30, seed=0).predict(
+    found = optimize(two, bounds=[(0, 1)] * 2, objectives={"sum": "max", "square": "min"}, budget=16, seed=0).predict(
         [[0.4, 0.8]]
     )
     assert list(found) == [f"{of}{end}" for of in ("sum", "square") for end in ("", "_lower", "_upper")]

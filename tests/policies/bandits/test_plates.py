@@ -103,6 +103,7 @@ ONCE = [BBKB(batch_size=24, repeats=False), BBKB(repeats=False), ExpectedImprove
 ONCE += [ExpectedImprovement(repeats=False)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("policy", ONCE)
 @pytest.mark.parametrize("executor", [None, "threads"])
 def test_a_run_in_which_each_candidate_is_tried_once_ends_with_the_last_one(policy, executor):

@@ -362,6 +362,7 @@ def test_fingerprints_under_a_kernel_of_the_users():
     assert start.hypervolume > 0.0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("outcomes", [TWO, LIMITED], ids=["two", "limited"])
 def test_a_tenth_of_a_library_has_nine_tenths_of_the_front(outcomes):
     draws = generator(11)

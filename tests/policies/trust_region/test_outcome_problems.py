@@ -31,6 +31,7 @@ def test_the_front_of_dtlz2_is_reached():
     assert volume(test_functions.DTLZ2(dim=4, num_objectives=2), reference=1.1, budget=40) > 0.37  # of 0.4246
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_ends_of_a_front_are_found(seed):
     """Below the front that was reached, points beyond its ends would have no improvement."""
