@@ -142,11 +142,6 @@ class SpaceBox(Box):
         widths = torch.tensor([p.width for p in self.space.parameters.values() if p.width], device="cpu")
         return torch.arange(len(widths), device="cpu").repeat_interleave(widths).to(self.device)
 
-    @property
-    def parameter_count(self) -> int:
-        """See :attr:`Box.parameter_count`: of a space with conditions, of those that are there at the same time."""
-        return self.space.most_at_once
-
     def snap(self, U: Tensor) -> Tensor:
         """See :meth:`Box.snap`: to the encoded values."""
         return self.space.snap(U)

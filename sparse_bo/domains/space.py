@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -91,25 +90,6 @@ class Space:
             return None
         table = self._table() if self._conditions else None
         return math.prod(n for n in counts if n is not None) if table is None else len(table[self.names[0]])
-
-    @cached_property
-    def most_at_once(self) -> int:
-        """Largest number of parameters of more than one value that a point has.
-
-        Of a parameter that depends on several others the first one counts, so that with such ones it is an upper bound.
-        """
-        children: dict[str | None, list[str]] = {}
-        for name, parameter in self.parameters.items():
-            children.setdefault(next(iter(parameter.when or {}), None), []).append(name)
-
-        def below(name: str) -> int:
-            at: Counter[float] = Counter()  # value of this parameter -> parameters below it
-            for child in children.get(name, []):
-                for number in self._conditions[child][name].tolist():
-                    at[number] += below(child)
-            return int(self.parameters[name].count != 1) + max(at.values(), default=0)
-
-        return sum(below(name) for name in children[None])
 
     @property
     def small(self) -> bool:

@@ -65,9 +65,7 @@ class ImprovementSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionSettings(ImprovementSettings):
-    """Settings of a trust region, after TuRBO (Eriksson et al. 2019). Lengths are in the unit cube.
-
-    A category is one input, and conditional parameters are as many inputs as are there at the same time.
+    """Settings of a trust region, after TuRBO (Eriksson et al. 2019). Lengths are in the unit cube; a category is one input.
 
     Attributes:
         exploration: Share of the picks made in the whole box while the region is smaller, in [0, 1]. ``None``: 1/4 in up to
