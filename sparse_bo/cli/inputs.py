@@ -320,7 +320,7 @@ def taken_over(journals: Sequence[Path], defaults: Sequence[str]) -> RunObservat
 def check_there(storage: Path) -> None:
     """Check that a journal exists."""
     if not storage.exists():
-        starts = f"`python -m sparse_bo run --storage {shlex.quote(str(storage))}` starts one"
+        starts = "`python -m sparse_bo run --storage {0}` or `create {0}` starts one".format(shlex.quote(str(storage)))
         raise FileNotFoundError(f"expected a journal at {storage}, found none; {starts}")
 
 
