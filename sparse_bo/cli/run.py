@@ -449,7 +449,7 @@ def enqueue(options: Namespace) -> None:
     given = [name for name in columns.inputs if name in file.columns]
     left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
     with _by_files(options, recorded.about, file.lines) as loop:
-        loop.enqueue(points := columns.points(file))
+        loop.enqueue(points := columns.points(file, whole=False))
         asked = loop.asked + len(points)
     say(f"queued {_points(len(points))}, which the run evaluates first")
     say(f"next: {_next(options.storage, recorded.about, asked)}")

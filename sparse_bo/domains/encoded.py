@@ -145,7 +145,7 @@ class SpaceBox(Box):
     @property
     def parameter_count(self) -> int:
         """See :attr:`Box.parameter_count`: of a space with conditions, of those that are there at the same time."""
-        return self.space.most_at_once
+        return self.space.max_active
 
     def snap(self, U: Tensor) -> Tensor:
         """See :meth:`Box.snap`: to the encoded values."""

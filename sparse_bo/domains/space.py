@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -93,7 +93,7 @@ class Space:
         return math.prod(n for n in counts if n is not None) if table is None else len(table[self.names[0]])
 
     @cached_property
-    def most_at_once(self) -> int:
+    def max_active(self) -> int:
         """Largest number of parameters of more than one value that a point has.
 
         Of a parameter that depends on several others the first one counts, so that with such ones it is an upper bound.
@@ -267,6 +267,15 @@ class Space:
         middle = {one: p.decode(p.columns(like + p.idle))[0] for one, p in self.parameters.items()}
         return self.completed(made, {**middle, **other}, generator=torch.Generator())
 
+    def with_none(self, point: Parameters, names: Container[str]) -> Parameters:
+        """Return a point with ``None`` for the choices among ``names`` that it lacks and that may be ``None`` there."""
+        made = dict(point)
+        for name in self._parents_first:
+            one = self.parameters[name]
+            if name in names and name not in made and isinstance(one, Choice) and None in one.values and self._due(one, made):
+                made[name] = None
+        return made
+
     def points_of(self, table: Any) -> list[Parameters]:
         """Return the points of a pandas table with a column for each parameter; other columns are left out.
 
@@ -276,14 +285,8 @@ class Space:
         names = [name for name in self._parents_first if name in table.columns]
         table, points = table[names], list[Parameters]()
         for row, gaps in zip(table.to_dict("records"), table.isna().to_dict("records"), strict=True):
-            point: Parameters = {}
-            for name in names:
-                parameter = self.parameters[name]
-                if not gaps[name]:
-                    point[name] = parameter.whole(row[name])
-                elif self._due(parameter, point) and isinstance(parameter, Choice) and None in parameter.values:
-                    point[name] = None
-            points.append(point)
+            point = {name: self.parameters[name].whole(row[name]) for name in names if not gaps[name]}
+            points.append(self.with_none(point, names))
         return points
 
     def decode(self, U: Tensor) -> list[Parameters]:

@@ -276,8 +276,11 @@ class PointColumns(NamedTuple):
         """Return the points of evaluations in the form of :meth:`points`."""
         return self.recorded(batch.picks.tolist())
 
-    def points(self, file: CSVFile) -> list[Any]:
-        """Return the points of a file, as :meth:`sparse_bo.AskTell.add` takes them. An empty cell: the input is missing."""
+    def points(self, file: CSVFile, *, whole: bool = True) -> list[Any]:
+        """Return the points of a file, as :meth:`sparse_bo.AskTell.add` takes them.
+
+        An empty cell: the input is missing. Of a ``whole`` point it is ``None``, if that is a choice: pandas writes so.
+        """
         rows = range(len(file.rows))
         if self.inputs == ["name"] and self.space is None:
             return [row["name"] for row in file.rows]
@@ -285,10 +288,11 @@ class PointColumns(NamedTuple):
             return [self._whole(file, row, "arm") for row in rows]
         if self.space is None:
             return [[file.number(row, name) if file.rows[row].get(name) else math.nan for name in self.inputs] for row in rows]
-        parameters = self.space.parameters.items()
-        return [
+        parameters, names = self.space.parameters.items(), file.columns if whole else []
+        found = [
             {name: _value(one, file, row, name) for name, one in parameters if file.rows[row].get(name, "")} for row in rows
         ]
+        return [self.space.with_none(point, names) for point in found]
 
     def tickets(self, file: CSVFile) -> list[int]:
         """Return the tickets of a file's rows."""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -422,6 +423,32 @@ def test_values_of_every_kind_come_back_from_their_text(tmp_path, monkeypatch):
         {name: value for name, value in point.items() if name != "rate"} for point in asked.parameters
     ]
     torch.testing.assert_close(again.X, asked.X, rtol=0.0, atol=1e-12)
+
+
+def test_a_choice_of_none_may_be_an_empty_cell_as_pandas_writes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = {
+        "prune": Choice(None, "late"),
+        "depth": Choice(None, 3, when={"prune": "late"}),
+        "rate": Float(0.0, 1.0),
+    }
+    with AskTell(space=space, policy=RandomSearch(), storage="run.journal") as loop:
+        asked = [point for _ in range(8) for point in loop.ask(1).parameters]
+    assert {(point["prune"], point.get("depth")) for point in asked} == {(None, None), ("late", None), ("late", 3)}
+    invoke("ask", "run.journal", "--again", "--out", "points.csv")
+    table = pd.read_csv("points.csv")
+    table.assign(value=1.0).to_csv("points.csv", index=False)
+    assert "None" not in Path("points.csv").read_text(encoding="utf-8")
+    assert invoke("tell", "run.journal", "points.csv").output == "told 8 results; 0 pending\n"
+    table.drop(columns="ticket").assign(value=2.0).to_csv("added.csv", index=False)
+    assert invoke("add", "run.journal", "added.csv").stdout.startswith("added 8 results\n")
+    names = ("prune", "depth")
+    found = [{name: point[name] for name in names if name in point} for point in read_run("run.journal").history.parameters]
+    assert found == 2 * [{name: point[name] for name in names if name in point} for point in asked]
+    write("try.csv", [{"prune": "", "rate": "0.5"}] * 8)
+    assert invoke("enqueue", "run.journal", "try.csv").exit_code == 0
+    with AskTell.resume("run.journal") as loop:
+        assert {point["prune"] for point in loop.ask(8).parameters} == {None, "late"}  # the policy chooses
 
 
 def test_the_commands_of_the_page_on_runs_are_as_it_says(tmp_path, monkeypatch):

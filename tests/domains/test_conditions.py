@@ -227,9 +227,9 @@ def test_a_box_of_countable_values_evaluates_nothing_twice():
 def test_settings_of_a_box_count_the_parameters_that_are_there_at_the_same_time():
     space = Space(LEARNER)
     points = space.decode(torch.rand(300, space.dims, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    assert space.most_at_once == max(map(len, points)) == 6
-    assert Space(SMALL).most_at_once == 4
-    assert Space({"kind": Choice("a", "b"), "depth": Int(3, 3, when={"kind": "a"})}).most_at_once == 1  # a constant
+    assert space.max_active == max(map(len, points)) == 6
+    assert Space(SMALL).max_active == 4
+    assert Space({"kind": Choice("a", "b"), "depth": Int(3, 3, when={"kind": "a"})}).max_active == 1  # a constant
     methods = {f"m{k}": [f"m{k}.{j}" for j in range(8)] for k in range(3)}
     whole = {name: Float(0, 1, when={"method": method}) for method, names in methods.items() for name in names}
     domain = space_domain(Space({"method": Choice(*methods), **whole}))
