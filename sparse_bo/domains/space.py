@@ -168,7 +168,9 @@ class Space:
         try:
             return other.numbers(other.encode(values, parent))
         except (TypeError, ValueError) as error:
-            got = f"{list(values)!r} of {other!r}; correct when=, or widen {parent!r}"
+            one = tuple(values)
+            fix = f"write [{one!r}]" if isinstance(other, Choice) and one in other.values else "correct when="
+            got = f"{list(values)!r} of {other!r}; {fix}, or widen {parent!r}"
             raise ValueError(f"expected when= of {name!r} to list values that {parent!r} can take, got {got}") from error
 
     def _absent(self, U: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
