@@ -44,6 +44,7 @@ SAID: Mapping[str, str] = {
     "pass bounds= (2 x d) instead of arms=": "choose a problem on a box (--problem hartmann6, or --space)",
     "pass arms=": "pass --arms-file FILE.npy",
     "expected defaults=": "expected --default",
+    "expected max_q >=": "expected a number of points >=",
     "leave policy= out": "leave --policy out",
     "ask(q, beyond_batch=True) does not wait": "`ask --beyond-batch` does not wait",
     "cannot store; pass feasible=": "cannot store; go on in Python: AskTell.resume(…, feasible=…)",

@@ -349,4 +349,10 @@ def _result(file: CSVFile, row: int, column: str) -> float:
     value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column)
     if not file.rows[row].get(f"{column}_sd"):
         return value
-    return Measured(value, file.number(row, f"{column}_sd"))
+    sd = file.number(row, f"{column}_sd")
+    if value == value and not 0.0 <= sd < math.inf:
+        place = f"'{column}_sd' in line {file.lines[row]} of {file.path}"
+        raise ValueError(
+            f"expected a finite standard deviation >= 0 for {place}, got {sd:g}; leave the cell empty if none is known"
+        )
+    return Measured(value, sd)

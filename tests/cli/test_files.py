@@ -181,6 +181,7 @@ def test_a_file_that_is_lost_is_written_again_and_none_is_overwritten(lab):
     assert read("again.csv") == before
     printed = invoke("ask", "lab.journal", "--again").stdout
     assert list(csv.DictReader(printed.splitlines())) == before
+    assert "expected a number of points >= 1, got 0" in invoke("ask", "lab.journal", 0).stderr
     done = invoke("ask", "lab.journal", 2, "--out", "no/such/points.csv")
     assert done.exit_code == 2
     assert "to exist; create it first" in done.stderr
@@ -339,6 +340,11 @@ WRONG = {
         "expected a whole number for 'ticket' in line 2 of file.csv",
     ),
     "no results": ("ticket,value\n0,\n1,\n", "tell", "expected results in file.csv, got empty cells alone; fill in value"),
+    "a negative spread": (
+        "ticket,value,value_sd\n0,1,0.1\n1,2,-1\n",
+        "tell",
+        "expected a finite standard deviation >= 0 for 'value_sd' in line 3 of file.csv, got -1",
+    ),
     "an infinite result": ("ticket,value\n0,inf\n", "tell", "expected finite values"),
     "some inputs": ("ticket,hours,value\n0,4,1\n", "tell", "to have the columns temperature, hours, solvent, grade"),
 }
