@@ -305,6 +305,7 @@ runs were made two at a time on two cores.
     },
     seeds=(5, 1, 1),
     devices=("cpu",),
+    pooled=True,
 )
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ SAID: Mapping[str, str] = {
     "pass bounds= (2 x d) instead of arms=": "choose a problem on a box (--problem hartmann6, or --space)",
     "pass arms=": "pass --arms-file FILE.npy",
     "expected defaults=": "expected --default",
+    "expected max_q >=": "expected a number of points >=",
     "leave policy= out": "leave --policy out",
     "ask(q, beyond_batch=True) does not wait": "`ask --beyond-batch` does not wait",
     "cannot store; pass feasible=": "cannot store; go on in Python: AskTell.resume(…, feasible=…)",
@@ -320,7 +321,7 @@ def taken_over(journals: Sequence[Path], defaults: Sequence[str]) -> RunObservat
 def check_there(storage: Path) -> None:
     """Check that a journal exists."""
     if not storage.exists():
-        starts = f"`python -m sparse_bo run --storage {shlex.quote(str(storage))}` starts one"
+        starts = "`python -m sparse_bo run --storage {0}` or `create {0}` starts one".format(shlex.quote(str(storage)))
         raise FileNotFoundError(f"expected a journal at {storage}, found none; {starts}")
 
 

@@ -295,7 +295,8 @@ with semicolons numbers may have decimal commas. For example:
 ADD_HELP = """Add results of points that the run has not asked for, such as a colleague's.
 
 They are learned from, and not counted. The file has the columns of the inputs (parameters; x1, x2, … of a box; arm or name of \
-candidates) and of the results (value, or the names of the outcomes). To add a file twice is to add its results twice.
+candidates) and of the results (value, or the names of the outcomes). It may grow and be added again: rows with the inputs and \
+the result of one that was added before are left out.
 
 For example:
 

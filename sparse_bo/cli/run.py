@@ -36,7 +36,7 @@ from sparse_bo.cli.inputs import (
 from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, reason, spread_over
 from sparse_bo.cli.presets import given_settings, policy_of
 from sparse_bo.domains.space import Space
-from sparse_bo.evaluations.job import Batch
+from sparse_bo.evaluations.results import Measured
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy
@@ -47,7 +47,7 @@ from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.ends import Ends
 from sparse_bo.runs.history import written_whole
 from sparse_bo.runs.previous import CSVFile
-from sparse_bo.runs.records import Recorded, about_of, read_run
+from sparse_bo.runs.records import Evaluations, Recorded, about_of, read_run
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts
 from sparse_bo.validation import check_device
@@ -335,45 +335,67 @@ def tell(options: Namespace) -> None:
     recorded, file, columns = _read(options)
     left_out = file.check([columns.ticket, *columns.results.values()], [*columns.inputs, *columns.beside, *columns.sds])
     tickets, filled = columns.tickets(file), columns.filled(file)
-    seen, new = recorded.evaluations, []
+    seen, new, before = recorded.evaluations, list[int](), list[int]()
     for row in filled:
-        ticket, result = tickets[row], columns.result(file, row)
-        if not 0 <= ticket < len(seen.known) or not seen.known[ticket] or seen.added[ticket]:
-            new.append(row)
-        elif not np.array_equal(seen.values[ticket], [*result.values()] if columns.several else result, equal_nan=True):
+        ticket = tickets[row]
+        told = 0 <= ticket < len(seen.known) and seen.known[ticket] and not seen.added[ticket]
+        (before if told else new).append(row)
+    known = [tickets[row] for row in before]
+    moved = _moved(columns.recorded(seen.picks[known].tolist()), columns, file, before)
+    for row, ticket, other in zip(before, known, moved, strict=True):
+        if other is not None or not _has_result(seen, ticket, columns.result(file, row)):
+            what = "the result" if other is None else "the inputs"
             raise ValueError(
-                f"expected the result of ticket {ticket} as it was told before, got another in line {file.lines[row]} of "
-                f"{file.path}: results do not change; `add` gives the same point a second one"
+                f"expected {what} of ticket {ticket} as told before, got a change in line {file.lines[row]} of {file.path}: "
+                "results do not change; `add` gives the same point a second one"
             )
     if not filled:
         names = ", ".join(columns.results.values())
         raise ValueError(
             f"expected results in {file.path}, got empty cells alone; fill in {names}, `failed` where there is none"
         )
+    elsewhere = 0
     with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
         if new:
-            chosen = [tickets[row] for row in new]
-            loop.tell(chosen, [columns.result(file, row) for row in new], X=_moved(loop.reissue(chosen), columns, file, new))
+            batch = loop.reissue([tickets[row] for row in new])
+            asked = columns.asked(batch)
+            moved = _moved(asked, columns, file, new)
+            elsewhere = sum(other is not None for other in moved)
+            X = [old if other is None else other for old, other in zip(asked, moved, strict=True)] if elsewhere else None
+            loop.tell(batch, [columns.result(file, row) for row in new], X=X)
         pending = len(loop.pending)
     results = [columns.result(file, row) for row in new]
     failed = sum(all(map(math.isnan, one.values())) if isinstance(one, dict) else math.isnan(one) for one in results)
     told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
-    before = f"; {len(filled) - len(new):,} were told before" if len(new) < len(filled) else ""
-    say(f"{told}{before}; {pending:,} pending")
+    told += f", {elsewhere:,} at other inputs than asked for" if elsewhere else ""
+    again = f"; {_were(len(before))} told before" if before else ""
+    say(f"{told}{again}; {pending:,} pending")
     _say_left_out(left_out)
 
 
-def _moved(batch: Batch, columns: PointColumns, file: CSVFile, rows: Sequence[int]) -> list[Any] | None:
-    """Return the points of some rows of a file if one of them was not evaluated where it was asked for, else ``None``.
+def _moved(points: Sequence[Any], columns: PointColumns, file: CSVFile, rows: Sequence[int]) -> list[Any]:
+    """Return the points of some rows of a file that differ from recorded ones, ``None`` for those that do not.
 
     Other programs write 10 digits of a number: a millionth is no difference.
     """
     if not set(columns.inputs) & set(file.columns):
-        return None
+        return [None] * len(rows)
     file.check(columns.inputs)
-    every, asked = columns.points(file), columns.asked(batch)
-    moved = [every[row] if _differ(every[row], point) else point for row, point in zip(rows, asked, strict=True)]
-    return moved if any(new is not point for new, point in zip(moved, asked, strict=True)) else None
+    every = columns.points(file)
+    return [every[row] if _differ(every[row], point) else None for row, point in zip(rows, points, strict=True)]
+
+
+def _has_result(seen: Evaluations, ticket: int, result: Any) -> bool:
+    """Return whether a result is the recorded one; a standard deviation that it lacks is not compared."""
+    sds = None if seen.sds is None else seen.sds[ticket]
+    for k, value in enumerate(_numbers(result)):
+        if isinstance(value, Measured) and value == value and (sds is None or sds[k] != value.sd):
+            return False
+    return np.array_equal(np.ravel(seen.values[ticket]), _numbers(result), equal_nan=True)
+
+
+def _numbers(result: Any) -> list[float]:
+    return [*result.values()] if isinstance(result, dict) else [result]
 
 
 def _differ(given: Any, asked: Any) -> bool:
@@ -384,7 +406,7 @@ def _differ(given: Any, asked: Any) -> bool:
         return any(map(_differ, given, asked))
     if isinstance(given, float) and isinstance(asked, float):
         return not math.isclose(given, asked, rel_tol=1e-6)
-    return bool(given != asked)
+    return given != asked and str(given) != str(asked)  # a file has texts: 1 and "1" are the same
 
 
 def add(options: Namespace) -> None:
@@ -401,10 +423,22 @@ def add(options: Namespace) -> None:
     if empty := sorted({*range(len(file.rows))} - {*filled}):
         line = file.lines[empty[0]]
         raise ValueError(f"expected a result in each line of {file.path}, got none in line {line}; leave it out, or fill it in")
-    with _by_files(options, recorded.about, file.lines) as loop:
-        loop.add(columns.points(file), [columns.result(file, row) for row in filled])
+    points, results = columns.points(file), [columns.result(file, row) for row in filled]
+    seen, new, alike = recorded.evaluations, dict.fromkeys(filled), dict[str, list[int]]()
+    for row in filled:
+        alike.setdefault(str([float(y) for y in _numbers(results[row])]), []).append(row)
+    added = np.flatnonzero(seen.added).tolist()
+    for ticket, point in zip(added, columns.recorded(seen.picks[added].tolist()), strict=True):
+        for row in alike.get(str(np.ravel(seen.values[ticket]).tolist()), []):
+            if row in new and _has_result(seen, ticket, results[row]) and not _differ(points[row], point):
+                del new[row]
+                break
+    with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
+        if new:
+            loop.add([points[row] for row in new], [results[row] for row in new])
         asked = loop.asked
-    say(f"added {len(filled):,} result{'s' * (len(filled) != 1)}")
+    again = f"; {_were(len(filled) - len(new))} added before" if len(new) < len(filled) else ""
+    say(f"added {len(new):,} result{'s' * (len(new) != 1)}{again}")
     say(f"next: {_next(options.storage, recorded.about, asked)}")
     _say_left_out(left_out)
 
@@ -415,7 +449,7 @@ def enqueue(options: Namespace) -> None:
     given = [name for name in columns.inputs if name in file.columns]
     left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
     with _by_files(options, recorded.about, file.lines) as loop:
-        loop.enqueue(points := columns.points(file))
+        loop.enqueue(points := columns.points(file, whole=False))
         asked = loop.asked + len(points)
     say(f"queued {_points(len(points))}, which the run evaluates first")
     say(f"next: {_next(options.storage, recorded.about, asked)}")
@@ -437,6 +471,10 @@ def _next(storage: Path, about: Mapping[str, Any], asked: int) -> str:
 
 def _points(number: int) -> str:
     return f"{number:,} point{'s' * (number != 1)}"
+
+
+def _were(number: int) -> str:
+    return f"{number:,} {'was' if number == 1 else 'were'}"
 
 
 def _say_left_out(columns: Sequence[str]) -> None:

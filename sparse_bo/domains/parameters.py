@@ -295,9 +295,10 @@ class Choice(Parameter):
         if not values:
             raise ValueError("expected a Choice among at least one value, got none; write Choice(first, second, …)")
         values = tuple(map(_plain, values))
+        if len(values) == 1 and isinstance(values[0], tuple | set | frozenset):
+            raise TypeError(f"expected choices one by one, got a collection {values[0]!r:.100}; write Choice(*values)")
         for value in values:
-            several = isinstance(value, list | tuple | set | frozenset) and len(values) == 1
-            _check_value(value, "write Choice(*values)" if several else "choose among names instead", nested=not several)
+            _check_value(value)
         repeated = [v for i, v in enumerate(values) if _index_in(values, v) < i]
         if repeated:
             raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once; drop the repeats")
@@ -385,14 +386,14 @@ def _condition(when: Any) -> dict[str, tuple[Value, ...]] | None:
     return made
 
 
-def _check_value(value: Any, fix: str, *, nested: bool = True) -> None:
-    """Check the type of a choice, and that its numbers are finite; a tuple (if ``nested``) has such values."""
-    if isinstance(value, tuple) and nested:
+def _check_value(value: Any) -> None:
+    """Check the type of a choice, and that its numbers are finite; a tuple has such values."""
+    if isinstance(value, tuple):
         for part in value:
-            _check_value(part, fix)
+            _check_value(part)
     elif not isinstance(value, str | int | float | bool | None):
-        got = type(value).__name__
-        raise TypeError(f"expected choices to be strings, numbers, booleans, None or tuples of these, got {got}; {fix}")
+        got = f"{type(value).__name__}; choose among names instead"
+        raise TypeError(f"expected choices to be strings, numbers, booleans, None or tuples of these, got {got}")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected finite choices, got {value!r}; name it: {str(value)!r}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -148,7 +148,9 @@ class Space:
         try:
             return other.numbers(other.encode(values, parent))
         except (TypeError, ValueError) as error:
-            got = f"{list(values)!r} of {other!r}; correct when=, or widen {parent!r}"
+            one = tuple(values)
+            fix = f"write [{one!r}]" if isinstance(other, Choice) and one in other.values else "correct when="
+            got = f"{list(values)!r} of {other!r}; {fix}, or widen {parent!r}"
             raise ValueError(f"expected when= of {name!r} to list values that {parent!r} can take, got {got}") from error
 
     def _absent(self, U: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
@@ -247,6 +249,15 @@ class Space:
         middle = {one: p.decode(p.columns(like + p.idle))[0] for one, p in self.parameters.items()}
         return self.completed(made, {**middle, **other}, generator=torch.Generator())
 
+    def with_none(self, point: Parameters, names: Container[str]) -> Parameters:
+        """Return a point with ``None`` for the choices among ``names`` that it lacks and that may be ``None`` there."""
+        made = dict(point)
+        for name in self._parents_first:
+            one = self.parameters[name]
+            if name in names and name not in made and isinstance(one, Choice) and None in one.values and self._due(one, made):
+                made[name] = None
+        return made
+
     def points_of(self, table: Any) -> list[Parameters]:
         """Return the points of a pandas table with a column for each parameter; other columns are left out.
 
@@ -256,14 +267,8 @@ class Space:
         names = [name for name in self._parents_first if name in table.columns]
         table, points = table[names], list[Parameters]()
         for row, gaps in zip(table.to_dict("records"), table.isna().to_dict("records"), strict=True):
-            point: Parameters = {}
-            for name in names:
-                parameter = self.parameters[name]
-                if not gaps[name]:
-                    point[name] = parameter.whole(row[name])
-                elif self._due(parameter, point) and isinstance(parameter, Choice) and None in parameter.values:
-                    point[name] = None
-            points.append(point)
+            point = {name: self.parameters[name].whole(row[name]) for name in names if not gaps[name]}
+            points.append(self.with_none(point, names))
         return points
 
     def decode(self, U: Tensor) -> list[Parameters]:

@@ -8,7 +8,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from sparse_bo.domains import Choice
+from sparse_bo.domains.encoded import names_of
 from sparse_bo.domains.lazy import LazyArms, ProductGrid
 from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.parameters import Parameter
@@ -216,6 +217,8 @@ class PointColumns(NamedTuple):
     """Name of an outcome -> its column; of a run with one objective without a name ``value``."""
     several: bool
     """Whether outcomes have names."""
+    recorded: Callable[[Sequence[Any]], list[Any]]
+    """From ``n`` recorded arms or ``n`` points to the form of :meth:`points`."""
 
     @staticmethod
     def of(about: Mapping[str, Any]) -> PointColumns:
@@ -223,10 +226,13 @@ class PointColumns(NamedTuple):
         space = Space.of(about["space"]) if "space" in about else None
         numbered = [f"x{k + 1}" for k in range(about["dims"] if "dims" in about else about["arms"][1])]
         inputs, beside = numbered, list[str]()
+        recorded: Callable[[Sequence[Any]], list[Any]] = list
         if space is not None:
-            inputs = space.names
+            inputs, recorded = names_of(about["space"])
+        elif "names" in about:
+            inputs, recorded = ["name"], lambda arms: [about["names"][arm] for arm in arms]
         elif "arms" in about:
-            inputs, beside = (["name"], []) if "names" in about else (["arm"], numbered)
+            inputs, beside = ["arm"], numbered
         names = Outcomes.of(**about["outcomes"]).names if "outcomes" in about else ("value",)
         columns = [*inputs, *beside]
         for name in ("ticket", *names):
@@ -234,7 +240,8 @@ class PointColumns(NamedTuple):
                 name += "_"
             columns.append(name)
         ticket, *results = columns[len(inputs) + len(beside) :]
-        return PointColumns(space, inputs, beside, ticket, dict(zip(names, results, strict=True)), "outcomes" in about)
+        outcomes = dict(zip(names, results, strict=True))
+        return PointColumns(space, inputs, beside, ticket, outcomes, "outcomes" in about, recorded)
 
     @property
     def every(self) -> list[str]:
@@ -267,14 +274,13 @@ class PointColumns(NamedTuple):
 
     def asked(self, batch: Batch) -> list[Any]:
         """Return the points of evaluations in the form of :meth:`points`."""
-        if self.space is not None:
-            return list(batch.parameters or [])
-        if self.inputs == ["name"]:
-            return [point["name"] for point in batch.parameters or []]
-        return batch.X.tolist() if batch.indices is None else batch.indices.tolist()
+        return self.recorded(batch.picks.tolist())
 
-    def points(self, file: CSVFile) -> list[Any]:
-        """Return the points of a file, as :meth:`sparse_bo.AskTell.add` takes them. An empty cell: the input is missing."""
+    def points(self, file: CSVFile, *, whole: bool = True) -> list[Any]:
+        """Return the points of a file, as :meth:`sparse_bo.AskTell.add` takes them.
+
+        An empty cell: the input is missing. Of a ``whole`` point it is ``None``, if that is a choice: pandas writes so.
+        """
         rows = range(len(file.rows))
         if self.inputs == ["name"] and self.space is None:
             return [row["name"] for row in file.rows]
@@ -282,10 +288,11 @@ class PointColumns(NamedTuple):
             return [self._whole(file, row, "arm") for row in rows]
         if self.space is None:
             return [[file.number(row, name) if file.rows[row].get(name) else math.nan for name in self.inputs] for row in rows]
-        parameters = self.space.parameters.items()
-        return [
+        parameters, names = self.space.parameters.items(), file.columns if whole else []
+        found = [
             {name: _value(one, file, row, name) for name, one in parameters if file.rows[row].get(name, "")} for row in rows
         ]
+        return [self.space.with_none(point, names) for point in found]
 
     def tickets(self, file: CSVFile) -> list[int]:
         """Return the tickets of a file's rows."""
@@ -342,4 +349,10 @@ def _result(file: CSVFile, row: int, column: str) -> float:
     value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column)
     if not file.rows[row].get(f"{column}_sd"):
         return value
-    return Measured(value, file.number(row, f"{column}_sd"))
+    sd = file.number(row, f"{column}_sd")
+    if value == value and not 0.0 <= sd < math.inf:
+        place = f"'{column}_sd' in line {file.lines[row]} of {file.path}"
+        raise ValueError(
+            f"expected a finite standard deviation >= 0 for {place}, got {sd:g}; leave the cell empty if none is known"
+        )
+    return Measured(value, sd)

@@ -189,7 +189,7 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
 
 
 def completed_inputs(
-    kind: str, where: Any, domain: Domain, suggested: Callable[[int], Tensor], generator: torch.Generator
+    kind: str, where: Any, domain: Domain, suggested: Callable[[int, torch.Generator], Tensor], generator: torch.Generator
 ) -> Tensor:
     """Return :func:`checked_inputs` of inputs that may lack parts, which come from as many picks of ``suggested``.
 
@@ -200,14 +200,14 @@ def completed_inputs(
         points = domain.space.points_of(where) if table else where
         some = isinstance(points, Sequence) and not isinstance(points, str) and all(isinstance(p, Mapping) for p in points)
         if some and any(domain.space.lacks(point) for point in points):
-            where = completed(domain, points, suggested(len(points)), generator=generator)
+            where = completed(domain, points, suggested(len(points), generator), generator=generator)
     elif isinstance(domain, Box):
         if table:
             where = where.reindex(columns=[f"x{j + 1}" for j in range(domain.dims)])
         X = cast("Tensor", tensor_of(f"{kind} inputs", where))
         if isinstance(X, Tensor) and X.dim() == 2 and X.shape[-1] == domain.dims and bool(X.isnan().any()):
             X = X.to(domain.like) if is_plain(where) else X
-            where = torch.where(X.isnan(), suggested(len(X)).to(X), X)
+            where = torch.where(X.isnan(), suggested(len(X), generator).to(X), X)
     return checked_inputs(kind, where, domain)
 
 

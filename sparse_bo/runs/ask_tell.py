@@ -346,9 +346,7 @@ class AskTell:
         box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results.
         """
         engine = self._engine
-        self._steps.enqueue(
-            lambda: completed_inputs("enqueued", X, self._domain, engine.suggested, engine.generator.clone_state())
-        )
+        self._steps.enqueue(lambda: completed_inputs("enqueued", X, self._domain, engine.suggested, engine.generator_ahead()))
 
     def reissue(self, tickets: Batch | Sequence[int] | Tensor | None = None) -> Batch:
         """Return pending evaluations again (default: all), for example after a worker is lost; nothing changes.

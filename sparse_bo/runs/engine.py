@@ -141,13 +141,20 @@ class Engine:
         queued = self._queue.count - self._queue_at
         return self._queue.part(self._queue_at, min(queued, limit), self.next_ticket, self.generator) if queued else None
 
-    @with_gradients
-    def suggested(self, q: int) -> Tensor:
-        """Return ``q`` picks of the policy after those that are pending or queued; uniform ones where it waits or has ended.
+    def generator_ahead(self) -> torch.Generator:
+        """Return a copy of the generator for the parts that queued points lack: at other draws after every pick, queued or not.
 
-        Nothing changes: the generator is a copy.
+        It keeps the seed, by which an initial design goes on.
         """
-        generator, made = self.generator.clone_state(), self.domain.no_picks
+        generator, number = self.generator.clone_state(), self.next_ticket + self._queue.count - self._queue_at
+        draws = int(torch.randint(1, 2**20, (), generator=generator_of(number), device="cpu"))
+        torch.rand(draws, generator=generator, device="cpu")
+        return generator
+
+    @with_gradients
+    def suggested(self, q: int, generator: torch.Generator) -> Tensor:
+        """Return ``q`` picks of the policy after those that are pending or queued; uniform ones where it waits or has ended."""
+        made = self.domain.no_picks
         before = torch.cat([self.ledger.picks(), self._queue.picks[self._queue_at :]])
         while len(made) < q:
             seen = torch.cat([before, made])

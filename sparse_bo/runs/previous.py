@@ -295,7 +295,7 @@ class CSVFile(NamedTuple):
         if data[:2] in (b"PK", b"\xd0\xcf"):
             raise ValueError(f"{form}; it is a workbook: save the sheet as CSV UTF-8")
         try:
-            text = data.decode("utf-8-sig")
+            text = data.decode("utf-8").lstrip("\ufeff")  # a program that keeps the mark may write a second one
         except UnicodeDecodeError as error:
             raise ValueError(f"{form}, in UTF-8; it has other bytes: save it as CSV UTF-8") from error
         if "\0" in text:

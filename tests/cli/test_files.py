@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -80,7 +81,7 @@ def test_a_laboratory_asks_and_tells_by_files_alone(lab):
     write("monday.csv", rows)
     done = invoke("tell", "lab.journal", "monday.csv")
     assert done.exit_code == 2
-    assert "expected the result of ticket 0 as it was told before, got another in line 2 of monday.csv" in done.stderr
+    assert "expected the result of ticket 0 as told before, got a change in line 2 of monday.csv" in done.stderr
     np.testing.assert_equal(read_run(journal).evaluations.values, [1.5, math.nan, 2.0, 3.0])
 
 
@@ -113,7 +114,7 @@ def test_inputs_that_were_changed_are_where_it_was_evaluated(lab):
     rows[0] |= {"temperature": "67", "value": "1"}
     rows[1] |= {"temperature": f"{untouched:.9g}", "value": "2"}  # as Excel writes it
     write("points.csv", rows)
-    assert invoke("tell", "lab.journal", "points.csv").exit_code == 0
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 2 results, 1 at other inputs than asked for; 0 pending\n"
     temperatures = [20 + 80 * point[0] for point in read_run(journal).evaluations.picks]
     assert temperatures == pytest.approx([67.0, untouched], rel=1e-13)
 
@@ -125,6 +126,46 @@ def test_standard_deviations_have_a_column(lab):
     write("points.csv", rows)
     assert invoke("tell", "lab.journal", "points.csv").exit_code == 0
     np.testing.assert_equal(read_run(journal).evaluations.sds, [[0.25], [math.nan]])
+
+
+@pytest.mark.parametrize(("column", "cell"), [("temperature", "68"), ("value", "2"), ("value_sd", "0.5")])
+def test_what_was_told_cannot_be_changed_by_its_file(lab, column, cell):
+    journal = lab("--minimize")
+    invoke("ask", "lab.journal", 2, "--out", "points.csv")
+    rows = [row | {"value": "1", "value_sd": "0.25"} for row in read("points.csv")]
+    rows[0]["temperature"] = "67"
+    write("points.csv", rows)
+    assert invoke("tell", "lab.journal", "points.csv").exit_code == 0
+    before = journal.read_bytes()
+    done = invoke("tell", "lab.journal", "points.csv")
+    assert done.output == "told 0 results; 2 were told before; 0 pending\n"
+    write("again.csv", [{name: row[name] for name in ("ticket", "value")} for row in rows])  # neither inputs nor spreads
+    assert invoke("tell", "lab.journal", "again.csv").output == done.output
+    rows[0][column] = cell
+    write("points.csv", rows)
+    done = invoke("tell", "lab.journal", "points.csv")
+    assert done.exit_code == 2
+    assert "of ticket 0 as told before, got a change in line 2 of points.csv: results do not change" in done.stderr
+    assert journal.read_bytes() == before
+
+
+def test_a_file_of_results_can_be_added_again(lab):
+    journal = lab()
+    row = {"temperature": "50.5", "hours": "4", "solvent": "DMF", "grade": "2", "value": "1.5", "value_sd": "0.1"}
+    other = {"temperature": "50.5", "hours": "4", "solvent": "water", "grade": "", "value": "1.5", "value_sd": ""}
+    write("colleague.csv", [row, other, other])  # a repeat
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 3 results\n")
+    before = journal.read_bytes()
+    done = invoke("add", "lab.journal", "colleague.csv")
+    assert done.stdout.startswith("added 0 results; 3 were added before\n")
+    assert journal.read_bytes() == before
+    write("colleague.csv", [other, row, row | {"value_sd": "0.2"}, row | {"hours": "5"}, row | {"value": "1.6"}, row])
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 4 results; 2 were added before\n")
+    recorded = read_run(journal)
+    assert recorded.added == 7
+    assert [point["hours"] for point in recorded.history.parameters[3:]] == [4, 5, 4, 4]
+    np.testing.assert_equal(recorded.evaluations.values[3:], [1.5, 1.5, 1.6, 1.5])
+    np.testing.assert_equal(recorded.evaluations.sds[3:, 0], [0.2, 0.1, 0.1, 0.1])
 
 
 def test_a_file_that_is_lost_is_written_again_and_none_is_overwritten(lab):
@@ -140,6 +181,7 @@ def test_a_file_that_is_lost_is_written_again_and_none_is_overwritten(lab):
     assert read("again.csv") == before
     printed = invoke("ask", "lab.journal", "--again").stdout
     assert list(csv.DictReader(printed.splitlines())) == before
+    assert "expected a number of points >= 1, got 0" in invoke("ask", "lab.journal", 0).stderr
     done = invoke("ask", "lab.journal", 2, "--out", "no/such/points.csv")
     assert done.exit_code == 2
     assert "to exist; create it first" in done.stderr
@@ -216,6 +258,9 @@ def test_candidates_are_told_by_name_or_by_number(tmp_path, monkeypatch):
     write("add.csv", [{"name": "plate-3", "value": "7"}])
     assert invoke("add", "named.journal", "add.csv").exit_code == 0
     assert read_run("named.journal").evaluations.picks[-1] == 3
+    assert invoke("add", "named.journal", "add.csv").stdout.startswith("added 0 results; 1 was added before\n")
+    (tmp_path / "marks.csv").write_text("\ufeffname,value\r\nplate-4,7\r\n", encoding="utf-8-sig", newline="")
+    assert invoke("add", "named.journal", "marks.csv").stdout.startswith("added 1 result\n")
     write("add.csv", [{"name": "plate-33", "value": "7"}])
     assert "got 'plate-33'; did you mean" in invoke("add", "named.journal", "add.csv").stderr
     assert invoke("create", "numbered.journal", "--arms-file", "arms.npy").exit_code == 0
@@ -295,6 +340,11 @@ WRONG = {
         "expected a whole number for 'ticket' in line 2 of file.csv",
     ),
     "no results": ("ticket,value\n0,\n1,\n", "tell", "expected results in file.csv, got empty cells alone; fill in value"),
+    "a negative spread": (
+        "ticket,value,value_sd\n0,1,0.1\n1,2,-1\n",
+        "tell",
+        "expected a finite standard deviation >= 0 for 'value_sd' in line 3 of file.csv, got -1",
+    ),
     "an infinite result": ("ticket,value\n0,inf\n", "tell", "expected finite values"),
     "some inputs": ("ticket,hours,value\n0,4,1\n", "tell", "to have the columns temperature, hours, solvent, grade"),
 }
@@ -379,6 +429,32 @@ def test_values_of_every_kind_come_back_from_their_text(tmp_path, monkeypatch):
         {name: value for name, value in point.items() if name != "rate"} for point in asked.parameters
     ]
     torch.testing.assert_close(again.X, asked.X, rtol=0.0, atol=1e-12)
+
+
+def test_a_choice_of_none_may_be_an_empty_cell_as_pandas_writes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = {
+        "prune": Choice(None, "late"),
+        "depth": Choice(None, 3, when={"prune": "late"}),
+        "rate": Float(0.0, 1.0),
+    }
+    with AskTell(space=space, policy=RandomSearch(), storage="run.journal") as loop:
+        asked = [point for _ in range(8) for point in loop.ask(1).parameters]
+    assert {(point["prune"], point.get("depth")) for point in asked} == {(None, None), ("late", None), ("late", 3)}
+    invoke("ask", "run.journal", "--again", "--out", "points.csv")
+    table = pd.read_csv("points.csv")
+    table.assign(value=1.0).to_csv("points.csv", index=False)
+    assert "None" not in Path("points.csv").read_text(encoding="utf-8")
+    assert invoke("tell", "run.journal", "points.csv").output == "told 8 results; 0 pending\n"
+    table.drop(columns="ticket").assign(value=2.0).to_csv("added.csv", index=False)
+    assert invoke("add", "run.journal", "added.csv").stdout.startswith("added 8 results\n")
+    names = ("prune", "depth")
+    found = [{name: point[name] for name in names if name in point} for point in read_run("run.journal").history.parameters]
+    assert found == 2 * [{name: point[name] for name in names if name in point} for point in asked]
+    write("try.csv", [{"prune": "", "rate": "0.5"}] * 8)
+    assert invoke("enqueue", "run.journal", "try.csv").exit_code == 0
+    with AskTell.resume("run.journal") as loop:
+        assert {point["prune"] for point in loop.ask(8).parameters} == {None, "late"}  # the policy chooses
 
 
 def test_the_commands_of_the_page_on_runs_are_as_it_says(tmp_path, monkeypatch):

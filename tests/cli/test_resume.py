@@ -207,7 +207,8 @@ def test_a_journal_that_is_not_there_is_said_in_words_of_the_command_line(comman
     assert done.exit_code == 2
     path = tmp_path / "no [/x] run.journal"
     assert done.stderr == (
-        f"error: expected a journal at {path}, found none; `python -m sparse_bo run --storage '{path}'` starts one\n"
+        f"error: expected a journal at {path}, found none; `python -m sparse_bo run --storage '{path}'` or `create '{path}'` "
+        "starts one\n"
     )
 
 

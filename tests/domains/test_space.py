@@ -428,7 +428,12 @@ def test_workers_get_dictionaries():
         (lambda: Choice("a", "b", "a"), ValueError, "'a' more than once"),
         (lambda: Choice(["a", "b"]), TypeError, "write Choice\\(\\*values\\)"),
         (lambda: Choice(len), TypeError, "choose among names"),
-        (lambda: Choice((64, 64)), TypeError, "write Choice\\(\\*values\\)"),
+        (lambda: Choice((64, 64)), TypeError, "one by one, got a collection \\(64, 64\\); write Choice\\(\\*values\\)"),
+        (
+            lambda: Space({"a": Choice((64, 64), (128,)), "b": Int(1, 3, when={"a": (64, 64)})}),
+            ValueError,
+            "write \\[\\(64, 64\\)\\], or widen 'a'",
+        ),
         (lambda: Choice((64, len), (1,)), TypeError, "got builtin_function_or_method; choose among names"),
         (lambda: Choice((1.0, float("nan")), (1,)), ValueError, "expected finite choices, got nan"),
         (lambda: Choice((1, 2), [1, 2]), ValueError, "\\(1, 2\\) more than once"),

@@ -301,6 +301,19 @@ def test_what_a_queued_point_lacks_is_that_of_the_next_pick():
     assert following == other.ask(1).parameters  # the queued point took the place of one of the design
 
 
+def test_points_queued_one_by_one_differ_in_what_they_lack_and_from_the_next_picks():
+    box = AskTell(bounds=[(0.0, 1.0), (0.0, 1.0)], policy=RandomSearch(), seed=0)
+    for _ in range(2):
+        box.enqueue([[math.nan, math.nan]])
+    X = [box.ask(1).X, box.ask(1).X, box.ask(1).X]
+    box.enqueue([[math.nan, math.nan]])  # nothing is drawn for a pick while points are queued
+    assert len(torch.cat([*X, box.ask(1).X, box.ask(1).X]).unique()) == 10
+    named = AskTell(space={"kind": Choice("a", "b"), "depth": Float(0, 1, when={"kind": "a"})}, policy=RandomSearch(), seed=0)
+    for _ in range(4):
+        named.enqueue([{"kind": "a"}])
+    assert len({point["depth"] for _ in range(4) for point in named.ask(1).parameters}) == 4
+
+
 def test_a_queued_value_brings_the_parameters_that_it_depends_on():
     loop = AskTell(space=TREES, seed=0)
     given = [{"depth": 5}, {"units": 7}, {"kind": "tree"}, {"kind": "net", "rate": 0.25}, {}]
