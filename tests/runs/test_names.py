@@ -48,6 +48,22 @@ def test_names_are_taken_where_arms_are():
     assert loop.history.names[-1] == "mol-5"
 
 
+def test_names_in_an_array_or_a_column_are_names():
+    """``torch.as_tensor`` was advised, which takes no text."""
+    pandas = pytest.importorskip("pandas")
+    given = ["mol-3", "mol-9"]
+    column = pandas.Series(given, index=[7, 2])
+    forms = [np.array(given), np.array(given, dtype=object), column, column.astype("string"), column.to_frame("name")]
+    for form in (*forms, pandas.Index(given)):
+        loop = AskTell(arms(), RandomSearch(), names=NAMES, initial=(form, [0.5, 1.5]))
+        assert loop.history.indices == [3, 9]
+        loop.enqueue(form)
+        assert loop.ask(1).indices.tolist() == [3]
+        loop.add(form, [0.0, 0.0])
+    with pytest.raises(ValueError, match="among the names of the arms, got 'mol-99'; did you mean 'mol-9'"):
+        AskTell(arms(), RandomSearch(), names=NAMES, initial=(np.array(["mol-99"]), [0.5]))
+
+
 def test_a_journal_has_the_names(tmp_path):
     call = {"arms": arms(), "policy": RandomSearch(batch_size=4), "storage": tmp_path / "a.journal", "resume": True}
     maximize(waves, budget=8, names=NAMES, **call)
