@@ -118,6 +118,7 @@ class AskTell:
     ) -> None:
         group = group_of(arms.points if isinstance(arms, Arms) else arms)
         with group.checked(ARGUMENTS):
+            check_same_order(arms=arms, names=names)
             self._domain = with_names(check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible), names)
             minimize = check_flag("minimize", minimize)
             outcomes = checked_outcomes(objectives, constraints, reference, minimize=minimize)

@@ -64,6 +64,22 @@ def test_names_in_an_array_or_a_column_are_names():
         AskTell(arms(), RandomSearch(), names=NAMES, initial=(np.array(["mol-99"]), [0.5]))
 
 
+def test_names_of_a_column_in_another_order_than_the_arms_are_refused():
+    """Arms of a table that was sorted got the names of others."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"x": [0.1, 0.2, 0.3], "name": ["a", "b", "c"]})
+    mixed = table.sort_values("x", ascending=False)
+    for call in (AskTell, lambda **given: maximize(lambda x: x[0], budget=1, **given)):
+        with pytest.raises(ValueError, match=r"arms and names with their rows in one order.* use names\.loc\[arms\.index\]"):
+            call(arms=mixed[["x"]], names=table["name"])
+    loop = AskTell(arms=mixed[["x"]], names=table["name"].loc[mixed.index], policy=RandomSearch(batch_size=3))
+    assert {one["name"]: float(x) for one, x in zip(*(lambda b: (b.parameters, b.X[:, 0]))(loop.ask(3)), strict=True)} == {
+        "a": 0.1,
+        "b": 0.2,
+        "c": 0.3,
+    }
+
+
 def test_a_journal_has_the_names(tmp_path):
     call = {"arms": arms(), "policy": RandomSearch(batch_size=4), "storage": tmp_path / "a.journal", "resume": True}
     maximize(waves, budget=8, names=NAMES, **call)
