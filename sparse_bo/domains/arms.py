@@ -150,6 +150,8 @@ class NamedArms(Arms):
 
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes names too."""
+        texts = where.tolist() if hasattr(where, "tolist") and not isinstance(where, Tensor) else where  # NumPy's, pandas'
+        where = texts if isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts) else where
         if isinstance(where, list | tuple) and where and all(isinstance(one, str) for one in where):
             unknown = next((one for one in where if one not in self._rows), None)
             if unknown is not None:

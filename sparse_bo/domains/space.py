@@ -366,6 +366,8 @@ class Space:
                 raise ValueError("it is no file")
             text = path.read_text(encoding="utf-8-sig")  # Windows' editors write a byte-order mark
             found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_distinct)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"expected a space in UTF-8, got other bytes in {path}; save it as UTF-8") from error
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}") from error
         if not isinstance(found, Mapping):

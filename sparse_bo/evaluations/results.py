@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from itertools import pairwise
 from typing import Any
 
 FAILED = math.nan
@@ -100,6 +101,24 @@ def only_column(y: Any) -> Any:
     """Return the column of a table with one (pandas, Polars); anything else as it is."""
     columns = getattr(y, "columns", None)
     return y[columns[0]] if columns is not None and hasattr(y, "to_dict") and len(columns) == 1 else y
+
+
+def check_same_order(**parts: Any) -> None:
+    """Raise a ``ValueError`` if two parts are of pandas and have the same labels of rows in another order.
+
+    Results are matched by position: a table that was sorted or drawn from would give its points the results of others.
+    """
+    labelled = [(name, part.index) for name, part in parts.items() if hasattr(getattr(part, "index", None), "equals")]
+    for (name, index), (other, labels) in pairwise(labelled):
+        if (
+            not index.equals(labels)
+            and len(index) == len(labels)
+            and bool(index.isin(labels).all() and labels.isin(index).all())
+        ):
+            raise ValueError(
+                f"expected {name} and {other} with their rows in one order, got the same labels in two; use "
+                f"{other}.loc[{name}.index], or, if they are in order, .reset_index(drop=True) of both"
+            )
 
 
 def check_dense(y: Any) -> None:

@@ -13,10 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import ArmSet, Box, Domain, SpaceArms, SpaceBox
+from sparse_bo.domains import ArmSet, Box, Domain, NamedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
-from sparse_bo.evaluations.results import Value, has_sds, is_failed, only_column, outcomes_of, results_of, sds_of
+from sparse_bo.evaluations.results import (
+    Value,
+    check_same_order,
+    has_sds,
+    is_failed,
+    only_column,
+    outcomes_of,
+    results_of,
+    sds_of,
+)
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
 
@@ -212,11 +221,12 @@ def completed_inputs(
 
 
 def _columns_of(table: Any, domain: Domain) -> Any:
-    """Return the inputs of a table of a run without names (``x1``, … on a box, ``arm``) by name; another table as it is."""
-    names = ["arm"] if domain.indexed else [f"x{j + 1}" for j in range(domain.dims)]
+    """Return inputs of a run without named parameters (``x1``, … of a box, ``arm`` or ``name``); another table as it is."""
+    by_name = isinstance(domain, NamedArms) and "arm" not in table.columns
+    names = ["name" if by_name else "arm"] if domain.indexed else [f"x{j + 1}" for j in range(domain.dims)]
     if not set(names) <= set(table.columns):
         return table
-    return table["arm"].tolist() if domain.indexed else table[names].to_numpy()
+    return table[names[0]].tolist() if domain.indexed else table[names].to_numpy()
 
 
 def checked_observations(
@@ -227,6 +237,7 @@ def checked_observations(
         got = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
         raise TypeError(f"expected {kind}=(inputs, results), got {got}; pass a tuple of two")
     where, y = given
+    check_same_order(inputs=where, values=y)
     y = y if outcomes is not None else only_column(y)
     if outcomes is None and hasattr(y, "columns") and hasattr(y, "to_dict"):
         names = ", ".join(map(str, y.columns))

@@ -20,7 +20,7 @@ from sparse_bo.errors import InfeasibleWarning, ScheduleComplete, StorageError, 
 from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.job import Arrays, Batch, CallWith, Job, run_serially, tickets_of
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
-from sparse_bo.evaluations.results import answers_of, failed_of, outcomes_of
+from sparse_bo.evaluations.results import answers_of, check_same_order, failed_of, outcomes_of
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.outcomes import Direction, Limits
@@ -118,6 +118,7 @@ class AskTell:
     ) -> None:
         group = group_of(arms.points if isinstance(arms, Arms) else arms)
         with group.checked(ARGUMENTS):
+            check_same_order(arms=arms, names=names)
             self._domain = with_names(check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible), names)
             minimize = check_flag("minimize", minimize)
             outcomes = checked_outcomes(objectives, constraints, reference, minimize=minimize)
@@ -303,7 +304,8 @@ class AskTell:
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             ValueError: If the number of values or inputs differs from the number of tickets, a value is infinite, an input is
-                not in the domain, or the policy knows only its own inputs; nothing is recorded then.
+                not in the domain, the policy knows only its own inputs, or pandas has the rows of two arguments in different
+                orders; nothing is recorded then.
             TypeError: If the values are not real numbers, or the policy takes none of known noise; nothing is recorded then.
             StorageError: If the journal cannot be written; nothing is recorded then.
 
@@ -311,6 +313,7 @@ class AskTell:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
         names = self._names
+        check_same_order(tickets=tickets, y=y, X=X)
         self._steps.answer(
             lambda: outcomes_of(self._known(tickets), y, names) if names else answers_of(self._known(tickets), y),
             None if X is None else lambda: checked_inputs("told", X, self._domain),

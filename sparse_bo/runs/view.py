@@ -47,8 +47,8 @@ class Predictions(NamedTuple):
     upper: Tensor
     """``n`` quantiles at 97.5 % (y)."""
     floor: float | None = None
-    """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without.
-    In a run that minimises: above which, and ``inf``."""
+    """Value (y) below which the model does not tell observations apart: lower quantiles and medians there are ``-inf``, upper
+    ones the floor itself; ``None`` without. In a run that minimises: above which, and ``inf``."""
 
     def mirrored(self) -> Predictions:
         """Return the posterior of the objective with the other sign."""
@@ -136,8 +136,9 @@ def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predi
     """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y.
 
     The model takes observations below the floor of its warping for observations of the floor. Where a quantile reaches the
-    floor and some of ``y`` are below it, nothing bounds the objective from below. A warping grows exponentially: quantiles
-    beyond the range of ``y`` by more than that range say that the model knows nothing, and are cut there.
+    floor and some of ``y`` are below it, nothing bounds the objective from below; an upper quantile there is the floor. A
+    warping grows exponentially: quantiles beyond the range of ``y`` by more than that range say that the model knows nothing,
+    and are cut there.
     """
     at, warp = fitted.gp.moments(U), fitted.warp
     low, high = float(y.min()), float(y.max())
@@ -145,11 +146,12 @@ def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predi
     spread = 1.96 * widened * at.variance.sqrt()
     floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
 
-    def unwarped(t: Tensor) -> Tensor:
+    def unwarped(t: Tensor, below: float = -math.inf) -> Tensor:
         values = warp.inverse(t) if warp.kind == "plain" else warp.inverse(t).clamp(low - reach, high + reach)
-        return values if floor is None else values.masked_fill(t <= warp(y.min()), -torch.inf)  # the lowest is at the floor
+        return values if floor is None else values.masked_fill(t <= warp(y.min()), below)  # the lowest is at the floor
 
-    return Predictions(unwarped(at.mean - spread), unwarped(at.mean), unwarped(at.mean + spread), floor)
+    upper = unwarped(at.mean + spread, -math.inf if floor is None else floor)
+    return Predictions(unwarped(at.mean - spread), unwarped(at.mean), upper, floor)
 
 
 def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Sequence[float] | None = None) -> RunView:

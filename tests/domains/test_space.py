@@ -523,6 +523,13 @@ def test_a_file_that_does_not_fit_is_refused(name, text, message, tmp_path):
         Space.load(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_in_another_encoding_says_so(name, tmp_path):
+    (tmp_path / name).write_text(FILES[name], encoding="utf-16")
+    with pytest.raises(ValueError, match="a space in UTF-8, got other bytes in .*; save it as UTF-8"):
+        Space.load(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("points", "message"),
     [

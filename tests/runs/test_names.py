@@ -48,6 +48,38 @@ def test_names_are_taken_where_arms_are():
     assert loop.history.names[-1] == "mol-5"
 
 
+def test_names_in_an_array_or_a_column_are_names():
+    """``torch.as_tensor`` was advised, which takes no text."""
+    pandas = pytest.importorskip("pandas")
+    given = ["mol-3", "mol-9"]
+    column = pandas.Series(given, index=[7, 2])
+    forms = [np.array(given), np.array(given, dtype=object), column, column.astype("string"), column.to_frame("name")]
+    for form in (*forms, pandas.Index(given)):
+        loop = AskTell(arms(), RandomSearch(), names=NAMES, initial=(form, [0.5, 1.5]))
+        assert loop.history.indices == [3, 9]
+        loop.enqueue(form)
+        assert loop.ask(1).indices.tolist() == [3]
+        loop.add(form, [0.0, 0.0])
+    with pytest.raises(ValueError, match="among the names of the arms, got 'mol-99'; did you mean 'mol-9'"):
+        AskTell(arms(), RandomSearch(), names=NAMES, initial=(np.array(["mol-99"]), [0.5]))
+
+
+def test_names_of_a_column_in_another_order_than_the_arms_are_refused():
+    """Arms of a table that was sorted got the names of others."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"x": [0.1, 0.2, 0.3], "name": ["a", "b", "c"]})
+    mixed = table.sort_values("x", ascending=False)
+    for call in (AskTell, lambda **given: maximize(lambda x: x[0], budget=1, **given)):
+        with pytest.raises(ValueError, match=r"arms and names with their rows in one order.* use names\.loc\[arms\.index\]"):
+            call(arms=mixed[["x"]], names=table["name"])
+    loop = AskTell(arms=mixed[["x"]], names=table["name"].loc[mixed.index], policy=RandomSearch(batch_size=3))
+    assert {one["name"]: float(x) for one, x in zip(*(lambda b: (b.parameters, b.X[:, 0]))(loop.ask(3)), strict=True)} == {
+        "a": 0.1,
+        "b": 0.2,
+        "c": 0.3,
+    }
+
+
 def test_a_journal_has_the_names(tmp_path):
     call = {"arms": arms(), "policy": RandomSearch(batch_size=4), "storage": tmp_path / "a.journal", "resume": True}
     maximize(waves, budget=8, names=NAMES, **call)

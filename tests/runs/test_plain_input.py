@@ -340,6 +340,35 @@ def test_outcomes_with_names_are_read_by_name():
     assert loop.result().best.outcomes == {"gain": 20.0, "cost": 0.2}
 
 
+def test_rows_of_one_table_in_two_orders_are_not_matched_by_position():
+    """Points that were sorted got the results of others, without a word."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"x": [0.1, 0.2, 0.3], "value": [1.0, 2.0, 3.0]})
+    mixed = table[["x"]].iloc[[2, 0, 1]]
+    call = {"space": {"x": Float(0, 1)}, "policy": RandomSearch(batch_size=3)}
+    loop = AskTell(**call)
+    batch = loop.ask(3)
+    answers = pandas.DataFrame({"ticket": batch.tickets, "value": [1.0, 2.0, 3.0]})
+    for tried in (
+        lambda: AskTell(**call, initial=(mixed, table["value"])),
+        lambda: AskTell(space=call["space"], objectives={"value": "max"}, initial=(mixed, table[["value"]])),
+        lambda: loop.add(mixed, table["value"]),
+        lambda: loop.tell(batch.tickets, table["value"], X=mixed),
+        lambda: loop.tell(answers["ticket"].iloc[::-1], answers["value"]),
+    ):
+        with pytest.raises(ValueError, match=r"rows in one order, got the same labels in two; use \w+\.loc\[\w+\.index\]"):
+            tried()
+    assert loop.history.rows == ()
+    for inputs, values in (
+        (mixed, table["value"].loc[mixed.index]),
+        (mixed.reset_index(drop=True), table["value"].iloc[[2, 0, 1]].tolist()),
+        (mixed, pandas.Series([3.0, 1.0, 2.0], index=list("abc"))),
+    ):
+        frame = AskTell(**call, initial=(inputs, values)).result().to_pandas()
+        assert (frame["value"] == 10.0 * frame["x"]).all()
+        assert frame["value"].tolist() == [3.0, 1.0, 2.0]
+
+
 def test_a_table_of_a_run_begins_another_by_the_names_of_its_columns():
     pytest.importorskip("pandas")
     for where in ({"bounds": [(0, 1), (0, 2)]}, {"arms": [[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]]}):

@@ -59,6 +59,26 @@ def test_clipped_observations_have_no_lower_bound_and_the_others_lie_in_their_in
         assert float(side.double().mean()) > 0.9
 
 
+def falling(X):
+    """Return ten to the power of up to 6 in one direction: most of the square is far above the lowest values."""
+    return 10.0 ** (6.0 * X[:, 0])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_interval_beyond_the_floor_still_contains_the_values_there(sign):
+    """It was from infinity to infinity, although these values are known to be beyond the floor."""
+    X, new = (torch.rand(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (40, 200))
+    X = X**3  # most of them are near the lowest value
+    loop = AskTell(bounds=unit_box(), initial=(X, sign * falling(X)), minimize=sign > 0.0, seed=0)
+    table = {name: torch.from_numpy(sign * column) for name, column in loop.result().predict(new).items()}
+    low, high = sorted((table["value_lower"], table["value_upper"]), key=lambda end: float(end.min()))
+    beyond, y = torch.isinf(table["value"]), falling(new)
+    assert int(beyond.sum()) > 20
+    assert bool((high[beyond] == torch.inf).all())
+    assert bool(torch.isfinite(low).all())
+    assert float((low <= y)[beyond].double().mean()) > 0.95
+
+
 def ridge(X):
     """Return a smooth function with a quadratic penalty from a sum of 1 on."""
     return torch.sin(5.0 * X).sum(-1) - 1e4 * (X.sum(-1) - 1.0).clamp_min(0.0) ** 2
