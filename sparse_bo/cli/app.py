@@ -299,7 +299,7 @@ def create(
     kernel: options.Kernel = None,
 ) -> None:
     """Check everything, create the journal."""
-    execute("run", "create", locals())
+    execute("files", "create", locals())
 
 
 @app.command(help=options.ASK_HELP, rich_help_panel=FILES)
@@ -317,25 +317,25 @@ def ask(
     arms_file: options.JournalArms = None,
 ) -> None:
     """Ask, write the points."""
-    execute("run", "ask", locals())
+    execute("files", "ask", locals())
 
 
 @app.command(help=options.TELL_HELP, rich_help_panel=FILES)
 def tell(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
     """Read the file, tell its results."""
-    execute("run", "tell", locals())
+    execute("files", "tell", locals())
 
 
 @app.command(help=options.ADD_HELP, rich_help_panel=FILES)
 def add(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
     """Read the file, add its results."""
-    execute("run", "add", locals())
+    execute("files", "add", locals())
 
 
 @app.command(help=options.ENQUEUE_HELP, rich_help_panel=FILES)
 def enqueue(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
     """Read the file, queue its points."""
-    execute("run", "enqueue", locals())
+    execute("files", "enqueue", locals())
 
 
 @app.command(help=options.REPORT_HELP, rich_help_panel=RESULTS)

@@ -1,24 +1,18 @@
-"""The commands ``run`` and ``resume``, and those of a run by files: ``create``, ``ask``, ``tell``, ``add`` and ``enqueue``.
-
-Their arguments are the options in :mod:`sparse_bo.cli.app`.
-"""
+"""The commands ``run`` and ``resume``, whose arguments are the options in :mod:`sparse_bo.cli.app`."""
 
 from __future__ import annotations
 
-import math
-import re
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
 
-from sparse_bo.cli.console import complain, say
+from sparse_bo.cli.console import say
 from sparse_bo.cli.inputs import (
     AnyProblem,
     budget_of,
@@ -26,28 +20,22 @@ from sparse_bo.cli.inputs import (
     described_problem,
     folder,
     names_in,
-    noted_arms,
     noted_problem,
-    outcomes_of,
     parallel,
     problem_of,
     taken_over,
 )
-from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, reason, spread_over
+from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread_over
 from sparse_bo.cli.presets import given_settings, policy_of
-from sparse_bo.domains.space import Space
-from sparse_bo.evaluations.results import Measured
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy
 from sparse_bo.problems import TABLES
-from sparse_bo.problems.custom import OwnProblem, PointColumns, own_arms
+from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.ends import Ends
-from sparse_bo.runs.history import written_whole
-from sparse_bo.runs.previous import CSVFile
-from sparse_bo.runs.records import Evaluations, Recorded, about_of, read_run
+from sparse_bo.runs.records import about_of
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts
 from sparse_bo.validation import check_device
@@ -235,248 +223,3 @@ def _resumable(
     if not typer.confirm("Do that?"):
         raise ValueError("not resumed; nothing was imported or written")
     return about
-
-
-def create(options: Namespace) -> None:
-    """``create``: make the journal of a run whose results come from files."""
-    storage, file, grid, space = options.storage, options.arms_file, options.grid, options.space
-    if storage.exists():
-        raise FileExistsError(f"{storage} exists; go on with it by `ask` and `tell`, or choose another path")
-    if sum(one is not None for one in (file, grid, space)) != 1:
-        raise ValueError("expected one of --space, --arms-file and --grid; pass one, as --space FILE.toml")
-    if options.minimize and options.objectives is not None:
-        raise ValueError("--minimize contradicts --objectives, which has directions; drop it, and write name:min")
-    domain: dict[str, Any] = {"arms": own_arms(file, grid)} if space is None else {"space": Space.load(space)}
-    several = outcomes_of(options.objectives, options.constraint, options.reference)
-    chosen, why = policy_of(
-        options.policy,
-        given_settings(vars(options)),
-        domain=domain,
-        name="own",
-        goal=options.goal,
-        budget=budget_of(options.budget, "own"),
-        preset="learned",
-        workers=options.workers,
-        several=several is not None,
-    )
-    with AskTell(
-        policy=chosen,
-        minimize=options.minimize,
-        seed=options.seed,
-        storage=storage,
-        workers=options.workers,
-        names=None if options.names is None else names_in(options.names),
-        initial=taken_over(options.initial or [], options.default or []),
-        notes={"created": {"arms_file": None if file is None else str(file.absolute()), "grid": grid}},
-        **({} if several is None else several.describe()),
-        **domain,
-    ) as loop:
-        say(f"{storage}: policy {chosen.name}" + (f", {why}" if why else ""))
-        if "taken" in loop.about:
-            say(f"starts from {loop.about['taken']}")
-    say(f"next: python -m sparse_bo ask {shlex.quote(str(storage))} --out points.csv")
-
-
-@contextmanager
-def _by_files(options: Namespace, about: Mapping[str, Any], lines: Sequence[int] = ()) -> Iterator[AskTell]:
-    """Yield the run of a journal, which is closed at the end; errors name ``lines`` of a file in place of rows."""
-    arms = noted_arms(about["notes"], options.arms_file)
-    arms = None if arms is None else arms.to(check_device("--device", about["device"]))
-    try:
-        with AskTell.resume(options.storage, arms=arms) as loop:
-            yield loop
-    except (ValueError, TypeError) as error:
-        text = re.sub(r"\brow (\d+)\b", lambda found: _line(found, lines), str(error))
-        raise type(error)(text) from error
-
-
-def _line(found: re.Match[str], lines: Sequence[int]) -> str:
-    row = int(found[1])
-    return f"line {lines[row]}" if row < len(lines) else found[0]
-
-
-def ask(options: Namespace) -> None:
-    """``ask``: write the next points, or the pending ones again, into a CSV file or to stdout."""
-    storage, out = options.storage, options.out
-    check_there(storage)
-    about = about_of(storage)
-    if out is not None and out.exists():
-        raise FileExistsError(f"{out} exists, and may have results; choose another --out")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise FileNotFoundError(f"expected the folder {out.absolute().parent} of --out to exist; create it first")
-    if options.again and (options.number is not None or options.beyond_batch):
-        raise ValueError("--again writes all pending points; drop the number and --beyond-batch")
-    with _by_files(options, about) as loop:
-        if options.again and not loop.pending:
-            raise ValueError(f"no points of {storage} are pending; drop --again")
-        number = options.number
-        if options.beyond_batch and number is None:
-            raise ValueError("expected a number of points with --beyond-batch, got none; write it behind the journal")
-        batch = loop.reissue() if options.again else loop.ask(number, beyond_batch=options.beyond_batch)
-        pending = len(loop.pending)
-    columns = PointColumns.of(about)
-    text = columns.written(batch)
-    if out is None:
-        say(text.removesuffix("\n"))
-        return
-    try:
-        with written_whole(out) as partial:
-            partial.write_text(text, encoding="utf-8-sig", newline="")  # with the mark, Excel reads umlauts
-    except OSError as error:
-        again = f"python -m sparse_bo ask {shlex.quote(str(storage))} --again --out FILE.csv"
-        complain("error", f"could not write {out}: {reason(error)}; the points are pending: {again}")
-        raise typer.Exit(1) from error
-    say(f"{out}: {_points(len(batch))}, {pending:,} pending in all; fill in {', '.join(columns.results.values())}")
-    say(f"next: python -m sparse_bo tell {shlex.quote(str(storage))} {shlex.quote(str(out))}")
-
-
-def tell(options: Namespace) -> None:
-    """``tell``: report the results in a CSV file that ``ask`` has written; empty ones stay pending."""
-    recorded, file, columns = _read(options)
-    left_out = file.check([columns.ticket, *columns.results.values()], [*columns.inputs, *columns.beside, *columns.sds])
-    tickets, filled = columns.tickets(file), columns.filled(file)
-    seen, new, before = recorded.evaluations, list[int](), list[int]()
-    for row in filled:
-        ticket = tickets[row]
-        told = 0 <= ticket < len(seen.known) and seen.known[ticket] and not seen.added[ticket]
-        (before if told else new).append(row)
-    known = [tickets[row] for row in before]
-    moved = _moved(columns.recorded(seen.picks[known].tolist()), columns, file, before)
-    for row, ticket, other in zip(before, known, moved, strict=True):
-        if other is not None or not _has_result(seen, ticket, columns.result(file, row)):
-            what = "the result" if other is None else "the inputs"
-            raise ValueError(
-                f"expected {what} of ticket {ticket} as told before, got a change in line {file.lines[row]} of {file.path}: "
-                "results do not change; `add` gives the same point a second one"
-            )
-    if not filled:
-        names = ", ".join(columns.results.values())
-        raise ValueError(
-            f"expected results in {file.path}, got empty cells alone; fill in {names}, `failed` where there is none"
-        )
-    elsewhere = 0
-    with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
-        if new:
-            batch = loop.reissue([tickets[row] for row in new])
-            asked = columns.asked(batch)
-            moved = _moved(asked, columns, file, new)
-            elsewhere = sum(other is not None for other in moved)
-            X = [old if other is None else other for old, other in zip(asked, moved, strict=True)] if elsewhere else None
-            loop.tell(batch, [columns.result(file, row) for row in new], X=X)
-        pending = len(loop.pending)
-    results = [columns.result(file, row) for row in new]
-    failed = sum(all(map(math.isnan, one.values())) if isinstance(one, dict) else math.isnan(one) for one in results)
-    told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
-    told += f", {elsewhere:,} at other inputs than asked for" if elsewhere else ""
-    again = f"; {_were(len(before))} told before" if before else ""
-    say(f"{told}{again}; {pending:,} pending")
-    _say_left_out(left_out)
-
-
-def _moved(points: Sequence[Any], columns: PointColumns, file: CSVFile, rows: Sequence[int]) -> list[Any]:
-    """Return the points of some rows of a file that differ from recorded ones, ``None`` for those that do not.
-
-    Other programs write 10 digits of a number: a millionth is no difference.
-    """
-    if not set(columns.inputs) & set(file.columns):
-        return [None] * len(rows)
-    file.check(columns.inputs)
-    every = columns.points(file)
-    return [every[row] if _differ(every[row], point) else None for row, point in zip(rows, points, strict=True)]
-
-
-def _has_result(seen: Evaluations, ticket: int, result: Any) -> bool:
-    """Return whether a result is the recorded one; a standard deviation that it lacks is not compared."""
-    sds = None if seen.sds is None else seen.sds[ticket]
-    for k, value in enumerate(_numbers(result)):
-        if isinstance(value, Measured) and value == value and (sds is None or sds[k] != value.sd):
-            return False
-    return np.array_equal(np.ravel(seen.values[ticket]), _numbers(result), equal_nan=True)
-
-
-def _numbers(result: Any) -> list[float]:
-    return [*result.values()] if isinstance(result, dict) else [result]
-
-
-def _differ(given: Any, asked: Any) -> bool:
-    """Return whether two points, or values of one, differ."""
-    if isinstance(given, dict):
-        return given.keys() != asked.keys() or any(_differ(value, asked[name]) for name, value in given.items())
-    if isinstance(given, list):
-        return any(map(_differ, given, asked))
-    if isinstance(given, float) and isinstance(asked, float):
-        return not math.isclose(given, asked, rel_tol=1e-6)
-    return given != asked and str(given) != str(asked)  # a file has texts: 1 and "1" are the same
-
-
-def add(options: Namespace) -> None:
-    """``add``: add results of points that the run has not asked for, from a CSV file."""
-    recorded, file, columns = _read(options)
-    known = [columns.ticket, *columns.inputs, *columns.beside, *columns.sds]
-    left_out = file.check([*columns.needed, *columns.results.values()], known)
-    if any(row.get(columns.ticket) for row in file.rows):
-        raise ValueError(
-            f"expected points that the run has not asked for in {file.path}, got tickets; `tell` reports results of `ask`: "
-            f"leave out the column {columns.ticket} if they are of another run"
-        )
-    filled = columns.filled(file)
-    if empty := sorted({*range(len(file.rows))} - {*filled}):
-        line = file.lines[empty[0]]
-        raise ValueError(f"expected a result in each line of {file.path}, got none in line {line}; leave it out, or fill it in")
-    points, results = columns.points(file), [columns.result(file, row) for row in filled]
-    seen, new, alike = recorded.evaluations, dict.fromkeys(filled), dict[str, list[int]]()
-    for row in filled:
-        alike.setdefault(str([float(y) for y in _numbers(results[row])]), []).append(row)
-    added = np.flatnonzero(seen.added).tolist()
-    for ticket, point in zip(added, columns.recorded(seen.picks[added].tolist()), strict=True):
-        for row in alike.get(str(np.ravel(seen.values[ticket]).tolist()), []):
-            if row in new and _has_result(seen, ticket, results[row]) and not _differ(points[row], point):
-                del new[row]
-                break
-    with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
-        if new:
-            loop.add([points[row] for row in new], [results[row] for row in new])
-        asked = loop.asked
-    again = f"; {_were(len(filled) - len(new))} added before" if len(new) < len(filled) else ""
-    say(f"added {len(new):,} result{'s' * (len(new) != 1)}{again}")
-    say(f"next: {_next(options.storage, recorded.about, asked)}")
-    _say_left_out(left_out)
-
-
-def enqueue(options: Namespace) -> None:
-    """``enqueue``: queue points of a CSV file, which the next asks return first."""
-    recorded, file, columns = _read(options)
-    given = [name for name in columns.inputs if name in file.columns]
-    left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
-    with _by_files(options, recorded.about, file.lines) as loop:
-        loop.enqueue(points := columns.points(file, whole=False))
-        asked = loop.asked + len(points)
-    say(f"queued {_points(len(points))}, which the run evaluates first")
-    say(f"next: {_next(options.storage, recorded.about, asked)}")
-    _say_left_out(left_out)
-
-
-def _read(options: Namespace) -> tuple[Recorded, CSVFile, PointColumns]:
-    check_there(options.storage)
-    recorded = read_run(options.storage)
-    return recorded, CSVFile.read(options.file), PointColumns.of(recorded.about)
-
-
-def _next(storage: Path, about: Mapping[str, Any], asked: int) -> str:
-    """Return the command that goes on with the run, with a larger budget, if the run has made all its evaluations."""
-    command, budget = ("resume", about["notes"]["budget"]) if noted_problem(about["notes"]) else ("ask", math.inf)
-    more = f" --budget {max(asked, budget + 1)}" if asked >= budget else ""
-    return f"python -m sparse_bo {command} {shlex.quote(str(storage))}{more}"
-
-
-def _points(number: int) -> str:
-    return f"{number:,} point{'s' * (number != 1)}"
-
-
-def _were(number: int) -> str:
-    return f"{number:,} {'was' if number == 1 else 'were'}"
-
-
-def _say_left_out(columns: Sequence[str]) -> None:
-    if columns:
-        say(f"left out: the column{'s' * (len(columns) != 1)} {', '.join(columns)}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +29,6 @@ from torch.utils.checkpoint import checkpoint
 from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.gp.likelihood import gaussian_log_likelihood, log_likelihood_from_sums, stationary_log_likelihood
 from sparse_bo.linalg.chunking import broadcast_shapes
-from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
 
@@ -36,6 +36,8 @@ _LOGGER = logging.getLogger(__name__)
 
 Approximation = Literal["subset", "vfe", "dtc"]
 """The likelihoods that are not the exact one of all points."""
+Function = Callable[[Tensor], tuple[float, Tensor]]
+"""``p`` numbers to value and gradient (``p``); an infinite value where there is none."""
 
 
 class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
@@ -284,3 +286,98 @@ class ParameterVector:
         _LOGGER.debug("learned from all points in %d evaluations", found.evaluations)
         status = OptimizationStatus.SUCCESS if found.converged else OptimizationStatus.STOPPED
         return OptimizationResult(fval=found.value, step=found.evaluations, status=status)
+
+
+# Minimisation of few numbers within bounds, where every value costs a factorisation and the curvature is known from fewer data,
+# so that the first steps are already Newton's. Notation: g gradient, B approximation of the Hessian, p numbers.
+
+
+class Descent(NamedTuple):
+    """Where a minimisation ended."""
+
+    x: Tensor
+    """``p``."""
+    value: float
+    evaluations: int
+    converged: bool
+    """Whether it ended because at most the tolerance was to be gained."""
+
+
+def curvature(function: Function, x: Tensor, gradient: Tensor, *, step: float = 1e-4) -> Tensor:
+    """Return the Hessian at ``x`` by forward differences of the gradient over ``step``, ``p x p``. p evaluations."""
+    rows = []
+    for index in range(len(x)):
+        moved = x.clone()
+        moved[index] += step
+        rows.append((function(moved)[1] - gradient) / step)
+    hessian = torch.stack(rows)
+    return 0.5 * (hessian + hessian.mT)
+
+
+def positive(hessian: Tensor, *, least: float) -> Tensor:
+    """Return the matrix with the absolute values of its eigenvalues, at least ``least``: every step then descends. O(p³)."""
+    values, vectors = torch.linalg.eigh(hessian)
+    return (vectors * values.abs().clamp_min(least)) @ vectors.mT
+
+
+def descend(
+    function: Function, start: Tensor, *, bounds: tuple[Tensor, Tensor], hessian: Tensor, tolerance: float, max_steps: int
+) -> Descent:
+    """Minimise within bounds by damped BFGS steps from a known Hessian (Powell 1978 keeps it positive definite).
+
+    It ends where the gain that the quadratic model promises is at most ``tolerance``, without another evaluation.
+
+    Args:
+        function: The function.
+        start: ``p``, within the bounds; ``ValueError`` if the function has no value there.
+        bounds: Lowest and highest numbers, ``p`` each, infinite ones allowed.
+        hessian: ``p x p``, symmetric positive definite: the curvature at the start, about.
+        tolerance: Gain that does not matter, in units of the value.
+        max_steps: At most so many steps.
+    """
+    low, high = bounds
+    x, B = start.clone(), hessian
+    value, g = function(x)
+    evaluations = 1
+    if not math.isfinite(value):
+        raise ValueError("expected a start where the function has a value")
+    for _ in range(max_steps):
+        step = _step(B, g, free=~(((x <= low) & (g > 0)) | ((x >= high) & (g < 0))))
+        if -0.5 * float(g @ step) <= tolerance:
+            return Descent(x, value, evaluations, True)
+        # No number changes by more in one step.
+        step = step * min(1.0, 1.0 / float(step.abs().amax()))
+        # Shorter steps that are tried where a step does not descend.
+        for _ in range(8):
+            moved = torch.minimum(torch.maximum(x + step, low), high)
+            moved_value, moved_g = function(moved)
+            evaluations += 1
+            if moved_value <= value + 1e-4 * float(g @ (moved - x)):
+                break
+            step = 0.5 * step
+        else:
+            return Descent(x, value, evaluations, False)
+        B = _updated(B, moved - x, moved_g - g)
+        x, value, g = moved, moved_value, moved_g
+    return Descent(x, value, evaluations, False)
+
+
+def _step(B: Tensor, g: Tensor, *, free: Tensor) -> Tensor:
+    """Return the Newton step over the free numbers, 0 elsewhere."""
+    step = torch.zeros_like(g)
+    if bool(free.any()):
+        step[free] = -torch.linalg.solve(B[free][:, free], g[free])
+    return step
+
+
+def _updated(B: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """Return the damped BFGS update for a step ``s`` over which the gradient changed by ``y``."""
+    Bs = B @ s
+    sBs, sy = float(s @ Bs), float(s @ y)
+    if sBs <= 0.0:  # no step was left inside the bounds
+        return B
+    if sy < 0.2 * sBs:
+        share = 0.8 * sBs / (sBs - sy)
+        y = share * y + (1.0 - share) * Bs
+        sy = float(s @ y)
+    return B - torch.outer(Bs, Bs) / sBs + torch.outer(y, y) / sy

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparse_bo.linalg.descent import curvature, descend, positive
+from sparse_bo.models.sparse_gp.training import curvature, descend, positive
 
 A = torch.tensor([[2.0, 0.3], [0.3, 0.5]], dtype=torch.float64)
 CENTRE = torch.tensor([1.0, -2.0], dtype=torch.float64)
