@@ -292,7 +292,7 @@ def run_all(chosen: Namespace) -> None:
         d: [(chosen.function, i) for i in BBOB["choosing"].instances] if chosen.function else cells(d) for d in chosen.dims
     }
     problems = sorted((i / len(every[d]), d, *cell) for d in chosen.dims for i, cell in enumerate(every[d]))
-    known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}
+    known = {Run.of(r) for r in read(chosen.out)}
     same = [r for r in read(chosen.out) if r["method"] == chosen.reference and r["noise"] == chosen.noise]
     wholes = {(r["dims"], r["function"], r["instance"]): r for r in same}
     for _, d, f, i in problems:

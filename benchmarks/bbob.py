@@ -3,12 +3,14 @@
     python benchmarks/bbob.py run --out default.jsonl.gz                                   # the default in 5 inputs
     python benchmarks/bbob.py run --out a.jsonl.gz --dims 2 --method "fours=TrustRegion(batch_size=4)" --method cma
     python benchmarks/bbob.py run --out noisy.jsonl.gz --half reporting --noise 0.05 --instances 11-15
+    python benchmarks/bbob.py run --out few.jsonl.gz --dims 5 --among 200 --budget 500     # 5 inputs of 200 have an effect
     python benchmarks/bbob.py report default.jsonl.gz other.jsonl.gz --reference default      # wins, losses, ratios: a table
 
-A run is a function, a number of inputs, an instance (its number is the seed, too), a method, a budget and a noise. Runs that
-the file has are not made again, so that the same command continues an interrupted one. Records name the commit: a dirty tree
-is refused. BBOB is minimised over [-5, 5]^d; precision is the lowest value evaluated minus the optimum. ``--half`` says whether
-the runs choose something or report (``suites.py``): functions and instances of the other half are refused.
+A run is a function, a number of inputs (maybe among others without effect), an instance (its number is the seed, too), a
+method, a budget and a noise. Runs that the file has are not made again, so that the same command continues an interrupted one.
+Records name the commit: a dirty tree is refused. BBOB is minimised over [-5, 5]^d; precision is the lowest value evaluated
+minus the optimum. ``--half`` says whether the runs choose something or report (``suites.py``): functions and instances of the
+other half are refused.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class Run:
         instance: Of the function; the seed of method and noise, too.
         budget: Evaluations.
         noise: Standard deviation of the noise as a share of :func:`typical_gap`.
+        among: Inputs of the box, ``dims`` of which, drawn by the instance, are the function's; 0: these alone.
     """
 
     method: str
@@ -71,6 +74,17 @@ class Run:
     instance: int
     budget: int
     noise: float
+    among: int = 0
+
+    @property
+    def inputs(self) -> int:
+        """Number of the box's inputs."""
+        return self.among or self.dims
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Run:
+        """Return the run of a record; older ones name no other inputs."""
+        return cls(**{name: record.get(name, 0) for name in cls.__annotations__})
 
 
 @cache
@@ -93,12 +107,14 @@ class Trace:
         self.problem = problem_of(run.function, run.dims, run.instance)
         self.gap = typical_gap(run.function, run.dims, run.instance)
         self.noise_sd = run.noise * self.gap
+        order = torch.randperm(run.inputs, generator=torch.Generator().manual_seed(run.instance))
+        self.columns = order[: run.dims] if run.among else slice(None)
         self.gaps: list[float] = []
         self._generator = torch.Generator().manual_seed(1000 + run.instance)
 
     def clean(self, x: Tensor) -> float:
         """Return the noiseless distance of a point (``d``) from the optimum."""
-        return max(float(self.problem(x.tolist())) - self.problem.best_value(), 0.0)
+        return max(float(self.problem(x[self.columns].tolist())) - self.problem.best_value(), 0.0)
 
     def __call__(self, x: Tensor) -> float:
         """Return the negative, noisy distance of a point (``d``) from the optimum."""
@@ -108,13 +124,13 @@ class Trace:
 
 def recommended_by(run: Run, trace: Trace) -> Tensor | None:
     """Run a method; return the point that it recommends in the end."""
-    bounds = torch.tensor([[-5.0] * run.dims, [5.0] * run.dims], dtype=torch.float64)
+    bounds = torch.tensor([[-5.0] * run.inputs, [5.0] * run.inputs], dtype=torch.float64)
     name, _, expression = run.method.partition("=")
     if name == "cobyla":
-        return 10.0 * run_cobyla(lambda u: trace(10.0 * u - 5.0), run.dims, run.budget, run.instance) - 5.0
+        return 10.0 * run_cobyla(lambda u: trace(10.0 * u - 5.0), run.inputs, run.budget, run.instance) - 5.0
     if name in PEERS:
         torch.manual_seed(run.instance)
-        peer = PEERS[name](run.dims, run.budget, run.instance)
+        peer = PEERS[name](run.inputs, run.budget, run.instance)
         while (left := run.budget - len(trace.gaps)) > 0:
             U = peer.ask(left)
             peer.tell(U, torch.tensor([trace(x) for x in 10.0 * U - 5.0], dtype=torch.float64))
@@ -155,12 +171,14 @@ def run_all(chosen: Namespace) -> None:
             raise SystemExit(f"expected --{name} of the {chosen.half} half, {own}, got {others}: they are the other half's")
     if unknown := [m for m in methods if m not in ("default", *PEERS) and "=" not in m]:
         raise SystemExit(f"expected --method default, {', '.join(PEERS)} or name=policy expression, got {', '.join(unknown)}")
+    if 0 < chosen.among < max(chosen.dims):
+        raise SystemExit(f"expected --among of at least --dims, got {chosen.among} below {max(chosen.dims)}")
     about = {**environment(torch.device("cpu")), "coco-experiment": version("coco-experiment")}
     if about["commit"] == "uncommitted":
         raise RuntimeError("expected the code of a commit of this repository, got changes; commit them first")
     every = product(instances, chosen.dims, methods, functions)
-    runs = [Run(m, d, f, i, chosen.budget or BUDGETS[d], chosen.noise) for i, d, m, f in every]
-    known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}
+    runs = [Run(m, d, f, i, chosen.budget or BUDGETS[d], chosen.noise, chosen.among) for i, d, m, f in every]
+    known = {Run.of(r) for r in read(chosen.out)}
     runs = [run for run in runs if run not in known]
     print(f"{len(runs)} runs to make", flush=True)
     for count, record in enumerate(_measured(runs, chosen.processes), start=1):
@@ -179,14 +197,14 @@ def _measured(runs: Sequence[Run], processes: int) -> Iterator[dict[str, Any]]:
 
 def report(chosen: Namespace) -> None:
     """Print a table of each method against the reference on the same runs, one block for each dimension and noise."""
-    groups: dict[tuple[int, int, float], dict[str, dict[tuple[int, int], float]]] = {}
+    groups: dict[tuple[int, int, int, float], dict[str, dict[tuple[int, int], float]]] = {}
     for r in (r for path in chosen.files for r in read(path)):
         value = r["precision"][-1] if chosen.measure == "precision" else r[chosen.measure]
-        methods = groups.setdefault((r["dims"], r["budget"], r["noise"]), {})
+        methods = groups.setdefault((r.get("among", 0), r["dims"], r["budget"], r["noise"]), {})
         methods.setdefault(r["method"].partition("=")[0], {})[r["function"], r["instance"]] = max(value, PRECISION)
-    for (dims, budget, noise), methods in sorted(groups.items()):
+    for (among, dims, budget, noise), methods in sorted(groups.items()):
         kind = f", noise {noise:g}" if noise else ""
-        print(f"\n{dims} inputs, {budget} evaluations{kind}, {chosen.measure}\n")
+        print(f"\n{dims} {f'of {among} ' if among else ''}inputs, {budget} evaluations{kind}, {chosen.measure}\n")
         print(f"| against {chosen.reference} | runs | wins-losses | p | functions | median log10 ratio | mean |")
         print("|---|---|---|---|---|---|---|")
         reference = methods.get(chosen.reference, {})
@@ -225,6 +243,7 @@ def main() -> None:
     make.add_argument("--out", type=Path, required=True, help="file of the records, .jsonl.gz")
     make.add_argument("--method", action="append", help=f"default, {', '.join(PEERS)}, or name=policy expression; repeatable")
     make.add_argument("--dims", type=_numbers, default=[5], help="inputs, such as 2,5,10 (default 5)")
+    make.add_argument("--among", type=int, default=0, help="inputs of the box, if more than the function's")
     make.add_argument("--half", choices=list(BBOB), default="choosing", help="what the runs are for (default choosing)")
     make.add_argument("--functions", type=_numbers, help="some of the half's, such as 1,3 (default all)")
     make.add_argument("--instances", type=_numbers, help="some of the half's, and seeds (default all)")

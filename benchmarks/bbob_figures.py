@@ -1,6 +1,6 @@
 """BBOB's reporting half: targets reached over evaluations, wins and losses, of the default and other optimisers.
 
-    python benchmarks/bbob_figures.py            # 2, 5, 10 and 20 inputs, noise in 5: some hours on one core
+    python benchmarks/bbob_figures.py            # 2 to 20 inputs, noise in 5, 5 inputs of 200: some hours on one core
     python benchmarks/bbob_figures.py --quick    # 2 inputs, 2 functions
 
 Runs are made by ``bbob.py``; what ``bbob.py run --half reporting --out results/bbob_figures.jsonl.gz`` has made counts, too.
@@ -27,25 +27,33 @@ from suites import BBOB
 COLOURS = {"default": BLUE, "cma": ORANGE, "tpe": GREEN, "turbo": RED, "cobyla": PURPLE, "sobol": MUTED}
 NAMES = {"default": "default", "cma": "CMA-ES", "tpe": "TPE", "turbo": "TuRBO-1", "cobyla": "COBYLA", "sobol": "Sobol points"}
 BUDGETS = {2: 50, 5: 100, 10: 150, 20: 200}
+FEW = {"dims": 5, "among": 200, "budget": 500}
+"""Few inputs with an effect; TuRBO-1 begins with 400 points."""
 TARGETS = np.logspace(2.0, -8.0, 51)
 """Precisions: those of COCO."""
-Cell = tuple[int, float]
-"""Inputs, and noise."""
+Cell = tuple[int, int, float]
+"""Inputs of the box (0: those of the function alone), of the function, and noise."""
 Problem = tuple[int, int]
 """Function and instance."""
+
+
+def cases(dims: int) -> Iterator[dict[str, Any]]:
+    """Yield what runs of so many inputs have in common."""
+    yield {"dims": dims, "budget": BUDGETS[dims], "noise": 0.0}
+    if dims == FEW["dims"]:
+        yield {"dims": dims, "budget": BUDGETS[dims], "noise": 0.05}
+        yield {**FEW, "noise": 0.0}
 
 
 def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield a run for each instance, number of inputs, noise, method and function."""
     half = BBOB["reporting"]
     for seed in chosen.seeds:
-        for dims in chosen.dims:
-            for noise in (0.0, 0.05) if dims == 5 else (0.0,):
-                for method in chosen.methods:
-                    for function in half.functions[: chosen.functions]:
-                        key = {"method": method, "dims": dims, "function": function, "instance": half.instances[seed]}
-                        key |= {"budget": BUDGETS[dims], "noise": noise}
-                        yield Job(key, partial(measured, **key))
+        for case in (case for dims in chosen.dims for case in cases(dims)):
+            for method in chosen.methods:
+                for function in half.functions[: chosen.functions]:
+                    key = {"method": method, "function": function, "instance": half.instances[seed], **case}
+                    yield Job(key, partial(measured, **key))
 
 
 def measured(**run: Any) -> Record:
@@ -58,8 +66,9 @@ def measured(**run: Any) -> Record:
 def cells_of(records: list[Record]) -> dict[Cell, dict[str, dict[Problem, Record]]]:
     """Return the newest runs by inputs and noise, method, function and instance."""
     found: dict[Cell, dict[str, dict[Problem, Record]]] = {}
-    for record in newest(records, "dims", "noise", "method", "function", "instance").values():
-        methods = found.setdefault((record["dims"], record["noise"]), {})
+    every = ({"among": 0, **record} for record in records)
+    for record in newest(every, "among", "dims", "noise", "method", "function", "instance").values():
+        methods = found.setdefault((record["among"], record["dims"], record["noise"]), {})
         methods.setdefault(record["method"], {})[record["function"], record["instance"]] = record
     return {cell: {m: found[cell][m] for m in COLOURS if m in found[cell]} for cell in sorted(found)}
 
@@ -91,15 +100,19 @@ def page(records: list[Record]) -> Iterator[Block]:
     yield Picture(
         "bbob_figures", "Share of targets reached over evaluations, of the reporting half of BBOB", partial(_draw, cells)
     )
-    for (dims, noise), methods in cells.items():
+    for (among, dims, noise), methods in cells.items():
         budget = max(r["at"][-1] for runs in methods.values() for r in runs.values())
-        yield f"### {dims} inputs, {budget} evaluations" + (f", noise {noise:g}" if noise else "")
-        at = sorted({5 * dims, 10 * dims, budget})
+        yield f"### {_inputs(among, dims)}, {budget} evaluations" + (f", noise {noise:g}" if noise else "")
+        at = [100, 200, budget] if among else sorted({5 * dims, 10 * dims, budget})
         yield Table(
             ("method", "instances", "runs", *(f"targets by {n}" for n in at),
              "default's wins–losses (p)", "median log10 ratio", "CPU s an evaluation"),
             [_row(name, methods, at) for name in methods],
         )  # fmt: skip
+
+
+def _inputs(among: int, dims: int) -> str:
+    return f"{dims} inputs of {among}" if among else f"{dims} inputs"
 
 
 def _row(name: str, methods: dict[str, dict[Problem, Record]], at: list[int]) -> list[str]:
@@ -120,13 +133,15 @@ def _row(name: str, methods: dict[str, dict[Problem, Record]], at: list[int]) ->
 def _draw(cells: dict[Cell, dict[str, dict[Problem, Record]]]) -> Figure:
     figure = Figure(figsize=(3.2 * len(cells) + 1.4, 3.4), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, len(cells), sharey=True))
-    for axis, ((dims, noise), methods) in zip(axes, cells.items(), strict=True):
+    for axis, ((among, dims, noise), methods) in zip(axes, cells.items(), strict=True):
         shared = set.intersection(*(set(runs) for runs in methods.values()))
         for name, runs in methods.items():
             every = [runs[key] for key in sorted(shared)]
             at = sorted({n for r in every for n in r["at"]})
-            axis.plot([n / dims for n in at], [reached(every, n) for n in at], color=COLOURS[name], label=NAMES[name])
-        axis.set(title=f"{dims} inputs" + (f", noise {noise:g}" if noise else ""), xlabel="evaluations / inputs")
+            axis.plot(
+                [n / (among or dims) for n in at], [reached(every, n) for n in at], color=COLOURS[name], label=NAMES[name]
+            )
+        axis.set(title=_inputs(among, dims) + (f", noise {noise:g}" if noise else ""), xlabel="evaluations / inputs")
         axis.set_ylim(bottom=0.0)
     axes[0].set_ylabel("share of targets reached")
     lines = {line.get_label(): line for axis in axes for line in axis.get_lines()}

@@ -63,7 +63,7 @@ def test_the_page_of_bbob_counts_targets_and_compares_runs_of_the_same_problem()
     runs = [record("default", f, [9.0, p]) for f, p in ((2, 1e-12), (4, 1.0), (6, 1.0), (8, 1.0))]
     runs += [record("cma", f, [9.0, p]) for f, p in ((2, 1e-8), (4, 10.0), (6, 0.1), (10, 0.1))]
     ((cell, methods),) = figures.cells_of(runs).items()
-    assert cell == (2, 0.0)
+    assert cell == (0, 2, 0.0)
     assert figures.counted(methods["default"], methods["cma"]) == (1, 1, 0.0)
     assert figures.headline(runs).endswith("CMA-ES 1–1")
     assert figures.ended(record("default", 2, [9.0, 1.0], noise=0.05)) == 50.0
@@ -149,6 +149,22 @@ def test_bbob_refuses_the_other_half(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.setattr("sys.argv", ["bbob.py", "run", "--out", str(tmp_path / "a.jsonl.gz"), *wrong])
         with pytest.raises(SystemExit, match="they are the other half's"):
             importlib.import_module("bbob").main()
+
+
+def test_bbob_among_other_inputs_is_the_function_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for library in ("cocoex", "cma", "optuna"):
+        pytest.importorskip(library)
+    bbob = importlib.import_module("bbob")
+    trace = bbob.Trace(bbob.Run("default", 3, 1, 2, 10, 0.0, among=7))
+    assert len(set(trace.columns.tolist())) == 3
+    x = torch.linspace(-4.0, 4.0, 7, dtype=torch.float64)
+    value = trace.problem(x[trace.columns].tolist()) - trace.problem.best_value()
+    assert trace(x) == -value
+    others = torch.ones(7, dtype=torch.bool).index_fill(0, trace.columns, False)
+    assert trace(x.masked_fill(others, 5.0)) == -value
+    monkeypatch.setattr("sys.argv", ["bbob.py", "run", "--out", str(tmp_path / "a.jsonl.gz"), "--among", "4"])
+    with pytest.raises(SystemExit, match="--among of at least --dims, got 4 below 5"):
+        bbob.main()
 
 
 @pytest.fixture
