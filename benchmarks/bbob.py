@@ -38,6 +38,7 @@ from protocol.cobyla import run_cobyla
 from protocol.ours import from_expression
 from protocol.sobol import Sobol
 from protocol.tpe import TPE
+from protocol.turbo_enn import TurboENN
 from scipy.stats import binomtest
 from suites import BBOB
 from torch import Tensor
@@ -47,7 +48,8 @@ import sparse_bo
 BUDGETS = {2: 50, 3: 60, 5: 100, 10: 150, 20: 200, 40: 300}
 """Evaluations by number of inputs, unless ``--budget`` is given."""
 PEERS: dict[str, Callable[[int, int, int], Any]] = {
-    "cma": CMAES, "tpe": TPE, "turbo": Turbo, "botorch": BoTorchLoop, "sobol": Sobol, "cobyla": run_cobyla,
+    "cma": CMAES, "tpe": TPE, "turbo": Turbo, "turbo-enn": TurboENN, "botorch": BoTorchLoop, "sobol": Sobol,
+    "cobyla": run_cobyla,
 }  # fmt: skip
 PRECISION = 1e-8
 """The last target of COCO: smaller precisions count as this one."""

@@ -24,8 +24,14 @@ from matplotlib.figure import Figure
 from scipy.stats import binomtest
 from suites import BBOB
 
-COLOURS = {"default": BLUE, "cma": ORANGE, "tpe": GREEN, "turbo": RED, "cobyla": PURPLE, "sobol": MUTED}
-NAMES = {"default": "default", "cma": "CMA-ES", "tpe": "TPE", "turbo": "TuRBO-1", "cobyla": "COBYLA", "sobol": "Sobol points"}
+BROWN = "#8a5a2b"
+COLOURS = {
+    "default": BLUE, "cma": ORANGE, "tpe": GREEN, "turbo": RED, "turbo-enn": BROWN, "cobyla": PURPLE, "sobol": MUTED,
+}  # fmt: skip
+NAMES = {
+    "default": "default", "cma": "CMA-ES", "tpe": "TPE", "turbo": "TuRBO-1", "turbo-enn": "TuRBO-ENN", "cobyla": "COBYLA",
+    "sobol": "Sobol points",
+}  # fmt: skip
 BUDGETS = {2: 50, 5: 100, 10: 150, 20: 200}
 FEW = {"dims": 5, "among": 200, "budget": 500}
 """Few inputs with an effect; TuRBO-1 begins with 400 points."""
@@ -169,18 +175,25 @@ EXPERIMENT = Experiment(
     about="""
 The even-numbered functions of BBOB and instances 11 to 20 (`benchmarks/suites.py` divided the suite before any run; the other
 half chooses). The default is `maximize(f, bounds=…, budget=…)` without settings, one thread; CMA-ES (package `cma`), TPE
-(Optuna), COBYLA (SciPy) and TuRBO-1 have their own defaults. An instance's number is the seed of the method, too. Targets: 51
-precisions from 10² to 10⁻⁸, of the lowest value among the points evaluated. Wins and losses are of the precision in the end,
-with noise that of the recommended point; the noise has 5 % of the median's distance from the optimum as its standard
-deviation. The figure shows the runs that all methods of a panel have made. Differences below one per cent are ties; p is of a
-two-sided sign test.
+(Optuna), COBYLA (SciPy), TuRBO-1 and TuRBO-ENN (its authors' package: `--methods turbo-enn` after `pip install --no-deps
+ennbo==0.1.9 faiss-cpu`) have their own defaults. An instance's number is the seed of the method, too. *5 inputs of 200*: the
+others have no effect. Targets: 51 precisions from 10² to 10⁻⁸, of the lowest value among the points evaluated. Wins and losses
+are of the precision in the end, with noise that of the recommended point; the noise has 5 % of the median's distance from the
+optimum as its standard deviation. The figure shows the runs that all methods of a panel have made. Differences below one per
+cent are ties; p is of a two-sided sign test.
 """,
     jobs=jobs,
     page=page,
     headline=headline,
     options={
         "dims": Option("numbers of inputs", (2, 5, 10, 20), (2,), (2,)),
-        "methods": Option("to run", tuple(COLOURS), ("default", "cma", "sobol"), choices=tuple(COLOURS), parse=str),
+        "methods": Option(
+            "to run",
+            tuple(m for m in COLOURS if m != "turbo-enn"),
+            ("default", "cma", "sobol"),
+            choices=tuple(COLOURS),
+            parse=str,
+        ),
         "functions": Option("how many of the half's", 12, 2, 1),
     },
     seeds=(3, 1, 1),
