@@ -1,15 +1,12 @@
-"""Observations from outside a run: those of recorded runs, whose domain may differ, and the rows of CSV files."""
+"""The observations of recorded runs, whose domain may differ, to begin another run with."""
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import math
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +21,6 @@ from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
 from sparse_bo.runs.description import checked_about, recorded_outcomes
 from sparse_bo.runs.records import evaluations_of
-from sparse_bo.validation import nearest
 
 logger = logging.getLogger(__name__)
 CAN_LEARN = "which can learn from the results of this one: initial={}"
@@ -264,100 +260,3 @@ def resolved(initial: Any, domain: Domain, outcomes: Outcomes | None) -> tuple[A
     given, summary = initial.on(domain, outcomes)
     logger.info("starts from %s", summary)
     return given, summary
-
-
-class CSVFile(NamedTuple):
-    """The rows of a CSV file, as text."""
-
-    path: Path
-    columns: list[str]
-    rows: list[dict[str, str]]
-    """``n`` rows by column, without those of empty cells alone."""
-    lines: list[int]
-    """``n`` lines of the file in which they end."""
-    decimal_comma: bool
-    """Whether numbers may have a decimal comma: cells are separated by semicolons."""
-
-    @staticmethod
-    def read(path: Path) -> CSVFile:
-        """Read a file with one line of names; cells are separated by commas, semicolons or tabs.
-
-        Raises:
-            FileNotFoundError: If there is no file.
-            ValueError: If it is none of text in UTF-8 with a line of distinct names and as many cells in each row.
-        """
-        if not path.exists():
-            raise FileNotFoundError(f"expected a CSV file at {path}, found none; name another")
-        form = f"expected {path} to be a CSV file: names in the first line, a row for each point below"
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError(f"{form}; it is no file")
-        data = path.read_bytes()
-        if data[:2] in (b"PK", b"\xd0\xcf"):
-            raise ValueError(f"{form}; it is a workbook: save the sheet as CSV UTF-8")
-        try:
-            text = data.decode("utf-8").lstrip("\ufeff")  # a program that keeps the mark may write a second one
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{form}, in UTF-8; it has other bytes: save it as CSV UTF-8") from error
-        if "\0" in text:
-            raise ValueError(f"{form}; it is no text: save the table as CSV UTF-8")
-        first = text.partition("\n")[0]
-        delimiter = max(",;\t", key=first.count)
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        rows, lines = [], []
-        try:
-            for cells in reader:
-                if any(cell.strip() for cell in cells):
-                    rows.append([cell.strip() for cell in cells])
-                    lines.append(reader.line_num)
-        except csv.Error as error:
-            raise ValueError(f"{form}; line {reader.line_num} cannot be read: {error}") from error
-        if len(rows) < 2:
-            raise ValueError(f"{form}; it has {'no rows below the names' if rows else 'no lines'}")
-        columns = rows[0]
-        while not columns[-1]:
-            del columns[-1]
-        twice = next((name for name in columns if columns.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"{form}; the name {twice!r} is there twice: rename a column")
-        for line, cells in zip(lines[1:], rows[1:], strict=True):
-            if len(cells) < len(columns) or any(cells[len(columns) :]):
-                comma = "; a text with a comma needs quotes, a number a decimal point" if len(cells) > len(columns) else ""
-                raise ValueError(f"{form}; line {line} has {len(cells)} cells for {len(columns)} names{comma}")
-        found = [dict(zip(columns, cells, strict=False)) for cells in rows[1:]]
-        return CSVFile(path, columns, found, lines[1:], delimiter == ";")
-
-    def check(self, needed: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
-        """Return the columns that are none of these.
-
-        Raises:
-            ValueError: If a needed one is missing, or an optional one is there in another case.
-        """
-        others = [name for name in self.columns if name not in (*needed, *optional)]
-        missing = [name for name in needed if name not in self.columns]
-        form = f"expected {self.path} to have the columns {', '.join(needed)}"
-        for name in others:
-            if near := nearest(name, missing):
-                raise ValueError(f"{form}, got {name!r}{near}")
-            for one in optional:
-                if _alike(one, name) and one not in self.columns:
-                    raise ValueError(
-                        f"expected columns of {self.path} to be written as the run's names, got {name!r}; write {one!r}"
-                    )
-        if missing:
-            raise ValueError(f"{form}, got {', '.join(self.columns)}; add {', '.join(missing)}")
-        return others
-
-    def number(self, row: int, column: str) -> float:
-        """Return a cell as a number."""
-        text = self.rows[row][column]
-        plain = text.replace(",", ".") if self.decimal_comma and "." not in text else text
-        try:
-            return float(plain)
-        except ValueError as error:
-            fix = "write a decimal point" if re.fullmatch(r"[+-]?\d*,\d+", text) else "write a number"
-            place = f"{column!r} in line {self.lines[row]} of {self.path}"
-            raise ValueError(f"expected a number for {place}, got {text!r}; {fix}") from error
-
-
-def _alike(name: str, other: str) -> bool:
-    return name.casefold().replace("_", " ") == other.casefold().replace("_", " ")
