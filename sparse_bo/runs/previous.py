@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparse_bo.domains import Arms, Box, Domain, Int, LazyArms, ProductGrid, Space, SpaceArms, SpaceBox
+from sparse_bo.domains import Arms, Box, Domain, LazyArms, ProductGrid, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
@@ -186,11 +186,8 @@ def advice_to_begin(path: str | Path, domain: Domain, outcomes: Outcomes | None)
     code, defaults, before = f"observations_of({str(path)!r})", dict[str, Any](), checked_about(Journal.read(path))
     if isinstance(domain, SpaceArms | SpaceBox) and "space" in before:
         names = new_parameters(domain.space, names_of(before["space"])[0])
-        kinds = domain.space.parameters
         # Any value of a new parameter shows whether the observations can be taken over.
-        defaults = {
-            name: kinds[name].decode(torch.zeros(1, kinds[name].width, dtype=torch.float64, device="cpu"))[0] for name in names
-        }
+        defaults = {name: domain.space.parameters[name].middle for name in names}
         code = f"observations_of({str(path)!r}, {_defaults(names)})" if names else code
     try:
         RunObservations((Path(path),), defaults).on(domain, outcomes)
@@ -202,24 +199,12 @@ def advice_to_begin(path: str | Path, domain: Domain, outcomes: Outcomes | None)
 def _placed(domain: Domain, space: Space, point: dict[str, Any]) -> dict[str, Any] | None:
     """Return a point with the parameters that a space has there; ``None`` if it is outside or infeasible."""
     kinds = space.parameters
-    point = {
-        name: int(value) if isinstance(kinds[name], Int) and isinstance(value, float) and value == round(value) else value
-        for name, value in point.items()
-        if name in kinds
-    }
-    while absent := [name for name in point if not _is_there(space, name, point)]:
-        for name in absent:
-            del point[name]
+    point = space.kept({name: kinds[name].whole(value) for name, value in point.items() if name in kinds})
     try:
         domain.check("observations", [point])
     except (TypeError, ValueError):  # a number between integers, say
         return None
     return point
-
-
-def _is_there(space: Space, name: str, point: Mapping[str, Any]) -> bool:
-    when = space.parameters[name].when or {}
-    return all(parent in point and point[parent] in values for parent, values in when.items())
 
 
 def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, Any] | None = None) -> RunObservations:
