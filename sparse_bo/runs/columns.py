@@ -212,9 +212,7 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
     """
     if not isinstance(fitted.gp.prior.kernel, Hyperparameters):
         return None
-    rows = seen.rows
-    if len(rows) > LEARNED_FROM:
-        rows = rows[torch.linspace(0, len(rows) - 1, LEARNED_FROM, dtype=torch.float64, device=rows.device).round().long()]
+    rows = seen.rows[spread(len(seen.rows), LEARNED_FROM)]
     plain = warp("plain", seen.values[rows])
     assert plain is not None
     with one_thread():

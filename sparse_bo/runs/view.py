@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Certificate
 from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Space, SpaceArms, SpaceBox
-from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.results import has_sds, sds_of
 from sparse_bo.journal import Journal
@@ -336,12 +335,9 @@ def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, 
 def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
     """Return the names of the inputs, the values of each at all evaluations, and the scale of each; empty where unknown."""
     if "space" in history.info:
-        described = history.info["space"]
-        names, named = names_of(described)
-        points = named(history.indices or history.points)
-        parameters = Space.of(described).parameters
-        logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
-        return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
+        parameters, points = Space.of(history.info["space"]).parameters, history.parameters or []
+        logs = {name: bool(getattr(parameter, "log", False)) for name, parameter in parameters.items()}
+        return [*logs], {name: [point.get(name, math.nan) for point in points] for name in logs}, logs
     if (X := inputs_of(history, domain)) is None:
         return [], {}, {}
     names = [f"x{j + 1}" for j in range(X.shape[1])]
