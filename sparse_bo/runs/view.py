@@ -205,7 +205,7 @@ def view_of(
     minimize = history.minimize
     report = Report() if state is None else report_of(state, minimize=minimize)
     names, columns, logs = columns_of(history, domain)
-    batches = history.batches()
+    values = np.array([value for row in history.rows for value in row.values], np.float64)
     last: Summary = history.rows[-1] if state is None and history.rows else report
     over_arms = "space" not in history.info  # combinations of named parameters have no number that a user knows
     bounds: dict[str, str] = {}
@@ -232,21 +232,20 @@ def view_of(
         if several is not None:
             models = dict(zip(several.values, outcome_models(state, widen=most_slices > 0), strict=False))
             several = replace(several, models=bool(models))
-            some = names[: 2 * most_slices // max(len(models), 2)]
-            interval = _interval(next(iter(models.values())), domain, report) if models else None
+            some, first = names[: 2 * most_slices // max(len(models), 2)], next(iter(outcome_models(state)), None)
         else:
             widened, some = widening(state) if most_slices else 1.0, names[:most_slices]
-            models = {"": partial(predictions_of, state, minimize=minimize, widened=widened)}
-            interval = _interval(partial(predictions_of, state, minimize=minimize), domain, report)
+            first = partial(predictions_of, state, minimize=minimize)
+            models = {"": partial(first, widened=widened)}
+        interval = None if first is None else _interval(first, domain, report)
         x, shown = best_x.to("cpu", torch.float64), [*enumerate(some)]
-        ranked = _ranked(history, several)
+        ranked = _ranked(history, several, values)
 
         def beside(name: str, value: Any) -> dict[str, Any]:
             return _evaluated(columns, next((row for row in ranked if columns[name][row] == value), None))
 
         slices = [_slice(predict, domain, x, j, name, best, beside, of) for of, predict in models.items() for j, name in shown]
     weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
-    values = np.array([value for row in history.rows for value in row.values], np.float64)
     highest = None
     if last.best_observed_mean is not None:
         index, best_row = last.best_observed_index if over_arms else None, None
@@ -260,7 +259,7 @@ def view_of(
     failed = sum(row.failed for row in history.rows)
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
     return RunView(
-        batches=batches,
+        batches=history.batches(),
         values=values,
         sds=dict(zip(("",) if several is None else several.values, sds, strict=False)),  # none without known noise
         names=names,
@@ -296,11 +295,10 @@ def _best_row(history: History, report: Report, otherwise: int | None) -> int | 
     return otherwise
 
 
-def _ranked(history: History, several: OutcomeColumns | None) -> list[int]:
+def _ranked(history: History, several: OutcomeColumns | None, values: NDArray[np.float64]) -> list[int]:
     """Return the evaluations with results, the best first: of several objectives those of the front, then in order."""
     if several is not None:
         return list(dict.fromkeys([*several.front, *np.flatnonzero(~several.failed).tolist()]))
-    values = np.array([value for row in history.rows for value in row.values], np.float64)
     order = np.argsort(values if history.minimize else -values, kind="stable")
     return [row for row in order.tolist() if values[row] == values[row]]
 
