@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparse_bo.domains import Choice
-from sparse_bo.domains.encoded import names_of
+from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.parameters import Parameter
 from sparse_bo.domains.space import Space
 from sparse_bo.evaluations.job import Batch
@@ -148,12 +148,14 @@ class PointColumns(NamedTuple):
     @staticmethod
     def of(about: Mapping[str, Any]) -> PointColumns:
         """Return the columns of a recorded run from its description."""
-        space = Space.of(about["space"]) if "space" in about else None
+        space: Space | None = None
         numbered = [f"x{k + 1}" for k in range(about["dims"] if "dims" in about else about["arms"][1])]
         inputs, beside = numbered, list[str]()
         recorded: Callable[[Sequence[Any]], list[Any]] = list
-        if space is not None:
-            inputs, recorded = names_of(about["space"])
+        if "space" in about:
+            domain = recorded_space(about)
+            space, recorded = domain.space, lambda picks: domain.named(domain.stacked(picks))
+            inputs = space.names
         elif "names" in about:
             inputs, recorded = ["name"], lambda arms: [about["names"][arm] for arm in arms]
         elif "arms" in about:

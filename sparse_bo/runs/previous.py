@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, ProductGrid, Space, SpaceArms, SpaceBox
-from sparse_bo.domains.encoded import names_of
+from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
 from sparse_bo.runs.description import checked_about, recorded_outcomes
@@ -140,15 +140,15 @@ class _RecordedRun(NamedTuple):
                 f"expected a run on a space of named parameters, got {self.path}, whose inputs have no names; pass the "
                 "points as dictionaries with their results: initial=(points, y)"
             )
-        names, named = names_of(self.about["space"])
-        new = new_parameters(space, names)
+        recorded = recorded_space(self.about)
+        new = new_parameters(space, recorded.space.parameters)
         if missing := [name for name in new if name not in defaults]:
             raise ValueError(
                 f"expected defaults= for parameters that the run in {self.path} does not have, got none for "
                 f"{', '.join(map(repr, missing))}; pass {_defaults(missing)}"
             )
         added = {name: defaults[name] for name in new}
-        return [_placed(domain, space, {**added, **point}) for point in named(self.picks.tolist())]
+        return [_placed(domain, space, {**added, **point}) for point in recorded.named(recorded.stacked(self.picks.tolist()))]
 
     def inputs(self, domain: Domain) -> list[Any]:
         """Return the arms or points of a domain without names, ``None`` for those that are not in it."""
@@ -185,7 +185,7 @@ def advice_to_begin(path: str | Path, domain: Domain, outcomes: Outcomes | None)
     """Return how a new run on a domain begins with the results of a journal: code, or the reason why it cannot."""
     code, defaults, before = f"observations_of({str(path)!r})", dict[str, Any](), checked_about(Journal.read(path))
     if isinstance(domain, SpaceArms | SpaceBox) and "space" in before:
-        names = new_parameters(domain.space, names_of(before["space"])[0])
+        names = new_parameters(domain.space, before["space"]["parameters"])
         # Any value of a new parameter shows whether the observations can be taken over.
         defaults = {name: domain.space.parameters[name].middle for name in names}
         code = f"observations_of({str(path)!r}, {_defaults(names)})" if names else code
