@@ -225,6 +225,7 @@ def view_of(
         several = replace(several, best_row=_best_row(history, report, several.best_row))
         X = inputs_of(history, domain)
         best_x = None if X is None or several.best_row is None else torch.from_numpy(X[several.best_row])
+    ranked = _ranked(history, several, values)
     best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
     if several is not None and not best:
         best = _evaluated(columns, several.best_row)
@@ -239,7 +240,6 @@ def view_of(
             models = {"": partial(first, widened=widened)}
         interval = None if first is None else _interval(first, domain, report)
         x, shown = best_x.to("cpu", torch.float64), [*enumerate(some)]
-        ranked = _ranked(history, several, values)
 
         def beside(name: str, value: Any) -> dict[str, Any]:
             return _evaluated(columns, next((row for row in ranked if columns[name][row] == value), None))
@@ -248,11 +248,9 @@ def view_of(
     weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
     highest = None
     if last.best_observed_mean is not None:
-        index, best_row = last.best_observed_index if over_arms else None, None
-        if history.points and np.isfinite(values).any():
-            best_row = int(np.nanargmin(values) if minimize else np.nanargmax(values))
+        index = last.best_observed_index if over_arms else None
         point = {} if index is None else {"arm": arm_name(index, history.info.get("names"))}
-        point |= named(report.best_observed_x) or _evaluated(columns, best_row)
+        point |= named(report.best_observed_x) or _evaluated(columns, ranked[0] if history.points and ranked else None)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     results = [one for row in history.rows for one in row.results]
     sds = np.array(sds_of(results), np.float64).T if has_sds(results) else ()
