@@ -257,10 +257,11 @@ def checked_observations(
 
 def _numbers(kind: str, y: Any) -> list[float]:
     """Return a user's values as floats, those of known noise as they are; a ``TypeError`` names the first that is no number."""
-    if isinstance(y, Tensor):
+    if isinstance(y, Tensor) and not y.is_meta:
+        check_finite(f"{kind} values", y)  # of a dense tensor
         return [float(value) for value in y.detach().flatten().tolist()]
     rows = [y] if isinstance(y, int | float) else y
-    if isinstance(rows, str | bytes) or not (isinstance(rows, Sequence) or hasattr(rows, "__array__")):
+    if isinstance(rows, str | bytes | Tensor) or not (isinstance(rows, Sequence) or hasattr(rows, "__array__")):
         fix = "pass a list, an array or a tensor, one number per input"
         raise TypeError(f"expected {kind} values to be numbers, got {type(y).__name__}; {fix}")
     found = []

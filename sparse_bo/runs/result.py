@@ -283,12 +283,7 @@ class Result(Report):
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
     ) -> Figure:
-        """Draw the run: best value, batch sizes, dictionary and effective dimension, time by phase.
-
-        Args:
-            path: Also save the figure there (the ending decides the format).
-            regret: Of every evaluation in order, where the truth is known: draw its sum instead of the best value.
-            best_possible: Best true value, where it is known: draw the gap to it instead of the best value.
+        """Draw the run, as :meth:`History.plot` does; with a ``path``, whose ending decides the format, save the figure there.
 
         Raises:
             ValueError: If the run has no batches, or has not as many evaluations as ``regret`` has numbers.
