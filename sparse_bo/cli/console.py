@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparse_bo.report.view import visible
-
 if TYPE_CHECKING:
     from sparse_bo.report.facts import Advice
 
@@ -68,8 +66,12 @@ errors = Console(file=cast("IO[str]", Stream("stderr")), stderr=True, markup=Fal
 
 
 def plain(text: object, *, style: str = "") -> Text:
-    """Return a text for rich that is shown letter by letter: no markup, no emoji, no control sequences."""
-    return Text(visible(text), style=style)
+    r"""Return a text for rich that is shown letter by letter: no markup, no emoji, no control sequences.
+
+    Control characters (but for ends of lines and tabs) and halves of characters, as in file names that are not UTF-8, are
+    written out as ``\x1b`` or ``\udcff``, as by :func:`sparse_bo.report.view.visible`, which help cannot have: it loads NumPy.
+    """
+    return Text("".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text)), style=style)
 
 
 def say(text: object) -> None:
