@@ -69,7 +69,7 @@ def plain(text: object, *, style: str = "") -> Text:
     r"""Return a text for rich that is shown letter by letter: no markup, no emoji, no control sequences.
 
     Control characters (but for ends of lines and tabs) and halves of characters, as in file names that are not UTF-8, are
-    written out as ``\x1b`` or ``\udcff``.
+    written out as ``\x1b`` or ``\udcff``, as by :func:`sparse_bo.report.view.visible`, which help cannot have: it loads NumPy.
     """
     return Text("".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text)), style=style)
 

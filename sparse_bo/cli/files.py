@@ -1,6 +1,6 @@
 """The commands of a run by CSV files: ``create``, ``ask``, ``tell``, ``add`` and ``enqueue``.
 
-Their arguments are the options in :mod:`sparse_bo.cli.app`. The columns of the files are :class:`.PointColumns`.
+Their arguments are the options in :mod:`sparse_bo.cli.app`. The columns of the files are those of :mod:`sparse_bo.cli.points`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import typer
 from sparse_bo.cli.console import complain, say
 from sparse_bo.cli.inputs import budget_of, check_there, names_in, noted_arms, noted_problem, outcomes_of, taken_over
 from sparse_bo.cli.launch import reason
+from sparse_bo.cli.points import CSVFile, PointColumns
 from sparse_bo.cli.presets import given_settings, policy_of
 from sparse_bo.domains.space import Space
 from sparse_bo.evaluations.results import Measured
-from sparse_bo.problems.custom import PointColumns, own_arms
+from sparse_bo.problems.custom import own_arms
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import written_whole
-from sparse_bo.runs.previous import CSVFile
 from sparse_bo.runs.records import Evaluations, Recorded, about_of, read_run
 from sparse_bo.validation import check_device
 

@@ -151,14 +151,13 @@ class NamedArms(Arms):
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes names too."""
         texts = where.tolist() if hasattr(where, "tolist") and not isinstance(where, Tensor) else where  # NumPy's, pandas'
-        where = texts if isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts) else where
-        if isinstance(where, list | tuple) and where and all(isinstance(one, str) for one in where):
-            unknown = next((one for one in where if one not in self._rows), None)
+        if isinstance(texts, list | tuple) and texts and all(isinstance(one, str) for one in texts):
+            unknown = next((one for one in texts if one not in self._rows), None)
             if unknown is not None:
                 near = get_close_matches(unknown, self.names, n=1)
                 fix = f"did you mean {near[0]!r}?" if near else "pass names of arms"
                 raise ValueError(f"expected {name} among the names of the arms, got {unknown!r}; {fix}")
-            where = [self._rows[one] for one in where]
+            where = [self._rows[one] for one in texts]
         elif isinstance(where, str | Mapping) or (
             isinstance(where, list | tuple) and isinstance(next(iter(where), 0), Mapping)
         ):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -333,7 +333,9 @@ def check_domain(
     return Arms(arms.detach().resolve_neg() if isinstance(arms, Tensor) else arms)
 
 
-def recorded_space(about: Mapping[str, Any], feasible: Feasible | None, device: str | torch.device) -> SpaceArms | SpaceBox:
+def recorded_space(
+    about: Mapping[str, Any], feasible: Feasible | None = None, device: str | torch.device = "cpu"
+) -> SpaceArms | SpaceBox:
     """Return the domain of a recorded run on a space from its description.
 
     Raises:
@@ -341,26 +343,14 @@ def recorded_space(about: Mapping[str, Any], feasible: Feasible | None, device: 
     """
     described = about["space"]
     space = Space.of(described)
-    if "bounds" not in about:
-        return _recorded_arms(described, space, device)
-    return SpaceBox.of(space, feasible, restricted=bool(described.get("restricted")), device=device)
-
-
-def _recorded_arms(described: Mapping[str, Any], space: Space, device: str | torch.device = "cpu") -> SpaceArms:
-    """Return the arms of a recorded run from the bits of its feasible combinations."""
+    if "bounds" in about:
+        return SpaceBox.of(space, feasible, restricted=bool(described.get("restricted")), device=device)
     if space.count is None:
         raise ValueError("the description of the space is damaged: arms cannot come from a continuum; take another copy")
     if described.get("feasible") is None:
         return SpaceArms.of(space, device=device)
     bits = np.unpackbits(np.frombuffer(base64.b64decode(described["feasible"]), np.uint8))
     return SpaceArms.of(space, torch.from_numpy(np.flatnonzero(bits[: space.count])), device=device)
-
-
-def names_of(described: Mapping[str, Any]) -> tuple[list[str], Callable[[Sequence[Any]], list[Parameters]]]:
-    """Return the names of a recorded space, and a function from recorded picks (arms, or points) to dictionaries."""
-    space = Space.of(described)
-    domain = _recorded_arms(described, space) if space.small else SpaceBox.of(space, None, restricted=False)
-    return space.names, lambda picks: domain.named(domain.stacked(picks))
 
 
 def _infeasible(name: str, point: Mapping[str, Any]) -> str:

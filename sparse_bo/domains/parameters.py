@@ -56,7 +56,7 @@ class Parameter(ABC):
         """Return the numbers of checked values, ``q``, float64."""
 
     @abstractmethod
-    def _value_of(self, number: float) -> Value:
+    def value_of(self, number: float) -> Value:
         """Return the value of a number."""
 
     @property
@@ -68,6 +68,11 @@ class Parameter(ABC):
     def idle(self) -> float:
         """The number that stands for a parameter that is not there: the middle one."""
         return 0.5 if self.count is None else (self.count - 1) // 2
+
+    @property
+    def middle(self) -> Value:
+        """The value of that number."""
+        return self.value_of(self.idle)
 
     def __repr__(self) -> str:
         """Return the parameter as it is written, without defaults."""
@@ -123,7 +128,7 @@ class Parameter(ABC):
 
     def decode(self, U: Tensor) -> list[Any]:
         """Return the ``q`` values of the rows."""
-        return [self._value_of(number) for number in self.numbers(U).tolist()]
+        return [self.value_of(number) for number in self.numbers(U).tolist()]
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,7 +189,8 @@ class Float(Parameter):
         low, high, v = (math.log(self.low), math.log(self.high), v.log()) if self.log else (self.low, self.high, v)
         return ((v - low) / (high - low)).clamp(0.0, 1.0)
 
-    def _value_of(self, number: float) -> float:
+    def value_of(self, number: float) -> float:
+        """See :class:`Parameter`."""
         if self.count is not None:
             value = self.low + number * (self.step or 1.0)
         elif self.log:
@@ -250,7 +256,8 @@ class Int(Parameter):
                 raise ValueError(f"expected {name} in [{self.low}, {self.high}]{stepped}, {got}")
         return (torch.tensor(numbers, dtype=torch.float64, device="cpu") - self.low) / self.step
 
-    def _value_of(self, number: float) -> int:
+    def value_of(self, number: float) -> int:
+        """See :class:`Parameter`."""
         return self.low + int(number) * self.step
 
     def whole(self, value: Any) -> Any:
@@ -331,7 +338,8 @@ class Choice(Parameter):
             raise ValueError(f"expected {name} to be one of {shown}, got {got!r}{fix}")
         return torch.tensor(indices, dtype=torch.float64, device="cpu")
 
-    def _value_of(self, number: float) -> Value:
+    def value_of(self, number: float) -> Value:
+        """See :class:`Parameter`."""
         return self.values[int(number)]
 
     def whole(self, value: Any) -> Any:

@@ -159,7 +159,7 @@ class Space:
             parts = {name: (parameter, where) for name, parameter, where in self._parts()}
             numbers = {name: parameter.numbers(U[:, where]) for name, (parameter, where) in parts.items()}
             for name, conditions in self._conditions.items():
-                yield name, parts[name][1], ~_hold(conditions, numbers)
+                yield name, parts[name][1], ~_hold(conditions, numbers, len(U), U.device)
 
     def encode(self, points: Sequence[Mapping[str, Any]], what: str = "points") -> Tensor:
         """Return points as columns, ``q x dims``, float64.
@@ -211,11 +211,20 @@ class Space:
 
     def lacks(self, point: Mapping[str, Any]) -> bool:
         """Return whether a point lacks parameters that :meth:`encode` needs."""
-        return any(name not in point and p.count != 1 and self._due(p, point) for name, p in self.parameters.items())
+        return any(name not in point and p.count != 1 and self._due(name, point) for name, p in self.parameters.items())
 
-    def _due(self, parameter: Parameter, point: Mapping[str, Any]) -> bool:
+    def _due(self, name: str, point: Mapping[str, Any]) -> bool:
         """Return whether a parameter belongs to a point by its own condition."""
-        return all(parent in point and point[parent] in values for parent, values in (parameter.when or {}).items())
+        when = self.parameters[name].when or {}
+        return all(parent in point and point[parent] in values for parent, values in when.items())
+
+    def kept(self, values: Mapping[str, Any]) -> Parameters:
+        """Return the values, by name, of parameters that are there by their conditions: with the other values that stay."""
+        made: Parameters = {}
+        for name in self._parents_first:
+            if name in values and self._due(name, made):
+                made[name] = values[name]
+        return made
 
     def completed(self, point: Mapping[str, Any], other: Parameters, *, generator: torch.Generator) -> Parameters:
         """Return a point with the parameters that it lacks: those of a whole point, drawn where that does not have them.
@@ -225,14 +234,13 @@ class Space:
         made = dict(point)
         for name in self._parents_first:
             parameter = self.parameters[name]
-            if name not in made and self._due(parameter, made):
+            if name not in made and self._due(name, made):
                 drawn = torch.rand(1, parameter.width, generator=generator, dtype=torch.float64, device="cpu")
                 made[name] = other.get(name, parameter.decode(drawn)[0])
-                number = parameter.numbers(parameter.encode([made[name]], name))
-                allowed = [needed[name] for child, needed in self._conditions.items() if child in point and name in needed]
-                if not all(bool(torch.isin(number, one.to(number))) for one in allowed):
-                    common = [k for k in allowed[0].tolist() if all(k in one.tolist() for one in allowed)]
-                    made[name] = parameter.decode(parameter.columns(number.new_tensor(common[:1] or [number])))[0]
+                needed = [one[name].tolist() for child, one in self._conditions.items() if child in point and name in one]
+                allowed = [k for k in needed[0] if all(k in one for one in needed)] if needed else []
+                if allowed and parameter.numbers(parameter.encode([made[name]], name)).item() not in allowed:
+                    made[name] = parameter.value_of(allowed[0])
         return made
 
     def changed(self, point: Parameters, name: str, value: Value, other: Parameters) -> Parameters:
@@ -241,20 +249,15 @@ class Space:
         Those that ``point`` does not have are those of another point, which may lack some: these are in the middle of their
         range.
         """
-        made: Parameters = {}
-        for one in self._parents_first:
-            if one == name or (one in point and self._due(self.parameters[one], made)):
-                made[one] = value if one == name else point[one]
-        like = torch.zeros(1, dtype=torch.float64, device="cpu")
-        middle = {one: p.decode(p.columns(like + p.idle))[0] for one, p in self.parameters.items()}
-        return self.completed(made, {**middle, **other}, generator=torch.Generator())
+        middle = {one: parameter.middle for one, parameter in self.parameters.items()}
+        return self.completed(self.kept({**point, name: value}), {**middle, **other}, generator=torch.Generator())
 
     def with_none(self, point: Parameters, names: Container[str]) -> Parameters:
         """Return a point with ``None`` for the choices among ``names`` that it lacks and that may be ``None`` there."""
         made = dict(point)
         for name in self._parents_first:
             one = self.parameters[name]
-            if name in names and name not in made and isinstance(one, Choice) and None in one.values and self._due(one, made):
+            if name in names and name not in made and isinstance(one, Choice) and None in one.values and self._due(name, made):
                 made[name] = None
         return made
 
@@ -317,7 +320,7 @@ class Space:
         total = 1
         for name in self._parents_first:
             n = self.parameters[name].count
-            there = _hold(self._conditions.get(name, {}), table, like=torch.ones(total, dtype=torch.bool, device="cpu"))
+            there = _hold(self._conditions.get(name, {}), table, total, torch.device("cpu"))
             times = torch.where(there, n or 0, 1)
             if n is None or int(times.sum()) > self.most_arms:
                 return None
@@ -400,8 +403,6 @@ def parameter_of(name: str, description: Any) -> Parameter:
     if unknown or missing:
         wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
         raise ValueError(f"{form}, got {wrong}; a {description['type']} has {', '.join(known)}")
-    if not isinstance(given.get("log", False), bool) or not isinstance(given.get("ordered", False), bool):
-        raise TypeError(f"expected log and ordered of parameter {name!r} to be true or false, got {description!r}")
     try:
         values = given.pop("values", [])
         if not isinstance(values, list):
@@ -412,13 +413,12 @@ def parameter_of(name: str, description: Any) -> Parameter:
     return made
 
 
-def _hold(conditions: Mapping[str, Tensor], numbers: Mapping[str, Tensor], *, like: Tensor | None = None) -> Tensor:
-    """Return where all conditions hold, of the numbers of ``q`` points by name; without conditions ``like``."""
-    held = [torch.isin(numbers[name], needed.to(numbers[name])) for name, needed in conditions.items()]
-    if not held:
-        assert like is not None
-        return like
-    return torch.stack(held).all(dim=0)
+def _hold(conditions: Mapping[str, Tensor], numbers: Mapping[str, Tensor], q: int, device: torch.device) -> Tensor:
+    """Return at which of ``q`` points all conditions hold, from the numbers of their values by name."""
+    held = torch.ones(q, dtype=torch.bool, device=device)
+    for name, needed in conditions.items():
+        held &= torch.isin(numbers[name], needed.to(numbers[name]))
+    return held
 
 
 def _with_row(error: Exception, points: Sequence[Mapping[str, Any]], parameter: Parameter, name: str, what: str) -> Exception:

@@ -8,8 +8,7 @@ from sparse_bo.policies.comparators.thompson import QFFTS, SGPTS, QFFTSArms, SGP
 from sparse_bo.policies.elimination.policy import BPE, SBPE, RegressionDesign, max_variance_design
 from sparse_bo.policies.elimination.settings import batch_schedule
 from sparse_bo.policies.elimination.state import EliminationState
-from sparse_bo.policies.improvement.policy import ExpectedImprovement, ImprovementState
-from sparse_bo.policies.improvement.two_stage import TwoStage
+from sparse_bo.policies.improvement.policy import ExpectedImprovement, ImprovementState, TwoStage
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
 from sparse_bo.policies.states import BoxState, Report, State

@@ -1,34 +1,25 @@
-"""Problems of the command line: a user's arms or space and objective, named by text; points and results in CSV files."""
+"""Problems of the command line: a user's arms or space and objective, named by text."""
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
-from sparse_bo.domains import Choice
-from sparse_bo.domains.encoded import names_of
 from sparse_bo.domains.lazy import LazyArms, ProductGrid
 from sparse_bo.domains.memmap import MemmapArms
-from sparse_bo.domains.parameters import Parameter
 from sparse_bo.domains.space import Space
-from sparse_bo.evaluations.job import Batch
-from sparse_bo.evaluations.results import Measured
 from sparse_bo.planning.costs import available_bytes, bytes_text
 from sparse_bo.policies import Outcomes, Report
 from sparse_bo.problems import GRID_EXAMPLE
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.previous import CSVFile
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,157 +193,3 @@ def imported(path: str) -> Callable[..., Any]:
         raise TypeError(f"expected --objective {path!r} to be a function, got {type(found).__name__}")
     function: Callable[..., Any] = found
     return function
-
-
-class PointColumns(NamedTuple):
-    """The columns of a run's points in a CSV file. Of two with one name the later one ends in ``_``."""
-
-    space: Space | None
-    inputs: list[str]
-    """Those that name a point: parameters, ``x1``, … of a box, ``arm`` (a row number), or ``name`` of arms with names."""
-    beside: list[str]
-    """Those that are written for the reader alone: the inputs ``x1``, … of an arm."""
-    ticket: str
-    results: dict[str, str]
-    """Name of an outcome -> its column; of a run with one objective without a name ``value``."""
-    several: bool
-    """Whether outcomes have names."""
-    recorded: Callable[[Sequence[Any]], list[Any]]
-    """From ``n`` recorded arms or ``n`` points to the form of :meth:`points`."""
-
-    @staticmethod
-    def of(about: Mapping[str, Any]) -> PointColumns:
-        """Return the columns of a recorded run from its description."""
-        space = Space.of(about["space"]) if "space" in about else None
-        numbered = [f"x{k + 1}" for k in range(about["dims"] if "dims" in about else about["arms"][1])]
-        inputs, beside = numbered, list[str]()
-        recorded: Callable[[Sequence[Any]], list[Any]] = list
-        if space is not None:
-            inputs, recorded = names_of(about["space"])
-        elif "names" in about:
-            inputs, recorded = ["name"], lambda arms: [about["names"][arm] for arm in arms]
-        elif "arms" in about:
-            inputs, beside = ["arm"], numbered
-        names = Outcomes.of(**about["outcomes"]).names if "outcomes" in about else ("value",)
-        columns = [*inputs, *beside]
-        for name in ("ticket", *names):
-            while name in columns:
-                name += "_"
-            columns.append(name)
-        ticket, *results = columns[len(inputs) + len(beside) :]
-        outcomes = dict(zip(names, results, strict=True))
-        return PointColumns(space, inputs, beside, ticket, outcomes, "outcomes" in about, recorded)
-
-    @property
-    def every(self) -> list[str]:
-        """All columns, in the order in which they are written."""
-        return [self.ticket, *self.inputs, *self.beside, *self.results.values()]
-
-    @property
-    def needed(self) -> list[str]:
-        """Inputs that every point has."""
-        if self.space is None:
-            return self.inputs
-        return [name for name, one in self.space.parameters.items() if one.when is None and one.count != 1]
-
-    @property
-    def sds(self) -> list[str]:
-        """Columns of known standard deviations, which a file may have."""
-        return [f"{column}_sd" for column in self.results.values()]
-
-    def written(self, batch: Batch) -> str:
-        """Return evaluations as CSV, with empty cells for the results and for parameters that are not there."""
-        rows: list[list[Any]] = []
-        for ticket, point, x in zip(batch.tickets, self.asked(batch), batch.X.tolist(), strict=True):
-            values = point if isinstance(point, list) else [point]
-            if isinstance(point, dict):
-                values = [("None" if point[name] is None else point[name]) if name in point else "" for name in self.inputs]
-            rows.append([ticket, *values, *x[: len(self.beside)], *[""] * len(self.results)])
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows([self.every, *rows])
-        return file.getvalue()
-
-    def asked(self, batch: Batch) -> list[Any]:
-        """Return the points of evaluations in the form of :meth:`points`."""
-        return self.recorded(batch.picks.tolist())
-
-    def points(self, file: CSVFile, *, whole: bool = True) -> list[Any]:
-        """Return the points of a file, as :meth:`sparse_bo.AskTell.add` takes them.
-
-        An empty cell: the input is missing. Of a ``whole`` point it is ``None``, if that is a choice: pandas writes so.
-        """
-        rows = range(len(file.rows))
-        if self.inputs == ["name"] and self.space is None:
-            return [row["name"] for row in file.rows]
-        if self.inputs == ["arm"] and self.space is None:
-            return [self._whole(file, row, "arm") for row in rows]
-        if self.space is None:
-            return [[file.number(row, name) if file.rows[row].get(name) else math.nan for name in self.inputs] for row in rows]
-        parameters, names = self.space.parameters.items(), file.columns if whole else []
-        found = [
-            {name: _value(one, file, row, name) for name, one in parameters if file.rows[row].get(name, "")} for row in rows
-        ]
-        return [self.space.with_none(point, names) for point in found]
-
-    def tickets(self, file: CSVFile) -> list[int]:
-        """Return the tickets of a file's rows."""
-        return [self._whole(file, row, self.ticket) for row in range(len(file.rows))]
-
-    def filled(self, file: CSVFile) -> list[int]:
-        """Return the rows of a file that have results.
-
-        Raises:
-            ValueError: If a row has some of its outcomes alone.
-        """
-        found = []
-        for row, cells in enumerate(file.rows):
-            empty = [column for column in self.results.values() if not cells[column]]
-            if empty and len(empty) < len(self.results):
-                raise ValueError(
-                    f"expected all outcomes in line {file.lines[row]} of {file.path}, got no {', '.join(empty)}; write nan for "
-                    "what could not be measured, or leave all of them empty until they are there"
-                )
-            if not empty:
-                found.append(row)
-        return found
-
-    def result(self, file: CSVFile, row: int) -> Any:
-        """Return the result of a row: a number, or numbers by name; ``failed`` or ``nan``: NaN."""
-        found = {name: _result(file, row, column) for name, column in self.results.items()}
-        return found if self.several else found["value"]
-
-    @staticmethod
-    def _whole(file: CSVFile, row: int, column: str) -> int:
-        number = file.number(row, column)
-        if not number.is_integer():
-            place = f"{column!r} in line {file.lines[row]} of {file.path}"
-            raise ValueError(f"expected a whole number for {place}, got {file.rows[row][column]!r}; write one such as 3")
-        return int(number)
-
-
-def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
-    """Return a value of a parameter; a text that is none of the choices as it is."""
-    text = file.rows[row][column]
-    if not isinstance(parameter, Choice):
-        return parameter.whole(file.number(row, column))
-    named = {str(value).strip(): value for value in reversed(parameter.values)}
-    if text in named:
-        return named[text]
-    with suppress(ValueError):  # 8.0, or True in capitals: other programs write values in another form
-        number = file.number(row, column)
-        return next((value for value in parameter.values if type(value) in (int, float) and value == number), text)
-    return next((value for value in parameter.values if isinstance(value, bool | None) and str(value).upper() == text), text)
-
-
-def _result(file: CSVFile, row: int, column: str) -> float:
-    text = file.rows[row][column]
-    value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column)
-    if not file.rows[row].get(f"{column}_sd"):
-        return value
-    sd = file.number(row, f"{column}_sd")
-    if value == value and not 0.0 <= sd < math.inf:
-        place = f"'{column}_sd' in line {file.lines[row]} of {file.path}"
-        raise ValueError(
-            f"expected a finite standard deviation >= 0 for {place}, got {sd:g}; leave the cell empty if none is known"
-        )
-    return Measured(value, sd)

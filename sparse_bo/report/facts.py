@@ -25,22 +25,20 @@ FEWEST = 20
 STOP = "More of the same gains little: stop, search another range, or evaluate the best points again to see their noise."
 
 
-def facts(view: RunView, *, most_inputs: int = 10) -> dict[str, str]:
-    """Return every fact that the view has data for, by name; the best point has at most ``most_inputs`` inputs."""
+def facts(view: RunView) -> dict[str, str]:
+    """Return every fact that the view has data for, by name."""
     sizes = view.batches.sizes
     lines = {"evaluations": counts(view), "searched": searched(view)}
     if len(sizes):
         lines["batches"] = f"{len(sizes):,}, the largest of {int(sizes.max()):,}"
     if view.outcomes is not None:
-        lines |= outcome_facts(view, view.outcomes, most_inputs)
+        lines |= outcome_facts(view, view.outcomes)
     elif view.best_mean is not None:
         lines["best"] = "; ".join(filter(None, [number(view.best_mean), interval(view)]))
-        lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view, most_inputs).items())
+        lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
     if view.best_observed is not None and view.outcomes is None:
         lines["best observed"] = observed(view)
-        lines["observed at"] = ", ".join(
-            f"{name} = {value}" for name, value in shown(view.best_observed.at, most_inputs).items()
-        )
+        lines["observed at"] = ", ".join(f"{name} = {value}" for name, value in shown(view.best_observed.at).items())
     if view.regret is not None and len(view.regret):
         lines["regret"] = mean_regret(view.regret)
     lines |= view.guarantees
@@ -55,8 +53,8 @@ def facts(view: RunView, *, most_inputs: int = 10) -> dict[str, str]:
     return {name: text for name, text in lines.items() if text}
 
 
-def outcome_facts(view: RunView, outcomes: OutcomeColumns, most_inputs: int) -> dict[str, str]:
-    """Return the facts about several outcomes, by name; the best point has at most ``most_inputs`` inputs."""
+def outcome_facts(view: RunView, outcomes: OutcomeColumns) -> dict[str, str]:
+    """Return the facts about several outcomes, by name."""
     n, feasible = len(outcomes.feasible), int(outcomes.feasible.sum())
     lines = {"aims": aims(outcomes), "feasible": f"{feasible:,} of {n:,} evaluations"}
     lines["missing"] = ", ".join(f"{name} in {count:,}" for name, count in missing_counts(outcomes).items())
@@ -67,7 +65,7 @@ def outcome_facts(view: RunView, outcomes: OutcomeColumns, most_inputs: int) -> 
         lines["best feasible"] = "; ".join(filter(None, [number(value), interval(view)]))
         others = {name: value for name, value in best_outcomes(outcomes).items() if name != outcomes.only}
         lines["with"] = ", ".join(f"{name} = {number(value)}" for name, value in others.items())
-        lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view, most_inputs).items())
+        lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
     else:
         lines |= front_facts(outcomes)
     return lines
@@ -171,13 +169,13 @@ def interval(view: RunView) -> str:
     return f"95 % interval of the model: {ends}"
 
 
-def best_point(view: RunView, most: int) -> dict[str, str]:
+def best_point(view: RunView, most: int = 10) -> dict[str, str]:
     """Return the best point by name, at most ``most`` inputs of it, with its arm."""
     arm = {} if view.best_index is None else {"arm": arm_name(view.best_index, view.about.get("names"))}
     return shown(arm | dict(view.best), most)
 
 
-def shown(point: Mapping[str, Any], most: int) -> dict[str, str]:
+def shown(point: Mapping[str, Any], most: int = 10) -> dict[str, str]:
     """Return values by name as text, and how many are left out."""
     left = len(point) - most
     some = {name: cell(value, 6) for name, value in list(point.items())[:most]}

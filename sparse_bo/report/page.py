@@ -16,7 +16,7 @@ from sparse_bo._version import __version__
 from sparse_bo.report import facts, figures
 from sparse_bo.report.figures import Curve, Panel
 from sparse_bo.report.plots import Plot, Table, bars, best_evaluations, histogram, inputs_of, lines, slice_of
-from sparse_bo.report.view import RunView, cell, number, visible
+from sparse_bo.report.view import RunView, cell, number, spread, visible
 
 MOST_BARS = 20
 
@@ -49,13 +49,14 @@ def run_page(view: RunView) -> str:
     """Return a run as a self-contained page of HTML; its size does not grow with the run beyond some 400 kB."""
     source = f" · {view.source}" if view.source else ""
     aim = f"To {facts.aims(view.outcomes)}," if view.outcomes is not None else "Minimising" if view.minimize else "Maximising"
+    headline, below, best = _best_so_far(view)
     return TEMPLATES.get_template("page.html.jinja").render(
         view=view,
         title=f"{view.about.get('policy', 'run')}, seed {view.about.get('seed', '?')}{source}",
         counts=f"{aim} over {facts.searched(view)}: {facts.counts(view)}.",
-        headline=_headline(view),
-        below=_below(view),
-        best=_best(view),
+        headline=headline,
+        below=below,
+        best=best,
         observed="" if view.best_observed is None or view.outcomes is not None else facts.observed(view),
         guarantees=view.guarantees.items(),
         advice=facts.advice_of(view),
@@ -64,43 +65,23 @@ def run_page(view: RunView) -> str:
     )
 
 
-def _headline(view: RunView) -> str:
-    """Return the best value of a run, or the hypervolume of several objectives."""
-    several = view.outcomes
+def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
+    """Return the best value of a run, or the hypervolume of several objectives, lines below it, and the best point by name."""
+    several, value, point = view.outcomes, view.best_mean, [*facts.best_point(view, 40).items()]
+    below = [] if value is None else [facts.interval(view)]
     if several is not None and view.succeeded:
+        share = f"{int(several.feasible.sum()):,} of {len(several.feasible):,} evaluations are feasible."
+        measured = facts.best_outcomes(several)
+        point = [*((name, number(y, 5)) for name, y in measured.items()), *point] if several.only is not None else []
         if not several.feasible.any():
-            return "No feasible evaluation yet."
+            return "No feasible evaluation yet.", [facts.nothing_feasible(several)], point
         if several.only is None:
-            return f"hypervolume {number(several.hypervolume, 6)}"
-    value = view.best_mean
-    if value is None and several is not None and several.only is not None:
-        value = facts.best_outcomes(several).get(several.only)
+            front = [f"{name}: {text}" for name, text in facts.front_facts(several).items() if name != "hypervolume"]
+            return f"hypervolume {number(several.hypervolume, 6)}", [f"Beyond {facts.origin(several)}.", share, *front], point
+        return f"{several.only} {number(measured[several.only] if value is None else value, 6)}", [*below, share], point
     if value is None:
-        return "No evaluation has succeeded." if view.failed else "No result yet."
-    return number(value, 6) if several is None else f"{several.only} {number(value, 6)}"
-
-
-def _below(view: RunView) -> list[str]:
-    several = view.outcomes
-    if several is None:
-        return [] if view.best_mean is None else [facts.interval(view)]
-    if not several.feasible.any():
-        return [facts.nothing_feasible(several)] if view.succeeded else []
-    share = f"{int(several.feasible.sum()):,} of {len(several.feasible):,} evaluations are feasible."
-    if several.only is not None:
-        return [*([] if view.best_mean is None else [facts.interval(view)]), share]
-    named = {name: text for name, text in facts.front_facts(several).items() if name != "hypervolume"}
-    return [f"Beyond {facts.origin(several)}.", share, *(f"{name}: {text}" for name, text in named.items())]
-
-
-def _best(view: RunView) -> list[tuple[str, str]]:
-    """Return the best point by name, with its outcomes; nothing of several objectives."""
-    several = view.outcomes
-    if several is None:
-        return [] if view.best_mean is None else list(facts.best_point(view, 40).items())
-    if several.only is None or not view.succeeded:
-        return []
-    return [*((name, number(y, 5)) for name, y in facts.best_outcomes(several).items()), *facts.best_point(view, 40).items()]
+        return "No evaluation has succeeded." if view.failed else "No result yet.", [], []
+    return number(value, 6), below, point
 
 
 def result_card(view: RunView) -> str:
@@ -183,9 +164,7 @@ def _progress(view: RunView) -> Iterator[Plot]:
         x, y = (good + 1).astype(np.float64), view.values[good]
         text = "Every result."
         if len(x) > 500:
-            rows = np.unique(
-                np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), view.merit[good].argsort(kind="stable")[-40:]])
-            )
+            rows = np.union1d(spread(len(x), 460), view.merit[good].argsort(kind="stable")[-40:])
             x, y = x[rows], y[rows]
             text = f"Some of the results; the {'lowest' if view.minimize else 'highest'} are all shown."
         yield lines(Panel("Results", text, [Curve("results", x, y, "s0", dots=True)]))

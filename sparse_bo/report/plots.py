@@ -240,7 +240,7 @@ def inputs_of(view: RunView) -> Plot | None:
     order = good[view.merit[good].argsort(kind="stable")]
     rows = order
     if len(order) > LINES:
-        others = np.linspace(0, len(order) - 1 - BEST_LINES, LINES - BEST_LINES).astype(int)
+        others = spread(len(order) - BEST_LINES, LINES - BEST_LINES)
         rows = np.concatenate([order[others], order[-BEST_LINES:]])
     results = {"value": view.values} if view.outcomes is None else view.outcomes.values
     names = _relevant(view, good, results)
@@ -269,7 +269,7 @@ def _relevant(view: RunView, good: Any, results: Mapping[str, Numbers]) -> list[
     most = MOST_AXES + 1 - len(results)
     if len(view.names) <= most:
         return list(view.names)
-    rows = good[np.linspace(0, len(good) - 1, min(len(good), 2000)).astype(int)]
+    rows = good[spread(len(good), 2000)]
 
     def correlation(name: str) -> float:
         at = _axis(name, [view.columns[name][k] for k in rows], log=view.logs.get(name, False)).at
@@ -338,7 +338,7 @@ def slice_of(one: Slice, view: RunView) -> Plot:
     here = Curve(best, np.array([float(one.here)]), np.array([float(np.interp(one.here, x, median))]), "s2", dots=True)
     values = view.values if view.outcomes is None else view.outcomes.values[one.outcome]
     seen = np.flatnonzero(np.isfinite(values)) if one.name in view.columns else np.zeros(0, int)
-    seen = seen[np.unique(np.linspace(0, len(seen) - 1, min(len(seen), 200)).astype(int))]
+    seen = seen[spread(len(seen), 200)]
     at = np.array([view.columns[one.name][k] for k in seen], np.float64)
     sd, name = view.sds.get(one.outcome), "observed, at any other inputs"
     half = None if sd is None else 1.96 * sd[seen]

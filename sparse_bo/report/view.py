@@ -245,7 +245,7 @@ def arm_name(index: int, names: Sequence[str] | None) -> int | str:
 
 
 def visible(text: object) -> str:
-    r"""Return a text with control characters written out, ``\x1b`` for an escape."""
+    r"""Return a text with what cannot be printed, but for ends of lines and tabs, written out: ``\x1b``, ``\udcff``."""
     return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 

@@ -16,16 +16,7 @@ from torch import Tensor
 from sparse_bo.domains import ArmSet, Box, Domain, NamedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
-from sparse_bo.evaluations.results import (
-    Value,
-    check_same_order,
-    has_sds,
-    is_failed,
-    only_column,
-    outcomes_of,
-    results_of,
-    sds_of,
-)
+from sparse_bo.evaluations.results import Measured, Value, check_same_order, is_failed, only_column, outcomes_of
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
 
@@ -256,36 +247,29 @@ def checked_observations(
         return picks, rows
     if isinstance(y, Tensor) and y.is_complex():
         raise TypeError(f"expected real {kind} values, got {y.dtype}")
-    try:
-        values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        values = torch.tensor(_numbers(kind, y), dtype=torch.float64, device=picks.device)
+    values = _numbers(kind, y)
     if len(values) != len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many {kind} values as inputs, got {got}; pass one value for each")
-    check_finite(f"{kind} values", values)
-    listed = list(_flat(y)) if isinstance(y, (list, tuple)) or getattr(y, "dtype", None) == np.dtype(object) else []
-    return picks, results_of(values.tolist(), sds_of(listed) if has_sds(listed) else None)
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    """Yield the numbers of nested lists, in order."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value
+    check_finite(f"{kind} values", torch.tensor(values, dtype=torch.float64, device="cpu"))
+    return picks, [*values]
 
 
 def _numbers(kind: str, y: Any) -> list[float]:
-    """Return a user's values that torch does not convert as floats; a ``TypeError`` names the first that is none."""
-    if not is_plain(y):
+    """Return a user's values as floats, those of known noise as they are; a ``TypeError`` names the first that is no number."""
+    if isinstance(y, Tensor) and not y.is_meta:
+        check_finite(f"{kind} values", y)  # of a dense tensor
+        return [float(value) for value in y.detach().flatten().tolist()]
+    rows = [y] if isinstance(y, int | float) else y
+    if isinstance(rows, str | bytes | Tensor) or not (isinstance(rows, Sequence) or hasattr(rows, "__array__")):
         fix = "pass a list, an array or a tensor, one number per input"
         raise TypeError(f"expected {kind} values to be numbers, got {type(y).__name__}; {fix}")
     found = []
-    for i, value in enumerate(y):
+    for i, row in enumerate(rows if isinstance(rows, Sequence) else np.asarray(rows).flat):
+        value = row.tolist() if hasattr(row, "tolist") else row
+        value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
         try:
-            found.append(float("" if isinstance(value, str) else value))
+            found.append(value if isinstance(value, Measured) else float("" if isinstance(value, str) else value))
         except (TypeError, ValueError, OverflowError) as error:
             got = "an integer beyond 1.8e308" if isinstance(error, OverflowError) else f"{type(value).__name__} {value!r:.40}"
             fix = "leave out inputs without a result" if value is None else "pass one number per input"

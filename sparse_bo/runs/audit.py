@@ -21,6 +21,7 @@ from sparse_bo.journal import Journal
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import BanditState, State
 from sparse_bo.policies.bandits.box_mechanism import BoxUCBState
+from sparse_bo.report.view import spread
 from sparse_bo.runs.records import Recorded, recorded_in, replayed
 from sparse_bo.widths.estimates import Calibration, calibration
 
@@ -151,7 +152,7 @@ def _predicted(state: State, sign: float) -> tuple[Tensor, Tensor, Tensor] | Non
         mean, noise, observations = known.prior_mean, known.regularization, merge_observations(state.X, state.y)
     else:
         return None
-    rows = torch.linspace(0, observations.n - 1, min(observations.n, 2_000), dtype=torch.float64, device="cpu").long()
+    rows = spread(observations.n, 2_000)
     if len(rows) < 8:
         return None
     X, counts = observations.X[rows], observations.counts[rows]

@@ -47,9 +47,7 @@ def outcome_columns(outcomes: Outcomes, results: Sequence[object], report: Repor
     report = report or Report()
     Y = torch.tensor(results, dtype=torch.float64, device="cpu").reshape(-1, len(outcomes.names))
     feasible, total = outcomes.feasible(Y), outcomes.total_violation(Y)
-    gains = gains_of(outcomes, Y, report)
-    front = front_rows(gains)
-    front = front[gains[front, 0].argsort(descending=True, stable=True)]
+    gains, front = front_of(outcomes, Y, report)
     entered = entering(gains.numpy())
     several, hypervolume = outcomes.only is None, report.hypervolume
     worst, volumes = None, (np.zeros(0), np.zeros(0))
@@ -97,10 +95,15 @@ def estimated(Y: Tensor, report: Report) -> Tensor:
     return Y
 
 
-def gains_of(outcomes: Outcomes, Y: Tensor, report: Report) -> Tensor:
-    """Return objectives, to be maximised, by the report's estimates of ``n x m`` results; NaN: failed, or not feasible."""
+def front_of(outcomes: Outcomes, Y: Tensor, report: Report) -> tuple[Tensor, Tensor]:
+    """Return objectives, to be maximised, by the report's estimates of ``n x m`` results, and the rows of their front.
+
+    NaN: failed, or not feasible. The front is sorted by the first objective, the best first.
+    """
     Y = estimated(Y, report)
-    return torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
+    gains = torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
+    front = front_rows(gains)
+    return gains, front[gains[front, 0].argsort(descending=True, stable=True)]
 
 
 def entering(gains: Numbers) -> NDArray[np.bool_]:
@@ -212,9 +215,7 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
     """
     if not isinstance(fitted.gp.prior.kernel, Hyperparameters):
         return None
-    rows = seen.rows
-    if len(rows) > LEARNED_FROM:
-        rows = rows[torch.linspace(0, len(rows) - 1, LEARNED_FROM, dtype=torch.float64, device=rows.device).round().long()]
+    rows = seen.rows[spread(len(seen.rows), LEARNED_FROM)]
     plain = warp("plain", seen.values[rows])
     assert plain is not None
     with one_thread():

@@ -201,19 +201,17 @@ def domain_of(
                 f"the {about['arms'][0]:,} arms of the run in {path} are not in it (large ones are not recorded, nor those of "
                 "files); pass arms="
             )
-        return _named(Arms(arms.to(where)), about, path)
-    checked = Arms(arms).points
-    alike = list(checked.shape) == about["arms"] and str(checked.dtype) == about["dtype"]
-    if not alike or digest(checked) != about["arms_hash"]:  # the hash reads every arm: last
-        raise ValueError(
-            f"expected the arms of the run in {path} ({' x '.join(map(str, about['arms']))}, {about['dtype']}), got others "
-            f"({' x '.join(map(str, arms.shape))}, {arms.dtype}): this journal belongs to another problem"
-            + ("; pass them as they were: a tensor, a MemmapArms or a ProductGrid" if alike else "")
-        )
-    return _named(check_domain(arms if device is None else arms.to(device)), about, path)
-
-
-def _named(domain: Domain, about: Mapping[str, Any], path: Path) -> Domain:
+        domain: Domain = Arms(arms.to(where))
+    else:
+        checked = Arms(arms).points
+        alike = list(checked.shape) == about["arms"] and str(checked.dtype) == about["dtype"]
+        if not alike or digest(checked) != about["arms_hash"]:  # the hash reads every arm: last
+            raise ValueError(
+                f"expected the arms of the run in {path} ({' x '.join(map(str, about['arms']))}, {about['dtype']}), got others "
+                f"({' x '.join(map(str, arms.shape))}, {arms.dtype}): this journal belongs to another problem"
+                + ("; pass them as they were: a tensor, a MemmapArms or a ProductGrid" if alike else "")
+            )
+        domain = check_domain(arms if device is None else arms.to(device))
     with as_written(path, "the names of the arms"):
         return with_names(domain, about.get("names"))
 

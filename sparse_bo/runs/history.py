@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from sparse_bo.domains.encoded import names_of
+from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import FAILED, Value, has_sds, is_failed, results_of, sds_of
@@ -200,8 +200,8 @@ class History:
         """Every evaluation as a dictionary of named parameters, in order; ``None`` without a space."""
         if "space" not in self.info:
             return None
-        _, named = names_of(self.info["space"])
-        return named(self.indices or self.points)
+        domain = recorded_space(self.info)
+        return domain.named(domain.stacked(self.indices or self.points))
 
     def to_pandas(self) -> DataFrame:
         """Return one row per batch with the numbers of :class:`HistoryRow`; seconds by phase as ``seconds_objective``, ….

@@ -1,15 +1,12 @@
-"""Observations from outside a run: those of recorded runs, whose domain may differ, and the rows of CSV files."""
+"""The observations of recorded runs, whose domain may differ, to begin another run with."""
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import math
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparse_bo.domains import Arms, Box, Domain, Int, LazyArms, ProductGrid, Space, SpaceArms, SpaceBox
-from sparse_bo.domains.encoded import names_of
+from sparse_bo.domains import Arms, Box, Domain, LazyArms, ProductGrid, Space, SpaceArms, SpaceBox
+from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
 from sparse_bo.runs.description import checked_about, recorded_outcomes
 from sparse_bo.runs.records import evaluations_of
-from sparse_bo.validation import nearest
 
 logger = logging.getLogger(__name__)
 CAN_LEARN = "which can learn from the results of this one: initial={}"
@@ -144,15 +140,15 @@ class _RecordedRun(NamedTuple):
                 f"expected a run on a space of named parameters, got {self.path}, whose inputs have no names; pass the "
                 "points as dictionaries with their results: initial=(points, y)"
             )
-        names, named = names_of(self.about["space"])
-        new = new_parameters(space, names)
+        recorded = recorded_space(self.about)
+        new = new_parameters(space, recorded.space.parameters)
         if missing := [name for name in new if name not in defaults]:
             raise ValueError(
                 f"expected defaults= for parameters that the run in {self.path} does not have, got none for "
                 f"{', '.join(map(repr, missing))}; pass {_defaults(missing)}"
             )
         added = {name: defaults[name] for name in new}
-        return [_placed(domain, space, {**added, **point}) for point in named(self.picks.tolist())]
+        return [_placed(domain, space, {**added, **point}) for point in recorded.named(recorded.stacked(self.picks.tolist()))]
 
     def inputs(self, domain: Domain) -> list[Any]:
         """Return the arms or points of a domain without names, ``None`` for those that are not in it."""
@@ -189,12 +185,9 @@ def advice_to_begin(path: str | Path, domain: Domain, outcomes: Outcomes | None)
     """Return how a new run on a domain begins with the results of a journal: code, or the reason why it cannot."""
     code, defaults, before = f"observations_of({str(path)!r})", dict[str, Any](), checked_about(Journal.read(path))
     if isinstance(domain, SpaceArms | SpaceBox) and "space" in before:
-        names = new_parameters(domain.space, names_of(before["space"])[0])
-        kinds = domain.space.parameters
+        names = new_parameters(domain.space, before["space"]["parameters"])
         # Any value of a new parameter shows whether the observations can be taken over.
-        defaults = {
-            name: kinds[name].decode(torch.zeros(1, kinds[name].width, dtype=torch.float64, device="cpu"))[0] for name in names
-        }
+        defaults = {name: domain.space.parameters[name].middle for name in names}
         code = f"observations_of({str(path)!r}, {_defaults(names)})" if names else code
     try:
         RunObservations((Path(path),), defaults).on(domain, outcomes)
@@ -206,24 +199,12 @@ def advice_to_begin(path: str | Path, domain: Domain, outcomes: Outcomes | None)
 def _placed(domain: Domain, space: Space, point: dict[str, Any]) -> dict[str, Any] | None:
     """Return a point with the parameters that a space has there; ``None`` if it is outside or infeasible."""
     kinds = space.parameters
-    point = {
-        name: int(value) if isinstance(kinds[name], Int) and isinstance(value, float) and value == round(value) else value
-        for name, value in point.items()
-        if name in kinds
-    }
-    while absent := [name for name in point if not _is_there(space, name, point)]:
-        for name in absent:
-            del point[name]
+    point = space.kept({name: kinds[name].whole(value) for name, value in point.items() if name in kinds})
     try:
         domain.check("observations", [point])
     except (TypeError, ValueError):  # a number between integers, say
         return None
     return point
-
-
-def _is_there(space: Space, name: str, point: Mapping[str, Any]) -> bool:
-    when = space.parameters[name].when or {}
-    return all(parent in point and point[parent] in values for parent, values in when.items())
 
 
 def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, Any] | None = None) -> RunObservations:
@@ -264,100 +245,3 @@ def resolved(initial: Any, domain: Domain, outcomes: Outcomes | None) -> tuple[A
     given, summary = initial.on(domain, outcomes)
     logger.info("starts from %s", summary)
     return given, summary
-
-
-class CSVFile(NamedTuple):
-    """The rows of a CSV file, as text."""
-
-    path: Path
-    columns: list[str]
-    rows: list[dict[str, str]]
-    """``n`` rows by column, without those of empty cells alone."""
-    lines: list[int]
-    """``n`` lines of the file in which they end."""
-    decimal_comma: bool
-    """Whether numbers may have a decimal comma: cells are separated by semicolons."""
-
-    @staticmethod
-    def read(path: Path) -> CSVFile:
-        """Read a file with one line of names; cells are separated by commas, semicolons or tabs.
-
-        Raises:
-            FileNotFoundError: If there is no file.
-            ValueError: If it is none of text in UTF-8 with a line of distinct names and as many cells in each row.
-        """
-        if not path.exists():
-            raise FileNotFoundError(f"expected a CSV file at {path}, found none; name another")
-        form = f"expected {path} to be a CSV file: names in the first line, a row for each point below"
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError(f"{form}; it is no file")
-        data = path.read_bytes()
-        if data[:2] in (b"PK", b"\xd0\xcf"):
-            raise ValueError(f"{form}; it is a workbook: save the sheet as CSV UTF-8")
-        try:
-            text = data.decode("utf-8").lstrip("\ufeff")  # a program that keeps the mark may write a second one
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{form}, in UTF-8; it has other bytes: save it as CSV UTF-8") from error
-        if "\0" in text:
-            raise ValueError(f"{form}; it is no text: save the table as CSV UTF-8")
-        first = text.partition("\n")[0]
-        delimiter = max(",;\t", key=first.count)
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        rows, lines = [], []
-        try:
-            for cells in reader:
-                if any(cell.strip() for cell in cells):
-                    rows.append([cell.strip() for cell in cells])
-                    lines.append(reader.line_num)
-        except csv.Error as error:
-            raise ValueError(f"{form}; line {reader.line_num} cannot be read: {error}") from error
-        if len(rows) < 2:
-            raise ValueError(f"{form}; it has {'no rows below the names' if rows else 'no lines'}")
-        columns = rows[0]
-        while not columns[-1]:
-            del columns[-1]
-        twice = next((name for name in columns if columns.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"{form}; the name {twice!r} is there twice: rename a column")
-        for line, cells in zip(lines[1:], rows[1:], strict=True):
-            if len(cells) < len(columns) or any(cells[len(columns) :]):
-                comma = "; a text with a comma needs quotes, a number a decimal point" if len(cells) > len(columns) else ""
-                raise ValueError(f"{form}; line {line} has {len(cells)} cells for {len(columns)} names{comma}")
-        found = [dict(zip(columns, cells, strict=False)) for cells in rows[1:]]
-        return CSVFile(path, columns, found, lines[1:], delimiter == ";")
-
-    def check(self, needed: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
-        """Return the columns that are none of these.
-
-        Raises:
-            ValueError: If a needed one is missing, or an optional one is there in another case.
-        """
-        others = [name for name in self.columns if name not in (*needed, *optional)]
-        missing = [name for name in needed if name not in self.columns]
-        form = f"expected {self.path} to have the columns {', '.join(needed)}"
-        for name in others:
-            if near := nearest(name, missing):
-                raise ValueError(f"{form}, got {name!r}{near}")
-            for one in optional:
-                if _alike(one, name) and one not in self.columns:
-                    raise ValueError(
-                        f"expected columns of {self.path} to be written as the run's names, got {name!r}; write {one!r}"
-                    )
-        if missing:
-            raise ValueError(f"{form}, got {', '.join(self.columns)}; add {', '.join(missing)}")
-        return others
-
-    def number(self, row: int, column: str) -> float:
-        """Return a cell as a number."""
-        text = self.rows[row][column]
-        plain = text.replace(",", ".") if self.decimal_comma and "." not in text else text
-        try:
-            return float(plain)
-        except ValueError as error:
-            fix = "write a decimal point" if re.fullmatch(r"[+-]?\d*,\d+", text) else "write a number"
-            place = f"{column!r} in line {self.lines[row]} of {self.path}"
-            raise ValueError(f"expected a number for {place}, got {text!r}; {fix}") from error
-
-
-def _alike(name: str, other: str) -> bool:
-    return name.casefold().replace("_", " ") == other.casefold().replace("_", " ")

@@ -130,29 +130,24 @@ def recorded_in(journal: Journal) -> Recorded:
 def evaluations_of(journal: Journal) -> Evaluations:
     """Return all evaluations, by ticket; raise :class:`StorageError` if events contradict each other. 3 µs per event."""
     picks: list[NDArray[Any]] = []
-    tickets: list[NDArray[np.int64]] = []
-    results: list[NDArray[np.float64]] = []
-    sds: list[NDArray[np.float64] | None] = []
+    told: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]] = []  # tickets, results, sds
+    added: list[NDArray[np.int64]] = []
     moves: list[Event] = []
-    count, added = 0, [np.zeros(0, np.int64)]
+    count = 0
     with as_written(journal.path, "an event"):
         for event in journal.events():
-            if event.kind == "enqueue":
-                continue
             if event.kind == "move":
                 moves.append(event)
-                continue
-            if event.picks is not None:
+            elif event.kind != "enqueue" and event.picks is not None:
                 picks.append(event.picks)
                 count += len(event.picks)
             if event.results is not None:
+                tickets = event.tickets
                 if event.kind == "add":
-                    added.append(np.arange(count - len(event.results), count))
-                    tickets.append(added[-1])
-                elif event.tickets is not None:
-                    tickets.append(event.tickets)
-                results.append(event.results)
-                sds.append(event.sds)
+                    tickets = np.arange(count - len(event.results), count)
+                    added.append(tickets)
+                assert tickets is not None
+                told.append((tickets, event.results, event.sds))
         dims = journal.about.get("dims")
         every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
         if dims is None and len(every) and not 0 <= every.min() <= every.max() < journal.about["arms"][0]:
@@ -162,26 +157,25 @@ def evaluations_of(journal: Journal) -> Evaluations:
         for move in moves:
             assert move.tickets is not None
             every[move.tickets] = move.picks
-        outcomes = recorded_outcomes(journal)
-        columns = () if outcomes is None else (len(outcomes.names),)
-        observed, values = np.concatenate([np.zeros(0, np.int64), *tickets]), np.full((len(every), *columns), np.nan)
+        known, asked = np.zeros(len(every), np.bool_), np.ones(len(every), np.bool_)
+        observed = np.concatenate([np.zeros(0, np.int64), *(tickets for tickets, _, _ in told)])
         if ((observed < 0) | (observed >= len(every))).any() or len(np.unique(observed)) < len(observed):
             raise StorageError(
                 f"{journal.path} has results of tickets that were never handed out, or two of one: it was not written by "
                 "AskTell; take another copy"
             )
-        values[observed] = np.concatenate([np.zeros((0, *columns)), *results])
-        known = np.zeros(len(every), np.bool_)
         known[observed] = True
-        deviations = None
-        if any(one is not None for one in sds):
-            deviations = np.full((len(every), *(columns or (1,))), np.nan)
-            for ids, one in zip(tickets, sds, strict=True):
-                if one is not None:
-                    deviations[ids] = one
-    unasked = np.zeros(len(every), np.bool_)
-    unasked[np.concatenate(added)] = True
-    return Evaluations(every, values, deviations, known, unasked)
+        asked[np.concatenate([np.zeros(0, np.int64), *added])] = False
+        outcomes = recorded_outcomes(journal)
+        columns = () if outcomes is None else (len(outcomes.names),)
+        values = np.full((len(every), *columns), np.nan)
+        values[observed] = np.concatenate([np.zeros((0, *columns)), *(results for _, results, _ in told)])
+        sds = None
+        if any(own is not None for _, _, own in told):
+            sds = np.full((len(every), *(columns or (1,))), np.nan)
+            for tickets, _, own in told:
+                sds[tickets] = np.nan if own is None else own
+    return Evaluations(every, values, sds, known, ~asked)
 
 
 def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryRow]:

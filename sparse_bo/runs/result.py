@@ -17,10 +17,9 @@ from torch import Tensor
 from sparse_bo.domains import Domain, Int, Space, SpaceArms, SpaceBox
 from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.results import has_sds, sds_of
-from sparse_bo.gp.expected_improvement import front_rows
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.runs.arguments import checked_inputs
-from sparse_bo.runs.columns import estimated, gains_of, importance_of
+from sparse_bo.runs.columns import estimated, front_of, importance_of
 from sparse_bo.runs.history import History, report_of, written_whole
 from sparse_bo.runs.view import columns_of, inputs_of, outcome_models, predictions_of, view_of, widening
 from sparse_bo.widths.estimates import Calibration
@@ -127,9 +126,8 @@ class Result(Report):
         if outcomes is None:
             raise ValueError("expected a run with objectives=, got one of one outcome; its best point is result.best")
         Y, X, named = self._evaluations(outcomes)
-        gains, estimates = gains_of(outcomes, Y, self), estimated(Y, self)
-        rows = front_rows(gains)
-        rows = rows[gains[rows, 0].argsort(descending=True, stable=True)]
+        _, rows = front_of(outcomes, Y, self)
+        estimates = estimated(Y, self)
         tickets = [ticket for row in self.history.rows for ticket in row.tickets]
         arms, names = self.history.indices, self.history.info.get("names")
         return [
@@ -285,12 +283,7 @@ class Result(Report):
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
     ) -> Figure:
-        """Draw the run: best value, batch sizes, dictionary and effective dimension, time by phase.
-
-        Args:
-            path: Also save the figure there (the ending decides the format).
-            regret: Of every evaluation in order, where the truth is known: draw its sum instead of the best value.
-            best_possible: Best true value, where it is known: draw the gap to it instead of the best value.
+        """Draw the run, as :meth:`History.plot` does; with a ``path``, whose ending decides the format, save the figure there.
 
         Raises:
             ValueError: If the run has no batches, or has not as many evaluations as ``regret`` has numbers.

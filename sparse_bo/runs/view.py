@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Certificate
 from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Space, SpaceArms, SpaceBox
-from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.results import has_sds, sds_of
 from sparse_bo.journal import Journal
@@ -206,7 +205,7 @@ def view_of(
     minimize = history.minimize
     report = Report() if state is None else report_of(state, minimize=minimize)
     names, columns, logs = columns_of(history, domain)
-    batches = history.batches()
+    values = np.array([value for row in history.rows for value in row.values], np.float64)
     last: Summary = history.rows[-1] if state is None and history.rows else report
     over_arms = "space" not in history.info  # combinations of named parameters have no number that a user knows
     bounds: dict[str, str] = {}
@@ -226,6 +225,7 @@ def view_of(
         several = replace(several, best_row=_best_row(history, report, several.best_row))
         X = inputs_of(history, domain)
         best_x = None if X is None or several.best_row is None else torch.from_numpy(X[several.best_row])
+    ranked = _ranked(history, several, values)
     best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
     if several is not None and not best:
         best = _evaluated(columns, several.best_row)
@@ -233,35 +233,31 @@ def view_of(
         if several is not None:
             models = dict(zip(several.values, outcome_models(state, widen=most_slices > 0), strict=False))
             several = replace(several, models=bool(models))
-            some = names[: 2 * most_slices // max(len(models), 2)]
-            interval = _interval(next(iter(models.values())), domain, report) if models else None
+            some, first = names[: 2 * most_slices // max(len(models), 2)], next(iter(outcome_models(state)), None)
         else:
             widened, some = widening(state) if most_slices else 1.0, names[:most_slices]
-            models = {"": partial(predictions_of, state, minimize=minimize, widened=widened)}
-            interval = _interval(partial(predictions_of, state, minimize=minimize), domain, report)
+            first = partial(predictions_of, state, minimize=minimize)
+            models = {"": partial(first, widened=widened)}
+        interval = None if first is None else _interval(first, domain, report)
         x, shown = best_x.to("cpu", torch.float64), [*enumerate(some)]
-        ranked = _ranked(history, several)
 
         def beside(name: str, value: Any) -> dict[str, Any]:
             return _evaluated(columns, next((row for row in ranked if columns[name][row] == value), None))
 
         slices = [_slice(predict, domain, x, j, name, best, beside, of) for of, predict in models.items() for j, name in shown]
     weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
-    values = np.array([value for row in history.rows for value in row.values], np.float64)
     highest = None
     if last.best_observed_mean is not None:
-        index, best_row = last.best_observed_index if over_arms else None, None
-        if history.points and np.isfinite(values).any():
-            best_row = int(np.nanargmin(values) if minimize else np.nanargmax(values))
+        index = last.best_observed_index if over_arms else None
         point = {} if index is None else {"arm": arm_name(index, history.info.get("names"))}
-        point |= named(report.best_observed_x) or _evaluated(columns, best_row)
+        point |= named(report.best_observed_x) or _evaluated(columns, ranked[0] if history.points and ranked else None)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     results = [one for row in history.rows for one in row.results]
     sds = np.array(sds_of(results), np.float64).T if has_sds(results) else ()
     failed = sum(row.failed for row in history.rows)
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
     return RunView(
-        batches=batches,
+        batches=history.batches(),
         values=values,
         sds=dict(zip(("",) if several is None else several.values, sds, strict=False)),  # none without known noise
         names=names,
@@ -297,11 +293,10 @@ def _best_row(history: History, report: Report, otherwise: int | None) -> int | 
     return otherwise
 
 
-def _ranked(history: History, several: OutcomeColumns | None) -> list[int]:
+def _ranked(history: History, several: OutcomeColumns | None, values: NDArray[np.float64]) -> list[int]:
     """Return the evaluations with results, the best first: of several objectives those of the front, then in order."""
     if several is not None:
         return list(dict.fromkeys([*several.front, *np.flatnonzero(~several.failed).tolist()]))
-    values = np.array([value for row in history.rows for value in row.values], np.float64)
     order = np.argsort(values if history.minimize else -values, kind="stable")
     return [row for row in order.tolist() if values[row] == values[row]]
 
@@ -336,12 +331,9 @@ def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, 
 def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
     """Return the names of the inputs, the values of each at all evaluations, and the scale of each; empty where unknown."""
     if "space" in history.info:
-        described = history.info["space"]
-        names, named = names_of(described)
-        points = named(history.indices or history.points)
-        parameters = Space.of(described).parameters
-        logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
-        return names, {name: [point.get(name, math.nan) for point in points] for name in names}, logs
+        parameters, points = Space.of(history.info["space"]).parameters, history.parameters or []
+        logs = {name: bool(getattr(parameter, "log", False)) for name, parameter in parameters.items()}
+        return [*logs], {name: [point.get(name, math.nan) for point in points] for name in logs}, logs
     if (X := inputs_of(history, domain)) is None:
         return [], {}, {}
     names = [f"x{j + 1}" for j in range(X.shape[1])]

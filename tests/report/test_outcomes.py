@@ -271,6 +271,15 @@ def test_slices_are_of_each_outcome(objectives, name):
         assert facts_of["at"] == ", ".join(f"x{j + 1} = {x:.6g}" for j, x in enumerate(result.best.x))
 
 
+def test_the_interval_of_the_best_point_is_the_models_with_and_without_slices():
+    noise = (0.2 * torch.randn(20, generator=torch.Generator().manual_seed(0))).tolist()
+    how = {"objectives": {"loss": "min"}, "constraints": {"heat": (0.2, 1.0)}, "budget": 20}
+    result = optimize(lambda x: smooth(x) | {"loss": x[0] + noise.pop()}, bounds=[(0.0, 1.0), (0.0, 1.0)], **how)
+    page, table = (view_of(result.history, result.state, result.domain, most_slices=most) for most in (12, 0))
+    assert page.best_interval == table.best_interval
+    assert table.best_interval[0] < result.best.mean < table.best_interval[1]
+
+
 def test_a_page_without_models_says_that_it_has_no_slices():
     found = seen()
     without = replace(found, outcomes=replace(found.outcomes, models=False))

@@ -237,8 +237,10 @@ def test_bad_initial_observations_are_named(initial, message):
         (([0], ["high"]), "initial values to be numbers, got str 'high' at position 0"),
         (([0], None), "initial values to be numbers, got NoneType"),
         (([0], torch.tensor([1j])), "real initial values, got torch.complex64"),
+        (([0], torch.tensor([1.0]).to_sparse()), "initial values as a dense tensor, got layout torch.sparse_coo"),
+        (([0], torch.zeros(1, device="meta")), "initial values to be numbers, got Tensor"),
     ],
-    ids=["kind", "parts", "strings", "none", "complex"],
+    ids=["kind", "parts", "strings", "none", "complex", "sparse", "no data"],
 )
 def test_initial_observations_of_another_kind_are_named(initial, message):
     with pytest.raises(TypeError, match=message):

@@ -230,6 +230,7 @@ def test_flags_are_not_read_by_their_truth_value(flag, value, tmp_path):
         ([0.1, "2"], "str '2' at position 1; pass one number per input"),
         ([0.1, [1.0, 2.0]], r"list \[1.0, 2.0\] at position 1; pass one number per input"),
         ([10**400, 1], "an integer beyond 1.8e308 at position 0; pass one number per input"),
+        (np.array([1j, 0.5]), "complex 1j at position 0; pass one number per input"),
     ],
     ids=repr,
 )

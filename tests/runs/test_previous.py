@@ -97,6 +97,15 @@ def test_infeasible_combinations_are_left_out(tmp_path):
     assert {p["depth"] for p in loop.history.parameters} == {3, 4, 5}
 
 
+@pytest.mark.parametrize("other", [Int(8, 32), Choice(8, 16, 24)], ids=repr)
+def test_whole_numbers_of_a_float_are_those_of_integers(other, tmp_path):
+    recorded(tmp_path / "a.journal", lambda point: point["size"], space={"size": Float(8, 32, step=8)})
+    loop = AskTell(space={"size": other}, policy=RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
+    sizes = [point["size"] for point in loop.history.parameters]
+    assert set(map(type, sizes)) == {int}
+    assert set(sizes) == ({8, 16, 24} if isinstance(other, Choice) else {8, 16, 24, 32})
+
+
 def test_arms_are_found_by_their_inputs(tmp_path):
     old = arms(60)
     before = recorded(tmp_path / "a.journal", lambda X: waves(X), arms=old).history

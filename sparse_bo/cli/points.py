@@ -1,0 +1,277 @@
+"""Points and results of a run in CSV files: the rows of a file, and the columns of a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparse_bo.domains import Choice
+from sparse_bo.domains.encoded import recorded_space
+from sparse_bo.domains.parameters import Parameter
+from sparse_bo.domains.space import Space
+from sparse_bo.evaluations.job import Batch
+from sparse_bo.evaluations.results import Measured
+from sparse_bo.policies import Outcomes
+from sparse_bo.validation import nearest
+
+
+class CSVFile(NamedTuple):
+    """The rows of a CSV file, as text."""
+
+    path: Path
+    columns: list[str]
+    rows: list[dict[str, str]]
+    """``n`` rows by column, without those of empty cells alone."""
+    lines: list[int]
+    """``n`` lines of the file in which they end."""
+    decimal_comma: bool
+    """Whether numbers may have a decimal comma: cells are separated by semicolons."""
+
+    @staticmethod
+    def read(path: Path) -> CSVFile:
+        """Read a file with one line of names; cells are separated by commas, semicolons or tabs.
+
+        Raises:
+            FileNotFoundError: If there is no file.
+            ValueError: If it is none of text in UTF-8 with a line of distinct names and as many cells in each row.
+        """
+        if not path.exists():
+            raise FileNotFoundError(f"expected a CSV file at {path}, found none; name another")
+        form = f"expected {path} to be a CSV file: names in the first line, a row for each point below"
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError(f"{form}; it is no file")
+        data = path.read_bytes()
+        if data[:2] in (b"PK", b"\xd0\xcf"):
+            raise ValueError(f"{form}; it is a workbook: save the sheet as CSV UTF-8")
+        try:
+            text = data.decode("utf-8").lstrip("\ufeff")  # a program that keeps the mark may write a second one
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{form}, in UTF-8; it has other bytes: save it as CSV UTF-8") from error
+        if "\0" in text:
+            raise ValueError(f"{form}; it is no text: save the table as CSV UTF-8")
+        first = text.partition("\n")[0]
+        delimiter = max(",;\t", key=first.count)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        rows, lines = [], []
+        try:
+            for cells in reader:
+                if any(cell.strip() for cell in cells):
+                    rows.append([cell.strip() for cell in cells])
+                    lines.append(reader.line_num)
+        except csv.Error as error:
+            raise ValueError(f"{form}; line {reader.line_num} cannot be read: {error}") from error
+        if len(rows) < 2:
+            raise ValueError(f"{form}; it has {'no rows below the names' if rows else 'no lines'}")
+        columns = rows[0]
+        while not columns[-1]:
+            del columns[-1]
+        twice = next((name for name in columns if columns.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{form}; the name {twice!r} is there twice: rename a column")
+        for line, cells in zip(lines[1:], rows[1:], strict=True):
+            if len(cells) < len(columns) or any(cells[len(columns) :]):
+                comma = "; a text with a comma needs quotes, a number a decimal point" if len(cells) > len(columns) else ""
+                raise ValueError(f"{form}; line {line} has {len(cells)} cells for {len(columns)} names{comma}")
+        found = [dict(zip(columns, cells, strict=False)) for cells in rows[1:]]
+        return CSVFile(path, columns, found, lines[1:], delimiter == ";")
+
+    def check(self, needed: Sequence[str], optional: Sequence[str] = ()) -> list[str]:
+        """Return the columns that are none of these.
+
+        Raises:
+            ValueError: If a needed one is missing, or an optional one is there in another case.
+        """
+        others = [name for name in self.columns if name not in (*needed, *optional)]
+        missing = [name for name in needed if name not in self.columns]
+        form = f"expected {self.path} to have the columns {', '.join(needed)}"
+        for name in others:
+            if near := nearest(name, missing):
+                raise ValueError(f"{form}, got {name!r}{near}")
+            for one in optional:
+                if _alike(one, name) and one not in self.columns:
+                    raise ValueError(
+                        f"expected columns of {self.path} to be written as the run's names, got {name!r}; write {one!r}"
+                    )
+        if missing:
+            raise ValueError(f"{form}, got {', '.join(self.columns)}; add {', '.join(missing)}")
+        return others
+
+    def number(self, row: int, column: str) -> float:
+        """Return a cell as a number."""
+        text = self.rows[row][column]
+        plain = text.replace(",", ".") if self.decimal_comma and "." not in text else text
+        try:
+            return float(plain)
+        except ValueError as error:
+            fix = "write a decimal point" if re.fullmatch(r"[+-]?\d*,\d+", text) else "write a number"
+            raise ValueError(f"expected a number for {self.place(row, column)}, got {text!r}; {fix}") from error
+
+    def whole_number(self, row: int, column: str) -> int:
+        """Return a cell as an integer."""
+        number = self.number(row, column)
+        if not number.is_integer():
+            got = repr(self.rows[row][column])
+            raise ValueError(f"expected a whole number for {self.place(row, column)}, got {got}; write one such as 3")
+        return int(number)
+
+    def place(self, row: int, column: str) -> str:
+        """Return where a cell is, for messages."""
+        return f"{column!r} in line {self.lines[row]} of {self.path}"
+
+
+def _alike(name: str, other: str) -> bool:
+    return name.casefold().replace("_", " ") == other.casefold().replace("_", " ")
+
+
+class PointColumns(NamedTuple):
+    """The columns of a run's points in a CSV file. Of two with one name the later one ends in ``_``."""
+
+    space: Space | None
+    inputs: list[str]
+    """Those that name a point: parameters, ``x1``, … of a box, ``arm`` (a row number), or ``name`` of arms with names."""
+    beside: list[str]
+    """Those that are written for the reader alone: the inputs ``x1``, … of an arm."""
+    ticket: str
+    results: dict[str, str]
+    """Name of an outcome -> its column; of a run with one objective without a name ``value``."""
+    several: bool
+    """Whether outcomes have names."""
+    recorded: Callable[[Sequence[Any]], list[Any]]
+    """From ``n`` recorded arms or ``n`` points to the form of :meth:`points`."""
+
+    @staticmethod
+    def of(about: Mapping[str, Any]) -> PointColumns:
+        """Return the columns of a recorded run from its description."""
+        space: Space | None = None
+        numbered = [f"x{k + 1}" for k in range(about["dims"] if "dims" in about else about["arms"][1])]
+        inputs, beside = numbered, list[str]()
+        recorded: Callable[[Sequence[Any]], list[Any]] = list
+        if "space" in about:
+            domain = recorded_space(about)
+            space, recorded = domain.space, lambda picks: domain.named(domain.stacked(picks))
+            inputs = space.names
+        elif "names" in about:
+            inputs, recorded = ["name"], lambda arms: [about["names"][arm] for arm in arms]
+        elif "arms" in about:
+            inputs, beside = ["arm"], numbered
+        names = Outcomes.of(**about["outcomes"]).names if "outcomes" in about else ("value",)
+        columns = [*inputs, *beside]
+        for name in ("ticket", *names):
+            while name in columns:
+                name += "_"
+            columns.append(name)
+        ticket, *results = columns[len(inputs) + len(beside) :]
+        outcomes = dict(zip(names, results, strict=True))
+        return PointColumns(space, inputs, beside, ticket, outcomes, "outcomes" in about, recorded)
+
+    @property
+    def every(self) -> list[str]:
+        """All columns, in the order in which they are written."""
+        return [self.ticket, *self.inputs, *self.beside, *self.results.values()]
+
+    @property
+    def needed(self) -> list[str]:
+        """Inputs that every point has."""
+        if self.space is None:
+            return self.inputs
+        return [name for name, one in self.space.parameters.items() if one.when is None and one.count != 1]
+
+    @property
+    def sds(self) -> list[str]:
+        """Columns of known standard deviations, which a file may have."""
+        return [f"{column}_sd" for column in self.results.values()]
+
+    def written(self, batch: Batch) -> str:
+        """Return evaluations as CSV, with empty cells for the results and for parameters that are not there."""
+        rows: list[list[Any]] = []
+        for ticket, point, x in zip(batch.tickets, self.asked(batch), batch.X.tolist(), strict=True):
+            values = point if isinstance(point, list) else [point]
+            if isinstance(point, dict):
+                values = [("None" if point[name] is None else point[name]) if name in point else "" for name in self.inputs]
+            rows.append([ticket, *values, *x[: len(self.beside)], *[""] * len(self.results)])
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([self.every, *rows])
+        return file.getvalue()
+
+    def asked(self, batch: Batch) -> list[Any]:
+        """Return the points of evaluations in the form of :meth:`points`."""
+        return self.recorded(batch.picks.tolist())
+
+    def points(self, file: CSVFile, *, whole: bool = True) -> list[Any]:
+        """Return the points of a file, as :meth:`sparse_bo.AskTell.add` takes them.
+
+        An empty cell: the input is missing. Of a ``whole`` point it is ``None``, if that is a choice: pandas writes so.
+        """
+        rows = range(len(file.rows))
+        if self.inputs == ["name"] and self.space is None:
+            return [row["name"] for row in file.rows]
+        if self.inputs == ["arm"] and self.space is None:
+            return [file.whole_number(row, "arm") for row in rows]
+        if self.space is None:
+            return [[file.number(row, name) if file.rows[row].get(name) else math.nan for name in self.inputs] for row in rows]
+        parameters, names = self.space.parameters.items(), file.columns if whole else []
+        found = [
+            {name: _value(one, file, row, name) for name, one in parameters if file.rows[row].get(name, "")} for row in rows
+        ]
+        return [self.space.with_none(point, names) for point in found]
+
+    def tickets(self, file: CSVFile) -> list[int]:
+        """Return the tickets of a file's rows."""
+        return [file.whole_number(row, self.ticket) for row in range(len(file.rows))]
+
+    def filled(self, file: CSVFile) -> list[int]:
+        """Return the rows of a file that have results.
+
+        Raises:
+            ValueError: If a row has some of its outcomes alone.
+        """
+        found = []
+        for row, cells in enumerate(file.rows):
+            empty = [column for column in self.results.values() if not cells[column]]
+            if empty and len(empty) < len(self.results):
+                raise ValueError(
+                    f"expected all outcomes in line {file.lines[row]} of {file.path}, got no {', '.join(empty)}; write nan for "
+                    "what could not be measured, or leave all of them empty until they are there"
+                )
+            if not empty:
+                found.append(row)
+        return found
+
+    def result(self, file: CSVFile, row: int) -> Any:
+        """Return the result of a row: a number, or numbers by name; ``failed`` or ``nan``: NaN."""
+        found = {name: _result(file, row, column) for name, column in self.results.items()}
+        return found if self.several else found["value"]
+
+
+def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
+    """Return a value of a parameter; a text that is none of the choices as it is."""
+    text = file.rows[row][column]
+    if not isinstance(parameter, Choice):
+        return parameter.whole(file.number(row, column))
+    named = {str(value).strip(): value for value in reversed(parameter.values)}
+    if text in named:
+        return named[text]
+    with suppress(ValueError):  # 8.0, or True in capitals: other programs write values in another form
+        number = file.number(row, column)
+        return next((value for value in parameter.values if type(value) in (int, float) and value == number), text)
+    return next((value for value in parameter.values if isinstance(value, bool | None) and str(value).upper() == text), text)
+
+
+def _result(file: CSVFile, row: int, column: str) -> float:
+    text = file.rows[row][column]
+    value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column)
+    if not file.rows[row].get(f"{column}_sd"):
+        return value
+    sd = file.number(row, f"{column}_sd")
+    if value == value and not 0.0 <= sd < math.inf:
+        place = file.place(row, f"{column}_sd")
+        raise ValueError(
+            f"expected a finite standard deviation >= 0 for {place}, got {sd:g}; leave the cell empty if none is known"
+        )
+    return Measured(value, sd)
