@@ -84,11 +84,6 @@ class Recorded(NamedTuple):
         """Number of observations that the run has not asked for, those from before it too."""
         return int(self.evaluations.added.sum())
 
-    @property
-    def out(self) -> int:
-        """Number of pending evaluations."""
-        return int((~self.evaluations.known).sum())
-
 
 class Replayed(NamedTuple):
     """The course of a replay."""
