@@ -219,7 +219,7 @@ class PointColumns(NamedTuple):
         found = [
             {name: _value(one, file, row, name) for name, one in parameters if file.rows[row].get(name, "")} for row in rows
         ]
-        return [self.space.with_none(point, names) for point in found]
+        return [self.space.with_implied(point, names) for point in found]
 
     def tickets(self, file: CSVFile) -> list[int]:
         """Return the tickets of a file's rows."""

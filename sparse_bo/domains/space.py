@@ -252,13 +252,17 @@ class Space:
         middle = {one: parameter.middle for one, parameter in self.parameters.items()}
         return self.completed(self.kept({**point, name: value}), {**middle, **other}, generator=torch.Generator())
 
-    def with_none(self, point: Parameters, names: Container[str]) -> Parameters:
-        """Return a point with ``None`` for the choices among ``names`` that it lacks and that may be ``None`` there."""
+    def with_implied(self, point: Parameters, names: Container[str]) -> Parameters:
+        """Return a point with the constants that it lacks, and ``None`` for choices among ``names`` that may be ``None``."""
         made = dict(point)
         for name in self._parents_first:
             one = self.parameters[name]
-            if name in names and name not in made and isinstance(one, Choice) and None in one.values and self._due(name, made):
+            if name in made or not self._due(name, made):
+                continue
+            if name in names and isinstance(one, Choice) and None in one.values:
                 made[name] = None
+            elif one.count == 1:
+                made[name] = one.middle
         return made
 
     def points_of(self, table: Any) -> list[Parameters]:
@@ -271,7 +275,7 @@ class Space:
         table, points = table[names], list[Parameters]()
         for row, gaps in zip(table.to_dict("records"), table.isna().to_dict("records"), strict=True):
             point = {name: self.parameters[name].whole(row[name]) for name in names if not gaps[name]}
-            points.append(self.with_none(point, names))
+            points.append(self.with_implied(point, names))
         return points
 
     def decode(self, U: Tensor) -> list[Parameters]:

@@ -244,6 +244,16 @@ def test_a_run_that_has_ended_goes_on_with_what_was_added_and_queued(tmp_path, m
     assert recorded.evaluations.values[4] == 2.5
 
 
+def test_results_without_the_column_of_a_constant_can_be_added_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = 'hours = {type = "float", low = 1, high = 5}\nroom = {type = "choice", values = ["A"]}\n'
+    (tmp_path / "space.toml").write_text(space, encoding="utf-8")
+    assert invoke("create", "lab.journal", "--space", "space.toml").exit_code == 0
+    write("colleague.csv", [{"hours": "2", "value": "1.5"}])
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 1 result\n")
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 0 results; 1 was added before\n")
+
+
 def test_candidates_are_told_by_name_or_by_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arms = np.random.default_rng(0).random((12, 2))
