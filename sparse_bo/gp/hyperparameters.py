@@ -233,6 +233,6 @@ class Priors:
 
 def _exchangeable(away: np.ndarray, sd: float, common_sd: float) -> LogDensity:
     """Return the log density of distances (``d``) from medians under the covariance ``sd² I + common_sd² 11ᵀ``. O(d)."""
-    common = away.mean()  # the inverse treats mean and deviations apart
+    common = float(away.sum()) / len(away)  # the inverse treats mean and deviations apart
     pull = (away - common) / sd**2 + common / (sd**2 + len(away) * common_sd**2)
     return LogDensity(-0.5 * float(away @ pull), -pull)

@@ -60,6 +60,7 @@ class LogPosterior:
     """
 
     X: np.ndarray
+    """``n x d``, around 0."""
     means: np.ndarray
     scatter: Scatter | None
     family: str
@@ -199,12 +200,13 @@ def learn(
         raise ValueError("expected finite inputs and outputs to learn from, got NaN or infinite ones")
     device, U = X.device, X.cpu() if axes is None else X.cpu() @ axes.cpu()
     points, outputs = (part.detach().cpu().double().numpy() for part in (U, means))
+    centred = points - points.mean(axis=0)
     scatter = None if scatter is None else scatter.cpu()
     given = given if given.correlation is None else given._replace(correlation=given.correlation.cpu())
     best: Hyperparameters | None = None
     for family in families if given.correlation is None else FAMILIES[:1]:  # what is given has none
         together = pairs(points) if family == ADDITIVE else None
-        density = LogPosterior(points, outputs, scatter, family, priors, given, together)
+        density = LogPosterior(centred, outputs, scatter, family, priors, given, together)
         with _OneBlasThread():  # the last digits of a factor depend on their number
             found = _highest(density, start, restart, max_steps)
         if best is None or found.evidence > best.evidence:

@@ -70,12 +70,12 @@ def correlation_of(logs: Array, X: Array, *, family: str, together: Pairs | None
 
     Args:
         logs: ``log ℓ``; of a sum ``log ℓ, log a, log w`` with shares w over that of all inputs together.
-        X: ``n x d``.
+        X: ``n x d`` around 0: distances come from products, whose rounding grows with the distance from it.
         family: A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`sparse_bo.gp.hyperparameters.ADDITIVE`.
         together: Pairs of ``X``, of a sum.
     """
     d = X.shape[1]
-    Z = (X - X.mean(axis=0)) / np.exp(logs[:d])
+    Z = X / np.exp(logs[:d])
     s = Z @ Z.T
     norms = s.diagonal().copy()
     s *= -2.0
