@@ -288,11 +288,12 @@ def plot_comparison(title: str, contestants: Sequence[Contestant]) -> Figure:
     at = [np.arange(1.0, len(regret) + 1) for _, regret, _ in regrets]
     sums = [Curve(name, x, np.add.accumulate(regret), c) for x, (name, regret, c) in zip(at, regrets, strict=True)]
     means = [Curve(one.name, one.x, one.y / one.x, one.colour) for one in sums]
+    positive = any(bool((one.y > 0).any()) for one in means)  # a logarithmic axis shows nothing else
     with matplotlib.rc_context(STYLE):
         figure = NotebookFigure(figsize=(10.0, 3.9), layout="constrained")
         left, right = figure.subplots(1, 2)
         draw(left, Panel("Cumulative regret", "", sums, y_name="sum of (best − chosen)", zero=True))
-        draw(right, Panel("Regret per evaluation so far", "", means, log_x=True, log_y=True))
+        draw(right, Panel("Regret per evaluation so far", "", means, log_x=True, log_y=positive))
         figure.suptitle(title, fontsize=11)
     return figure
 

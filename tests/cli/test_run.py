@@ -129,6 +129,13 @@ def test_compare_runs_the_default_beside_simple_policies(where, tmp_path, drawn)
     assert f"the default policy with --goal {'cumulative: bbkb' if arms else 'best: trust-region'}" in done.output
 
 
+def test_a_comparison_without_any_regret_is_drawn(tmp_path):
+    one = ["--problem", "gp-draw", "--arms", "1", "--budget", "4", "--out", tmp_path]
+    done = invoke("compare", *map(str, one))  # a warning of matplotlib would be an error
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "gp-draw-compare-seed0.png").exists()
+
+
 def test_quiet_prints_nothing(tmp_path):
     assert invoke(*QUICK, "--out", str(tmp_path), "--quiet").output == ""
 
