@@ -149,7 +149,7 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     if failing.often:
         lines["failing again"] = "; ".join(f"{_place(pick)} {times:,} times" for pick, times in failing.often)
     seen = facts(view)
-    lines["certificate"] = seen.get("certificate", "none: no sparse model over arms")
+    lines["certificate"] = seen.get("certificate", "none: only upper-confidence policies over arms have one")
     one = audit.recorded.history.outcomes is None
     lines["leave-one-out"] = (
         "none: of runs with one outcome" if not one else "none: no model of which the prior is at hand, or too few inputs"

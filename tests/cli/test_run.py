@@ -136,6 +136,18 @@ def test_a_comparison_without_any_regret_is_drawn(tmp_path):
     assert (tmp_path / "gp-draw-compare-seed0.png").exists()
 
 
+def test_an_audit_says_which_policies_have_a_certificate(tmp_path):
+    """S-BPE has a sparse model over arms as well."""
+    where = ["--problem", "gp-draw", "--arms", "40", "--dims", "2", "--budget", "30", "--out", str(tmp_path), "--quiet"]
+    for policy, certificate in (
+        ("sbpe", "none: only upper-confidence policies over arms have one"),
+        ("bbkb", "at most a factor"),
+    ):
+        path = str(tmp_path / f"{policy}.journal")
+        assert invoke("run", *where, "--policy", policy, "--storage", path).exit_code == 0
+        assert certificate in invoke("audit", path).output
+
+
 def test_quiet_prints_nothing(tmp_path):
     assert invoke(*QUICK, "--out", str(tmp_path), "--quiet").output == ""
 
