@@ -148,6 +148,14 @@ def test_an_audit_says_which_policies_have_a_certificate(tmp_path):
         assert certificate in invoke("audit", path).output
 
 
+def test_an_audit_shows_names_of_arms_that_fail_again(tmp_path):
+    path = tmp_path / "run.journal"
+    with AskTell(torch.eye(5, dtype=torch.float64), BBKB(), names=[f"M-{row:02d}" for row in range(5)], storage=path) as loop:
+        loop.enqueue([3, 3, 3])
+        loop.run(lambda X: torch.where(X[:, 3] > 0.0, torch.nan, X[:, 0]), 6)
+    assert "M-03 (arm 3) 3 times" in invoke("audit", str(path)).output
+
+
 def test_quiet_prints_nothing(tmp_path):
     assert invoke(*QUICK, "--out", str(tmp_path), "--quiet").output == ""
 
