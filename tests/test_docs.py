@@ -150,6 +150,27 @@ def test_files_of_the_glossary_exist():
     assert [file for file in files if not (ROOT / "sparse_bo" / file).exists()] == []
 
 
+def is_there(name: str) -> bool:
+    """Return whether a name of the package is a module, an attribute, or a field of a class."""
+    found: object = sparse_bo
+    for part in name.split("."):
+        if inspect.ismodule(found) and not hasattr(found, part) and importlib.util.find_spec(f"{found.__name__}.{part}"):
+            found = importlib.import_module(f"{found.__name__}.{part}")
+        elif hasattr(found, part):
+            found = getattr(found, part)
+        else:
+            return isinstance(found, type) and any(part in vars(base).get("__annotations__", {}) for base in found.__mro__)
+    return True
+
+
+def test_names_of_the_glossary_exist():
+    """Those of a module, such as `gp.posterior.Posterior`; `likelihood.noise` is BoTorch's."""
+    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", text)) - {"likelihood.noise"}
+    assert len(names) >= 30
+    assert [name for name in sorted(names) if not is_there(name)] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
 def test_linked_files_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")

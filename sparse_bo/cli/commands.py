@@ -44,6 +44,7 @@ from sparse_bo.problems.custom import own_arms
 from sparse_bo.report.facts import MOST_ERRORS, Advice, advice_of, calibrated, counts, drifting, facts, miscalibrated
 from sparse_bo.report.figures import COLOURS, STYLE, Curve, NotebookFigure, Panel, draw
 from sparse_bo.report.page import run_page
+from sparse_bo.report.view import arm_name
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run
 from sparse_bo.runs.default_policy import chosen_policy
@@ -147,9 +148,10 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         of = audit.recorded.told
         lines["missing"] = ", ".join(f"{name} in {count:,} of {of:,}" for name, count in failing.missing.items())
     if failing.often:
-        lines["failing again"] = "; ".join(f"{_place(pick)} {times:,} times" for pick, times in failing.often)
+        names = audit.recorded.about.get("names")
+        lines["failing again"] = "; ".join(f"{_place(pick, names)} {times:,} times" for pick, times in failing.often)
     seen = facts(view)
-    lines["certificate"] = seen.get("certificate", "none: no sparse model over arms")
+    lines["certificate"] = seen.get("certificate", "none: only upper-confidence policies over arms have one")
     one = audit.recorded.history.outcomes is None
     lines["leave-one-out"] = (
         "none: of runs with one outcome" if not one else "none: no model of which the prior is at hand, or too few inputs"
@@ -177,8 +179,10 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     return table(title, lines), warnings
 
 
-def _place(pick: Any) -> str:
-    return f"arm {pick}" if isinstance(pick, int) else f"({', '.join(f'{x:.4g}' for x in pick)})"
+def _place(pick: Any, names: Sequence[str] | None) -> str:
+    if isinstance(pick, int):
+        return f"arm {pick}" if names is None else str(arm_name(pick, names))
+    return f"({', '.join(f'{x:.4g}' for x in pick)})"
 
 
 def settings(options: Namespace) -> None:
@@ -288,11 +292,12 @@ def plot_comparison(title: str, contestants: Sequence[Contestant]) -> Figure:
     at = [np.arange(1.0, len(regret) + 1) for _, regret, _ in regrets]
     sums = [Curve(name, x, np.add.accumulate(regret), c) for x, (name, regret, c) in zip(at, regrets, strict=True)]
     means = [Curve(one.name, one.x, one.y / one.x, one.colour) for one in sums]
+    positive = any(bool((one.y > 0).any()) for one in means)  # a logarithmic axis shows nothing else
     with matplotlib.rc_context(STYLE):
         figure = NotebookFigure(figsize=(10.0, 3.9), layout="constrained")
         left, right = figure.subplots(1, 2)
         draw(left, Panel("Cumulative regret", "", sums, y_name="sum of (best − chosen)", zero=True))
-        draw(right, Panel("Regret per evaluation so far", "", means, log_x=True, log_y=True))
+        draw(right, Panel("Regret per evaluation so far", "", means, log_x=True, log_y=positive))
         figure.suptitle(title, fontsize=11)
     return figure
 

@@ -261,7 +261,7 @@ With --html it writes the report, one page; with --out the figure and the histor
 """
 AUDIT_HELP = """Check a run by its journal: damage, picks, failures, calibration of the model, drift of the objective.
 
-For a sparse model over candidates there is a certificate, too: a bound on its variances. No objective is imported.
+Upper-confidence policies over candidates have a certificate, too: a bound on their variances. No objective is imported.
 """
 CREATE_HELP = """Create the journal of a run by files: `ask` writes points, people fill in results, `tell` reads them.
 

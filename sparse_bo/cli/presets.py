@@ -72,7 +72,7 @@ def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | No
     check_choice("kernel", name, KERNELS)
     if name == "learned":
         if lengthscale is not None or outputscale is not None:
-            raise ValueError("a learned kernel takes no --lengthscale and no --outputscale; drop them or name a --kernel")
+            raise ValueError("--lengthscale and --outputscale are of a named --kernel; add --kernel rbf, say, or drop them")
         return None
     if name == "tanimoto":
         if lengthscale is not None:

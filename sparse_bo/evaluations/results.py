@@ -41,7 +41,8 @@ class Measured(float):
     def __new__(cls, value: Any, sd: Any) -> Measured:
         """Return a result of known noise."""
         try:
-            number, spread = float(value), float(sd)
+            # without the gradients of a tensor, of which its conversion warns
+            number, spread = (float(part.detach() if hasattr(part, "detach") else part) for part in (value, sd))
         except (TypeError, ValueError, OverflowError) as error:
             got = f"{reprlib.repr(value)} and {reprlib.repr(sd)}"
             raise TypeError(f"expected a result and its standard deviation as real numbers, got {got}") from error

@@ -55,6 +55,7 @@ def trend(times: Tensor, values: Tensor, groups: Tensor) -> Trend | None:
     """Return the least-squares trend of ``n`` values in time, each group (``n`` integers from 0) with a level of its own.
 
     ``None`` if fewer than eight values are left once each group's level is taken off, or time does not vary in any group.
+    Values of a group that differ in their last digits count as equal.
     """
     if not len(values):
         return None
@@ -64,11 +65,12 @@ def trend(times: Tensor, values: Tensor, groups: Tensor) -> Trend | None:
     spread = float(x.square().sum())
     if freedom < 8 or spread == 0.0:
         return None
-    slope = float(x @ y) / spread
-    error = (float((y - slope * x).square().sum()) / freedom / spread) ** 0.5
-    if error == 0.0:
-        return Trend(slope, 0.0 if slope == 0.0 else float("inf"))
-    return Trend(slope, slope / error)
+    size = float(y.abs().amax())  # squares of what is left might be beyond the range of numbers
+    if size <= 1e-14 * float(values.abs().amax()):
+        return Trend(0.0, 0.0)
+    slope = float(x @ (y / size)) / spread
+    error = (float((y / size - slope * x).square().sum()) / freedom / spread) ** 0.5
+    return Trend(slope * size, slope / error if error > 0.0 else float("inf"))
 
 
 def _centred(values: Tensor, groups: Tensor, count: int) -> Tensor:

@@ -100,8 +100,10 @@ def plan(
         costs.check_room(d * (axis + pilots), f"trying out {arms} arms of {dims} inputs")
         # A grid of at least as many arms in the unit cube, which takes no memory, for timing and sampling.
         per_axis = max(math.ceil(count ** (1.0 / d)), 1)
+        per_axis += per_axis**d < count
+        varied = next(axes for axes in range(d + 1) if per_axis**axes >= count)  # beyond, 2^d can be more than can be counted
         bounds = torch.tensor([[0.0] * d, [1.0] * d], dtype=torch.float64, device=where)
-        points = ProductGrid.linspace(bounds, [per_axis + (per_axis**d < count)] * d)
+        points = ProductGrid.linspace(bounds, [per_axis] * varied + [1] * (d - varied))
     chosen = BBKB() if policy is None else policy
     if not isinstance(chosen, (BBKB, BKB)):
         raise ValueError(f"expected policy to be a BBKB or a BKB, got {type(policy).__name__}; other policies have no plan")
@@ -235,7 +237,7 @@ def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float
         policy = replace(policy, max_dictionary=cap, memory_bytes=min(tiles, least_tiles(cap)))
     fits = not too_large()
     if not fits:
-        advice = "free memory" if run.lazy else "pass a lazy arm set (MemmapArms, ProductGrid)"
+        advice = "free memory" if run.lazy else "arms in a file (MemmapArms, --arms-file) or a ProductGrid (--grid) need less"
         notes.append(f"does NOT fit: {bytes_text(run.available)} may be used; {advice}")
     timed, mean_size = run.arms, round(piloted.mean_size)
     if not run.streams(policy):

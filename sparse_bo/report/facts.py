@@ -212,8 +212,13 @@ def calibrated(found: Calibration) -> str:
     low, high = WITHIN_68
     inside = f"{found.within_68:.0%} within 68 % bounds (expected: {low:.0%} to {high:.0%})"
     rest = found.spread_without_one
-    spread = f"spread {found.spread:.2f}" + ("" if rest is None else f", {rest:.2f} without the result farthest outside")
+    spread = f"spread {_two_places(found.spread)}"
+    spread += "" if rest is None else f", {_two_places(rest)} without the result farthest outside"
     return f"{inside}, {found.within_95:.0%} within 95 % bounds (expected: at least {WITHIN_95:.0%}); {spread}"
+
+
+def _two_places(value: float) -> str:
+    return f"{value:.2f}" if value < 1e4 else f"{value:.3g}"
 
 
 class Advice(NamedTuple):

@@ -65,12 +65,22 @@ def tensor_of(name: str, value: T | Rows) -> T | Tensor:
         return cast("T", value)
     check_unmasked(name, value)
     try:
-        array = np.asarray(value)
-    except (ValueError, RuntimeError) as error:  # of tensors that require gradients
+        try:
+            array = np.asarray(value)
+        except (RuntimeError, TypeError):  # of tensors that require gradients, or on another device than the CPU
+            array = np.asarray(_detached(value))
+    except ValueError as error:
         raise TypeError(f"expected {name} as rows of equal length, got others ({error}); pass one number per input") from error
     if array.dtype.kind not in "biuf":
         raise TypeError(f"expected {name} of numbers, got {type(value).__name__} of dtype {array.dtype}; convert it to float")
     return torch.from_numpy(np.require(array, np.float32 if array.dtype == np.float32 else np.float64, ["C", "W"]))
+
+
+def _detached(value: Any) -> Any:
+    """Return nested lists with their tensors on the CPU and without gradients."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    return [_detached(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def check_unmasked(name: str, value: object) -> None:

@@ -479,7 +479,10 @@ class AskTell:
         return self._result(*self._steps.with_incomplete_batch())
 
     def certificate(self) -> Certificate | None:
-        """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`); ``None`` without a model over arms."""
+        """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`).
+
+        ``None`` but for upper-confidence policies over arms, once they have a model.
+        """
         return self._engine.certificate()
 
     @property

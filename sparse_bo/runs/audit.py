@@ -46,7 +46,7 @@ class Audit(NamedTuple):
     state: State
     """State at the end of the journal; of −y in a run that minimises."""
     certificate: Certificate | None
-    """``None`` without a sparse model over arms."""
+    """``None`` but for upper-confidence policies over arms."""
     calibration: Calibration | None
     """Calibration of leave-one-out predictions of distinct inputs by kernel, mean and λ; ``None`` without a prior, with fewer
     than eight inputs, or with several outcomes."""

@@ -218,6 +218,7 @@ class Result(Report):
         Example:
             >>> pandas.DataFrame(result.predict([{"temperature": 67.0, "time": 30}]))
         """
+        X = X.to(self.domain.like.device) if isinstance(X, Tensor) else X  # local models of a box are on the CPU
         picks, minimize = checked_inputs("predicted", X, self.domain), self.history.minimize
         outcomes, state = self.history.outcomes, self.state
         if outcomes is None:

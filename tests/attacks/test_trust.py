@@ -185,6 +185,13 @@ def test_a_trend_is_that_of_least_squares_with_a_level_per_group():
     found = trend(t, 3.0 * groups + 0.5 * t, groups)
     assert found.slope == pytest.approx(0.5)
     assert found.score > 1e6
+    wave = t.sin() + 0.5 * t
+    for unit in (1e-200, 1e200):  # squares are beyond the range of numbers
+        scaled = trend(t, unit * wave, groups)
+        assert scaled.score == pytest.approx(trend(t, wave, groups).score)
+        assert scaled.slope == pytest.approx(unit * trend(t, wave, groups).slope)
+        last_digits = unit * (0.3 + 5.6e-17 * (t < 20).double())
+        assert trend(t, last_digits, groups) == (0.0, 0.0)
     assert trend(t[:9], t[:9], groups[:9]) is None
     assert trend(t[:0], t[:0], groups[:0]) is None
     assert trend(torch.ones(40), t, torch.zeros(40, dtype=torch.int64)) is None

@@ -129,6 +129,33 @@ def test_compare_runs_the_default_beside_simple_policies(where, tmp_path, drawn)
     assert f"the default policy with --goal {'cumulative: bbkb' if arms else 'best: trust-region'}" in done.output
 
 
+def test_a_comparison_without_any_regret_is_drawn(tmp_path):
+    one = ["--problem", "gp-draw", "--arms", "1", "--budget", "4", "--out", tmp_path]
+    done = invoke("compare", *map(str, one))  # a warning of matplotlib would be an error
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "gp-draw-compare-seed0.png").exists()
+
+
+def test_an_audit_says_which_policies_have_a_certificate(tmp_path):
+    """S-BPE has a sparse model over arms as well."""
+    where = ["--problem", "gp-draw", "--arms", "40", "--dims", "2", "--budget", "30", "--out", str(tmp_path), "--quiet"]
+    for policy, certificate in (
+        ("sbpe", "none: only upper-confidence policies over arms have one"),
+        ("bbkb", "at most a factor"),
+    ):
+        path = str(tmp_path / f"{policy}.journal")
+        assert invoke("run", *where, "--policy", policy, "--storage", path).exit_code == 0
+        assert certificate in invoke("audit", path).output
+
+
+def test_an_audit_shows_names_of_arms_that_fail_again(tmp_path):
+    path = tmp_path / "run.journal"
+    with AskTell(torch.eye(5, dtype=torch.float64), BBKB(), names=[f"M-{row:02d}" for row in range(5)], storage=path) as loop:
+        loop.enqueue([3, 3, 3])
+        loop.run(lambda X: torch.where(X[:, 3] > 0.0, torch.nan, X[:, 0]), 6)
+    assert "M-03 (arm 3) 3 times" in invoke("audit", str(path)).output
+
+
 def test_quiet_prints_nothing(tmp_path):
     assert invoke(*QUICK, "--out", str(tmp_path), "--quiet").output == ""
 

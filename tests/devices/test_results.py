@@ -52,6 +52,12 @@ def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path:
         assert f"Slices through the {'front' if several else 'best point'}" in shown or keyword == "arms"
         regret = None if several else [0.5] * result.history.observations
         result.plot(tmp_path / f"{device.type}.png", regret=regret)
+        points = torch.arange(3, device=device) if keyword == "arms" else batch.X[:1]
+        columns = ["value"] if not several else ["y", "cost"]
+        if name == "elimination":
+            predicted = []  # without a model
+        else:
+            predicted = [result.predict(at)[column] for at in (points, points.cpu()) for column in columns]
         history = result.history
         history.save(tmp_path / f"{device.type}.jsonl")
         columns = {column: history.column(column) for column in History.load(tmp_path / f"{device.type}.jsonl").rows[0].plain()}
@@ -65,6 +71,7 @@ def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path:
                 result.best_x,
                 result.hypervolume,
             ],
+            "predict": predicted,
             "History": [history.batches().sizes, history.indices, history.points, history.calibration, history.parameters],
         }
         assert history.plot(best_possible=None if several else 3.0) is not None
@@ -78,6 +85,8 @@ def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path:
     there, here = called.values()
     assert [there["Result"][2], there["History"][1]] == [here["Result"][2], here["History"][1]]
     assert (here["Result"][5] is None) == (not several)
+    for one, other in zip(there["predict"], here["predict"], strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
     if several:
         assert there["Result"][5] == pytest.approx(here["Result"][5], abs=1e-4)
         return

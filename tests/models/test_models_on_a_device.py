@@ -154,3 +154,18 @@ def test_results_are_those_on_the_cpu(name, accelerator):
     absolute = 1e-3 * relative if pretended else SEARCHES.get(name, 1e-3 * relative)
     for value, other in zip(expected, got, strict=True):
         torch.testing.assert_close(other, value, rtol=max(relative, absolute), atol=absolute)
+
+
+def test_a_model_that_has_grown_moves_to_another_device(accelerator):
+    if accelerator == PRETEND and not torch.cuda.is_available():
+        pytest.skip("modules do not move off the pretended device: pytest --device second")
+    whole = data()
+    first, more = ({name: value[part] for name, value in whole.items()} for part in (slice(30), slice(None)))
+    here, there = torch.device("cpu"), accelerator
+    for start, end in ((there, here), (here, there)):
+        on = [{name: value.to(start) for name, value in some.items()} for some in (first, more)]
+        grown = SparseGP(**on[1], previous=SparseGP(**on[0]))
+        before = grown.posterior(points(5).to(start)).mean.cpu()
+        after = grown.to(end).posterior(points(5).to(end)).mean
+        assert after.device.type == end.type
+        torch.testing.assert_close(after.cpu(), before, rtol=1e-6, atol=1e-8)

@@ -254,3 +254,34 @@ def test_an_acquisition_function_keeps_its_root_of_the_baseline(nothing_dense):
     values = acquisition(points(2, 1, seed=8))
     assert values.shape == (2,)
     assert bool(torch.isfinite(values).all())
+
+
+@pytest.mark.parametrize("q", [5, Q], ids=["dense", "lazy"])
+@pytest.mark.parametrize("outputs", [[2, 1, 0], [1, 0], [0, 2, 1], [2, 0], [-1, 1], [1], [0, 1, 2]], ids=str)
+def test_outputs_come_in_the_order_that_is_asked_for(outputs, q, many):
+    """A member with two outputs; BoTorch's list keeps its order, or raises an error of GPyTorch."""
+    two, one = (pair(name, dictionary=ROWS)[1] for name in ("two outputs", "plain"))
+    models, X = SparseModelListGP(two, one), points(q)
+    noise = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64).expand(q, 3)
+    for options, own in (
+        ({}, [{}, {}]),
+        ({"observation_noise": noise}, [{"observation_noise": noise[:, k]} for k in ([0, 1], [2])]),
+    ):
+        whole = [model.posterior(X, **of) for model, of in zip((two, one), own, strict=True)]
+        some = {name: value[..., outputs] for name, value in options.items()}
+        for posterior in (
+            models.posterior(X, output_indices=outputs, **options),
+            models.subset_output(outputs).posterior(X, **some),
+        ):
+            for name in ("mean", "variance"):
+                expected = torch.cat([getattr(part, name) for part in whole], dim=-1)[:, outputs]
+                torch.testing.assert_close(getattr(posterior, name), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_weighted_sum_with_a_member_of_two_outputs():
+    models, X = SparseModelListGP(*(pair(name, dictionary=ROWS)[1] for name in ("two outputs", "plain"))), points(5)
+    whole, total = models.posterior(X), models.posterior(X, posterior_transform=WEIGHTED)
+    torch.testing.assert_close(total.mean.squeeze(-1), whole.mean @ WEIGHTED.weights + WEIGHTED.offset)
+    parts = [model.posterior(X) for model in (*(models.models[0].subset_output([k]) for k in (0, 1)), models.models[1])]
+    own = [weight**2 * part.distribution.covariance_matrix for weight, part in zip(WEIGHTED.weights, parts, strict=True)]
+    torch.testing.assert_close(total.distribution.covariance_matrix, sum(own))

@@ -163,7 +163,18 @@ def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch, dense)
 def test_what_cannot_fit_is_said_aloud():
     made = quick(10**9, memory=2**30, pilot_seconds=0.5)
     assert not made.fits
-    assert any("does NOT fit: 1.0 GiB may be used; pass a lazy arm set" in note for note in made.notes)
+    assert any("does NOT fit: 1.0 GiB may be used; arms in a file" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("dims", [62, 1000])
+def test_arms_of_many_inputs(dims, generator):
+    """Two values of every input are more arms than can be counted; the plan is that of uniform arms in memory."""
+    made = quick(1000, dims, kernel=None, budget=20)
+    X = torch.rand(1000, dims, dtype=torch.float64, generator=generator)
+    same = quick(X, None, kernel=rbf_kernel(math.exp(math.sqrt(2.0) - 3.0) * dims**0.5), budget=20)
+    assert (made.arms, made.dims) == (1000, dims)
+    assert 0.6 < made.dictionary_size / same.dictionary_size < 1.7
+    assert 0.6 < made.batches / same.batches < 1.7
 
 
 def test_a_billion_lazy_arms_fit():
@@ -363,7 +374,7 @@ def test_the_command_says_aloud_what_does_not_fit():
         (["--arms-file", "nowhere.npy"], "nowhere.npy, got no such file"),
         (
             ["--arms", "10", "--dims", "1", "--lengthscale", "1"],
-            "drop them or name a --kernel",
+            "are of a named --kernel; add --kernel rbf, say, or drop them",
         ),
         (["--arms", "10", "--dims", "1", "--precision", "half"], "'float64', 'float32', got 'half'"),
         (["--arms", "10", "--dims", "1", "--memory", "-1"], "--memory to be a number of GiB above 0"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.optimize import Bounds, rosen
 
-from sparse_bo import AskTell, Float, Workers, maximize, minimize, optimize
+from sparse_bo import AskTell, Float, Measured, Workers, maximize, minimize, optimize
 from sparse_bo.errors import ObjectiveError
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement, RandomSearch
@@ -417,9 +417,16 @@ def test_tensors_that_are_views_of_another_sign_are_taken_for_their_values():
     assert loop.ask().X.shape == (4, 2)
 
 
-def test_numbers_that_require_gradients_are_no_bounds():
-    with pytest.raises(TypeError, match=r"expected bounds .*requires grad.*detach\(\)"):
-        maximize(lambda x: x.sum(dim=-1), bounds=[(torch.zeros((), requires_grad=True), 1.0)], budget=4)
+def test_lists_of_tensors_that_require_gradients_are_taken_for_their_values():
+    one, rows = torch.ones((), dtype=torch.float64, requires_grad=True), torch.from_numpy(ROWS[:4] / 9.0).requires_grad_()
+    box = AskTell(bounds=[(0.0, one)] * 3, initial=(list(rows), list(rows.sum(dim=-1))), policy=RandomSearch())
+    box.add([[one, 0.5, one]], [one])
+    box.enqueue(list(rows[:1]))
+    assert box.ask(1).X.tolist() == rows[:1].tolist()
+    assert box.history.points == [*rows.tolist(), [1.0, 0.5, 1.0]]
+    arms = AskTell(list(rows), initial=([0, 1], [Measured(one, sd=one), 2.0]), policy=ExpectedImprovement())
+    assert arms.result().best_x.tolist() in rows.tolist()
+    assert arms.history.rows[0].values == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(

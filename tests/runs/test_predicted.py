@@ -18,6 +18,11 @@ from tests.oracles import exact_gp, rbf
 NOISE = 0.01
 
 
+def test_a_spread_of_any_size_is_shown_in_a_few_digits():
+    assert calibrated(Calibration(16, 0, 0, 16 * 5.18e64**2)).endswith("; spread 5.18e+64")
+    assert calibrated(Calibration(16, 0, 0, 16 * 12.346**2)).endswith("; spread 12.35")
+
+
 def test_scores_are_counted_within_their_quantiles():
     found = calibration(torch.tensor([0.0, 0.9, -1.0, 1.5, -2.5], dtype=torch.float64))
     assert found[:3] == (5, 2, 4)

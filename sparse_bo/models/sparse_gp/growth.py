@@ -125,7 +125,7 @@ class PreviousPosterior:
         (``batch_shape x n' x d``, transformed) and ``noise`` (``batch_shape x n'``) begin with those of the previous model.
         """
         then, now, n, total = self.cache.stamp.parameters, stamp.parameters, self.X.shape[-2], noise.shape[-1]
-        if len(then) != len(now) or not all(map(torch.equal, then, now)):
+        if self.X.device != X.device or len(then) != len(now) or not all(map(torch.equal, then, now)):
             return None
         if not (_same(self.X, X[..., :n, :]) and bool((noise[..., :n] - self.noise).abs().amax() <= SAME * self.noise.amax())):
             return None

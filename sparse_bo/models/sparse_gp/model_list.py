@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal
 
 
 class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class ships no types
-    """``ModelListGP`` whose joint posterior of many points stays lazy.
+    """``ModelListGP`` whose joint posterior of many points stays lazy, and whose outputs come in the order that is asked for.
 
     BoTorch's own list makes the members' joint covariance of more than 4,096 points dense, or fails. This one combines the
     members' roots, so samples of a baseline of any length cost as much as the members' own. A weighted sum of sparse members'
@@ -60,13 +62,39 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
         posterior_transform: PosteriorTransform | None = None,
     ) -> Any:
         """Return the joint posterior of all members' outputs at ``… x q x d`` points; arguments as in ``ModelListGP``."""
-        weighted = type(posterior_transform) is ScalarizedPosteriorTransform and output_indices is None
+        if output_indices is not None:
+            some, noise = self.subset_output(output_indices), observation_noise
+            if isinstance(noise, Tensor) and noise.shape[-1] == self.num_outputs:
+                noise = noise[..., output_indices]
+            return some.posterior(X, observation_noise=noise, posterior_transform=posterior_transform)
+        weighted = type(posterior_transform) is ScalarizedPosteriorTransform
         if weighted and isinstance(observation_noise, bool):
             total = _weighted_sum(self.models, X, observation_noise, posterior_transform)
             if total is not None:
                 return total
-        joined = _stacked(super().posterior(X, output_indices, observation_noise))
+        if isinstance(observation_noise, Tensor) and any(model.num_outputs > 1 for model in self.models[1:]):
+            joined = self._single_outputs().posterior(X, None, observation_noise)  # BoTorch gives it the noise of others
+        else:
+            joined = _stacked(super().posterior(X, observation_noise=observation_noise))
+        dense = type(joined) is GPyTorchPosterior and not isinstance(joined.distribution, OutputsNormal)
+        if weighted and dense and any(model.num_outputs > 1 for model in self.models):
+            joined = self._single_outputs().posterior(X, None, observation_noise)  # a sum needs them one by one
         return joined if posterior_transform is None else posterior_transform(posterior=joined, X=X)
+
+    def _single_outputs(self) -> SparseModelListGP:
+        return type(self)(*(self.subset_output([output]) for output in range(self.num_outputs)))
+
+    def subset_output(self, idcs: list[int]) -> Any:
+        """Return the list of some outputs in the order of ``idcs``; where they are of one member, its model of them.
+
+        ``ModelListGP`` keeps the order of its members, and that of all outputs of one.
+        """
+        of = [(member, output) for member, model in enumerate(self.models) for output in range(model.num_outputs)]
+        parts = []
+        for member, group in groupby((of[index % len(of)] for index in idcs), key=itemgetter(0)):
+            model, outputs = self.models[member], [output for _, output in group]
+            parts.append(model if outputs == list(range(model.num_outputs)) else model.subset_output(outputs))
+        return parts[0] if len(parts) == 1 else type(self)(*parts)
 
 
 class _Stacked(CatLinearOperator):  # type: ignore[misc]  # the base class ships no types
