@@ -32,6 +32,7 @@ from sparse_bo.cli.options import (
     journal,
     listed,
     option,
+    path,
     real,
     whole_number,
 )
@@ -172,7 +173,7 @@ def run(
     names: options.Names = None,
     grid: options.Grid = None,
     space: Annotated[
-        Path | None, option(OWN, "A .toml or .json file of named parameters; the function takes a dictionary.")
+        Path | None, path(OWN, "A .toml or .json file of named parameters; the function takes a dictionary.")
     ] = None,
     one_by_one: Annotated[bool, option(OWN, "--objective takes one arm (d), returns a number.", "--one-by-one")] = False,
     minimize: options.Minimize = False,
@@ -232,7 +233,7 @@ def plan(
     device: options.Device = "cpu",
     arms: Annotated[int | None, count("Arms", "Number of arms, as in 1000000 or 1e6.")] = None,
     dims: Annotated[int | None, count("Arms", "Inputs of an arm.")] = None,
-    arms_file: Annotated[Path | None, option("Arms", "A .npy file of arms (a x d).")] = None,
+    arms_file: Annotated[Path | None, path("Arms", "A .npy file of arms (a x d).")] = None,
     grid: Annotated[str | None, option("Arms", options.GRID_HELP)] = None,
     memory: Annotated[int | None, options.memory("Plan", "GiB of memory (default: all that is free).")] = None,
     seconds: Annotated[float | None, real("Plan", "Seconds of the run (default: any number).")] = None,
@@ -259,8 +260,8 @@ def resume(
     storage: options.Journal,
     *,
     budget: Annotated[int | None, count("Run", "Evaluations in all (default: as planned).")] = None,
-    out: Annotated[Path | None, option("Run", "Folder for the figure and the history (default: as before).")] = None,
-    arms_file: Annotated[Path | None, option("Run", "Arms (.npy), where they are no longer in the file of before.")] = None,
+    out: Annotated[Path | None, path("Run", "Folder for the figure and the history (default: as before).")] = None,
+    arms_file: Annotated[Path | None, path("Run", "Arms (.npy), where they are no longer in the file of before.")] = None,
     executor: Annotated[str | None, option("Run", "threads, processes, loky, or here (default: as before).")] = None,
     workers: options.NumWorkers = None,
     seconds: Annotated[float | None, real("Run", options.SECONDS_HELP)] = None,
@@ -278,7 +279,7 @@ def resume(
 def create(
     storage: Annotated[Path, typer.Argument(help="Journal to create.", parser=journal, metavar="STORAGE")],
     *,
-    space: Annotated[Path | None, option(OWN, "A .toml or .json file of named parameters.")] = None,
+    space: Annotated[Path | None, path(OWN, "A .toml or .json file of named parameters.")] = None,
     arms_file: options.ArmsFile = None,
     names: options.Names = None,
     grid: options.Grid = None,
@@ -309,7 +310,7 @@ def ask(
         int | None, typer.Argument(help="Points, at most (default: by the run).", parser=whole_number, metavar="N")
     ] = None,
     *,
-    out: Annotated[Path | None, option("Run", "CSV file to write (default: print it).")] = None,
+    out: Annotated[Path | None, path("Run", "CSV file to write (default: print it).")] = None,
     again: Annotated[bool, option("Run", "All points without a result, in place of new ones.", "--again")] = False,
     beyond_batch: Annotated[
         bool, option("Run", "N points, although the policy waits for results.", "--beyond-batch", show_default=False)
@@ -342,8 +343,8 @@ def enqueue(storage: options.Journal, file: options.PointsFile, *, arms_file: op
 def report(
     storage: options.Journal,
     *,
-    html: Annotated[Path | None, option("Run", "Write one page of HTML there.")] = None,
-    out: Annotated[Path | None, option("Run", "Folder for the figure and the history (default: neither is made).")] = None,
+    html: Annotated[Path | None, path("Run", "Write one page of HTML there.")] = None,
+    out: Annotated[Path | None, path("Run", "Folder for the figure and the history (default: neither is made).")] = None,
 ) -> None:
     """Summarise a journal, and draw its page, its figure and its history if asked to, also while the run goes on."""
     execute("commands", "report", locals())

@@ -110,6 +110,11 @@ def journal(text: str) -> Path:
     if "://" in text:
         address = without_password(text)
         raise typer.BadParameter(f"a file such as run.journal, got the URL {address!r}; a journal is no database")
+    return file(text)
+
+
+def file(text: str | Path) -> Path:
+    """Return a path; ``~`` is the home folder: shells leave it as it is in ``--option=~/file``."""
     return Path(text).expanduser()
 
 
@@ -121,10 +126,11 @@ def option(panel: str, text: str, *flags: str, **settings: Any) -> Any:
 count = partial(option, parser=whole_number, metavar="<int>")
 real = partial(option, parser=real_number, metavar="<float>")
 memory = partial(option, parser=gibibytes, metavar="<float>")
+path = partial(option, parser=file, metavar="<path>")
 
 Budget = Annotated[int | None, count("Run", "Evaluations (default 10,000; on a box or of your own objective 200).")]
 Seed = Annotated[int, count("Run", "Decides everything random.")]
-Out = Annotated[Path, option("Run", "Folder for figures and histories.")]
+Out = Annotated[Path, path("Run", "Folder for figures and histories.")]
 Device = Annotated[str, option("Run", "Device of the computation: cpu, cuda, cuda:1, …")]
 Quiet = Annotated[bool, option("Run", "No progress bar and no summary.", "--quiet")]
 Traceback = Annotated[bool, option("Run", "Print the traceback of an error in the objective.", "--traceback")]
@@ -164,8 +170,8 @@ Regularization = Annotated[float | None, real("Model", "λ > 0 (y²); default: t
 NoiseVariance = Annotated[float | None, real("Model", "ξ² > 0 (y²), noise of an evaluation in the width; default: λ.")]
 
 OWN = "Your own problem"
-ArmsFile = Annotated[Path | None, option(OWN, "A .npy file of arms (a x d), read as needed.")]
-Names = Annotated[Path | None, option(OWN, "A text file with a name for each of --arms-file, one a line.")]
+ArmsFile = Annotated[Path | None, path(OWN, "A .npy file of arms (a x d), read as needed.")]
+Names = Annotated[Path | None, path(OWN, "A text file with a name for each of --arms-file, one a line.")]
 Grid = Annotated[str | None, option(OWN, GRID_HELP)]
 Minimize = Annotated[bool, option(OWN, "The lowest value is the best.", "--minimize")]
 Objectives = Annotated[str | None, option(OWN, "Several outcomes by name, as yield:max,cost:min.")]
@@ -183,8 +189,10 @@ Default = Annotated[
 Policy = Annotated[str | None, option("Policy", f"One of {listed(POLICIES)} (default: by problem).")]
 Goal = Annotated[str, option("Policy", "best: the point at the end counts; cumulative: every evaluation.")]
 BatchSize = Annotated[int | None, count("Policy", "Evaluations of a batch.")]
-PointsFile = Annotated[Path, typer.Argument(help="CSV file: a line of names, then a row for each point.", metavar="FILE")]
-JournalArms = Annotated[Path | None, option("Run", "Arms (.npy), where the journal does not have them.", "--arms-file")]
+PointsFile = Annotated[
+    Path, typer.Argument(help="CSV file: a line of names, then a row for each point.", parser=file, metavar="FILE")
+]
+JournalArms = Annotated[Path | None, path("Run", "Arms (.npy), where the journal does not have them.", "--arms-file")]
 
 HELP = """Bayesian optimisation over candidates, boxes and named parameters.
 

@@ -264,8 +264,8 @@ def _value(name: str, text: str, setting: Setting) -> Any:
         return None
     if text in _choices(setting.hint):
         return text
-    if text in ("yes", "no") and bool in kinds:
-        return text == "yes"
+    if bool in kinds and text.casefold() in ("yes", "no", "true", "false"):
+        return text.casefold() in ("yes", "true")
     if Sequence[int] in kinds and re.fullmatch(r"[0-9]{1,18}( *, *[0-9]{1,18})*", text):
         return [int(part) for part in text.split(",")]
     try:

@@ -221,11 +221,12 @@ class Plan:
     def lines(self) -> dict[str, str]:
         """Return the plan as rows of a table: quantity and text."""
         low, high = self.batches_range
+        batches = f"{self.batches:,} batch{'es' * (self.batches != 1)}"
         precision = next(name for name, value in PRECISIONS.items() if value == self.policy.sweep_dtype)
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in self.memory.items() if size >= 2**20)
         lines = {
             "arms": f"{self.arms:,} x {self.dims}" + (", streamed" if self.streamed else ", in memory"),
-            "evaluations": f"{self.budget:,} in about {self.batches:,} batches ({low:,} to {high:,} in the pilots)",
+            "evaluations": f"{self.budget:,} in about {batches} ({low:,} to {high:,} in the pilots)",
             "dictionary": f"about {self.dictionary_size:,} points",
             "memory": f"{bytes_text(self.memory_bytes)} of {bytes_text(self.available_bytes)} free"
             + (f" ({parts})" if parts else ""),

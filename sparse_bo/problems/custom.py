@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -141,12 +142,13 @@ def parsed_grid(text: str) -> ProductGrid:
 
 def _axis(part: str, number: int, text: str) -> tuple[float, float, int]:
     """Return ends and points of an axis; at most 2⁶² points."""
-    fields = part.split(":")
-    count = fields[-1].strip()
-    if len(fields) != 3 or not (count.isascii() and count.isdigit()):  # "²" is a digit too
+    fields, written = part.split(":"), -1.0
+    with suppress(ValueError):
+        written = min(float(fields[-1]), 2.0**62)  # points: 1e3 as well
+    if len(fields) != 3 or not (written >= 0.0 and written.is_integer()):
         got = f"{part!r} for axis {number} of {text!r}" if ":" in text else repr(text)
         raise ValueError(f"expected --grid like {GRID_EXAMPLE}, got {got}")
-    points = int(count) if len(count.lstrip("0")) < 20 else 2**62
+    points = int(written)
     ends = f"{fields[0]}:{fields[1]}"
     try:
         low, high = map(float, fields[:2])

@@ -254,7 +254,7 @@ def _failures(view: RunView) -> Iterator[Advice]:
     out = view.asked - done - view.unseen
     if out > 0:
         yield Advice(
-            f"{out:,} evaluations are out: asked for, with no result yet.",
+            f"{out:,} evaluation{' is' if out == 1 else 's are'} out: asked for, with no result yet.",
             "Tell their results when they come. If they were lost, AskTell.resume(…).reissue() hands them out again, or "
             "`python -m sparse_bo ask --again`; `resume` of a run of the command line, or run(…) after AskTell.resume(…), "
             "makes them first.",

@@ -40,6 +40,7 @@ def parameters(command: str) -> dict:
         ("bbkb", f"memory_bytes={2**53 + 1}", 2**53 + 1),
         ("gssbo", "warm_start=yes", True),
         ("gssbo", "warm_start=no", False),
+        ("gssbo", "warm_start=True", True),
         ("gssbo", "buffer=model", "model"),
         ("gssbo", "buffer=80", 80),
         ("sbpe", "schedule=10,20, 30", [10, 20, 30]),

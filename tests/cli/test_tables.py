@@ -59,11 +59,11 @@ def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_
     assert expected == facts(view_of_recorded(recorded))["evaluations"]
     found, advice = audit_table(path, audit)
     assert f"{expected}; all checksums fit" in text_of(found)
-    assert "1 evaluations are out" in advice[0].warning
+    assert "1 evaluation is out" in advice[0].warning
     assert "; 2 damaged records are left out, as" in text_of(audit_table(path, audit._replace(damaged=2))[0])
     page = run_page(view_of_journal(path))
     assert expected in page
-    assert "1 evaluations are out" in page
+    assert "1 evaluation is out" in page
 
 
 @pytest.mark.parametrize(

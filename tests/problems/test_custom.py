@@ -66,6 +66,7 @@ RUN += ["--regularization", "0.01"]
         ("0:1:2,-5:5:3,2:2:1", [[0.0, 1.0], [-5.0, 0.0, 5.0], [2.0]]),
         ("1e-3:1e3:2", [[1e-3, 1e3]]),
         ("2x3", [[0.0, 1.0], [0.0, 0.5, 1.0]]),
+        ("0:1:3e0", [[0.0, 0.5, 1.0]]),
         ("4", [[0.0, 1 / 3, 2 / 3, 1.0]]),
     ],
 )
@@ -136,6 +137,13 @@ def test_an_objective_that_cannot_be_imported_is_named(path, message, folder):
     (folder / "needs.py").write_text("import absent_package\n")
     with pytest.raises(ValueError, match=message):
         imported(path)
+
+
+def test_the_home_folder_is_found_in_every_path(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    done = invoke(*RUN, "--arms-file=~/arms.npy", "--out=~/out")
+    assert done.exit_code == 0, done.output
+    assert Path("out/measure-bbkb-seed1.jsonl").exists()
 
 
 def test_an_objective_that_cannot_be_called_is_named(folder):
