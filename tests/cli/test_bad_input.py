@@ -53,7 +53,7 @@ from tests.cli.builders import QUICK, invoke
         (["--policy", "gssbo", "--set", "buffer=15"], "buffer=15 for initial_design=20"),
         (["--policy", "gssbo", "--set", "buffer=big"], "a whole number or 'model' or 'clock', got 'big'"),
         (["--standardize", "--scaling", "unit"], "contradicts"),
-        (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
+        (["--kernel", "learned", "--lengthscale", "1"], "--lengthscale and --outputscale are of a named --kernel"),
         (["--kernel", "tanimoto", "--lengthscale", "1"], "compares fingerprints and has no lengthscale; drop"),
         (["--precision", "float16"], "'float64', 'float32'"),
         (["--device", "abacus"], "--device cpu, cuda or cuda:N"),
