@@ -278,6 +278,15 @@ def test_outputs_come_in_the_order_that_is_asked_for(outputs, q, many):
                 torch.testing.assert_close(getattr(posterior, name), expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("index", [2, -3])
+def test_outputs_that_a_list_does_not_have_are_named(index):
+    """BoTorch's list takes the index modulo the number of outputs, and so another output."""
+    models = SparseModelListGP(*(pair("plain", dictionary=ROWS)[1] for _ in range(2)))
+    for ask in (models.subset_output, lambda some: models.posterior(points(1), output_indices=some)):
+        with pytest.raises(IndexError, match=f"expected indices of 2 outputs, got {index}"):
+            ask([0, index])
+
+
 def test_a_weighted_sum_with_a_member_of_two_outputs():
     models, X = SparseModelListGP(*(pair(name, dictionary=ROWS)[1] for name in ("two outputs", "plain"))), points(5)
     whole, total = models.posterior(X), models.posterior(X, posterior_transform=WEIGHTED)

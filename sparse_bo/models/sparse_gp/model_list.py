@@ -87,11 +87,16 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
     def subset_output(self, idcs: list[int]) -> Any:
         """Return the list of some outputs in the order of ``idcs``; where they are of one member, its model of them.
 
-        ``ModelListGP`` keeps the order of its members, and that of all outputs of one.
+        ``ModelListGP`` keeps the order of its members, and that of all outputs of one, and takes indices modulo their number.
+
+        Raises:
+            IndexError: If there is no such output.
         """
         of = [(member, output) for member, model in enumerate(self.models) for output in range(model.num_outputs)]
+        if unknown := [index for index in idcs if not -len(of) <= index < len(of)]:
+            raise IndexError(f"expected indices of {len(of)} outputs, got {unknown[0]}")
         parts = []
-        for member, group in groupby((of[index % len(of)] for index in idcs), key=itemgetter(0)):
+        for member, group in groupby((of[index] for index in idcs), key=itemgetter(0)):
             model, outputs = self.models[member], [output for _, output in group]
             parts.append(model if outputs == list(range(model.num_outputs)) else model.subset_output(outputs))
         return parts[0] if len(parts) == 1 else type(self)(*parts)
