@@ -191,6 +191,20 @@ def test_the_rover_drives_along_the_spline_that_fitpack_fits() -> None:
         np.testing.assert_allclose(rover.curve(inputs[None])[0], expected, atol=1e-9)
 
 
+def test_the_constraints_of_the_rover_are_those_of_its_path() -> None:
+    rover = part("rover")
+    inputs = np.random.default_rng(5).random((3, 60))
+    path = rover.curve(inputs)
+    ends = np.abs(path[:, [0, -1]] - np.stack([rover.START, rover.GOAL])).sum((1, 2))
+    np.testing.assert_allclose(rover.missed(inputs), ends)
+    inside = [[max(abs(x - a), abs(y - b)) for x, y in path[1] for a, b in rover.OBSTACLES[:15]]]
+    np.testing.assert_allclose(rover.clearance(inputs)[1], np.min(inside) - 0.025)
+    outcomes = importlib.import_module("outcomes")
+    Y = outcomes.Task("Rover-60").outcomes(torch.from_numpy(inputs)).numpy()
+    np.testing.assert_allclose(Y[:, 0], -rover.reward(inputs) - 10.0 * ends)
+    np.testing.assert_allclose(Y[:, 1:], np.stack([0.05 - ends, rover.clearance(inputs)], axis=1))
+
+
 def rover_reward_by_hand(inputs: np.ndarray) -> float:
     """Return the reward of one input, step by step."""
     rover = part("rover")
@@ -401,15 +415,15 @@ def test_cma_begins_anew_with_twice_the_population() -> None:
 
 
 def test_a_region_grows_after_a_streak_shrinks_without_and_is_spent() -> None:
-    region = part("botorch_loop")._Region(best=1.0, patience=2)
-    for k in range(10):
-        region.learn(2.0 + k)
+    region = part("botorch_loop")._Region(patience=2)
+    for _ in range(10):
+        region.learn(improved=True)
     assert (region.side, region.better) == (1.6, 0)
     for _ in range(4):
-        region.learn(11.005)  # less than 0.1 % better than 11
+        region.learn(improved=False)
     assert (region.side, region.worse) == (0.4, 0)
     while not region.spent:
-        region.learn(0.0)
+        region.learn(improved=False)
     assert region.side == 0.4 / 2**6
 
 
@@ -429,6 +443,28 @@ def test_turbo_begins_anew_when_its_region_is_spent() -> None:
     assert fresh.shape == (4, 2)
     peer.tell(fresh, -20.0 - fresh.square().sum(1))
     torch.testing.assert_close(peer.recommend(), first)  # the first region's point stays the best
+
+
+def test_scbo_searches_around_the_best_feasible_point_or_the_least_violation_and_begins_anew() -> None:
+    torch.manual_seed(0)
+    peer = part("botorch_loop").SCBO(2, 0)
+    X = peer.ask(100)
+    assert X.shape == (4, 2)
+    outcomes = torch.tensor([[9.0, 3.0], [1.0, 2.0], [8.0, 1.0], [2.0, 4.0]], dtype=torch.float64)
+    peer.tell(X, outcomes)  # none is feasible
+    peer._region.side = 0.1
+    assert bool(((peer.ask(100) - X[2]).abs() <= 0.05).all())
+    feasible = torch.tensor([[0.3, 0.7], [0.6, 0.2]], dtype=torch.float64)
+    peer.tell(feasible, torch.tensor([[-5.0, -1.0], [-4.0, 0.0]], dtype=torch.float64))
+    assert (peer._region.better, peer._region.worse) == (1, 0)
+    picks = peer.ask(3)
+    assert len(picks) == 3
+    assert bool(((picks - feasible[1]).abs() <= 0.05).all())
+    peer.tell(picks, torch.tensor([[-3.999, -1.0], [99.0, 1e-3], [-9.0, -1.0]], dtype=torch.float64))  # 0.03 % better
+    assert (peer._region.better, peer._region.side) == (0, 0.05)  # its patience is one batch
+    peer._region.side = 1e-3
+    assert peer.ask(100).shape == (4, 2)
+    assert peer._region is None
 
 
 def test_methods_are_named_or_written() -> None:

@@ -18,7 +18,9 @@ from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import BotorchWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.generation import MaxPosteriorSampling
-from botorch.models import SingleTaskGP
+from botorch.generation.sampling import ConstrainedMaxPosteriorSampling
+from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models.transforms import Standardize
 from botorch.optim import optimize_acqf, optimize_acqf_discrete
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from gpytorch import settings
@@ -36,7 +38,7 @@ from .ask_tell import run_peer
 from .problems import Task
 from .trace import Trace
 
-__all__ = ["BoTorchLoop", "OutcomesLoop", "Turbo", "run_botorch"]
+__all__ = ["SCBO", "BoTorchLoop", "OutcomesLoop", "Turbo", "run_botorch"]
 
 LARGE = 1000
 """Budgets above are taken in batches of 50."""
@@ -201,11 +203,19 @@ def _highest(model: SingleTaskGP, X: Tensor) -> tuple[float, Tensor]:
     return float(means.max()), X[means.argmax()]
 
 
+def _turbo_model(X: Tensor, y: Tensor, scale: Standardize | None = None) -> SingleTaskGP:
+    """Fit a model of ``n`` values, standardised or with a transform that does it, by TuRBO's kernel and limits."""
+    likelihood = GaussianLikelihood(noise_constraint=Interval(1e-8, 1e-3))
+    kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=X.shape[1], lengthscale_constraint=Interval(0.005, 4.0)))
+    model = SingleTaskGP(X, y.unsqueeze(-1), covar_module=kernel, likelihood=likelihood, outcome_transform=scale)
+    with settings.max_cholesky_size(float("inf")):
+        return _fit(model)
+
+
 @dataclass
 class _Region:
     """A trust region: its side, and how many batches in a row have improved, or have not."""
 
-    best: float
     patience: int
     side: float = 0.8
     better: int = 0
@@ -213,15 +223,13 @@ class _Region:
 
     WIDEST, NARROWEST, STREAK = 1.6, 0.5**7, 10
 
-    def learn(self, highest: float) -> None:
-        """Double or halve the side after a streak; a batch counts as better from 0.1 % on."""
-        improved = highest > self.best + 1e-3 * abs(self.best)
+    def learn(self, *, improved: bool) -> None:
+        """Double or halve the side after a streak."""
         self.better, self.worse = (self.better + 1, 0) if improved else (0, self.worse + 1)
         if self.better == self.STREAK:
             self.side, self.better = min(2.0 * self.side, self.WIDEST), 0
         elif self.worse == self.patience:
             self.side, self.worse = self.side / 2.0, 0
-        self.best = max(self.best, highest)
 
     @property
     def spent(self) -> bool:
@@ -255,20 +263,15 @@ class Turbo:
 
     def tell(self, X: Tensor, y: Tensor) -> None:
         """See :class:`protocol.ask_tell.Peer`. Fits the model."""
-        self._X, self._y = torch.cat([self._X, X]), torch.cat([self._y, y])
         if self._region is None:
-            patience = math.ceil(max(4.0, float(self._dims)) / self._batch)
-            self._region = _Region(best=float(y.max()), patience=patience)
+            self._region = _Region(patience=math.ceil(max(4.0, float(self._dims)) / self._batch))
         else:
-            self._region.learn(float(y.max()))
-        if len(self._y) == 1:
-            return  # the budget ends with the first point of a region
-        likelihood = GaussianLikelihood(noise_constraint=Interval(1e-8, 1e-3))
-        kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=self._dims, lengthscale_constraint=Interval(0.005, 4.0)))
-        scaled = ((self._y - self._y.mean()) / self._y.std()).unsqueeze(-1)
-        model = SingleTaskGP(self._X, scaled, covar_module=kernel, likelihood=likelihood, outcome_transform=None)
-        with settings.max_cholesky_size(float("inf")):
-            self._model = _fit(model)
+            best = float(self._y.max())
+            self._region.learn(improved=float(y.max()) > best + 1e-3 * abs(best))
+        self._X, self._y = torch.cat([self._X, X]), torch.cat([self._y, y])
+        if len(self._y) > 1:  # else the budget ends with the first point of a region
+            scaled = (self._y - self._y.mean()) / self._y.std()
+            self._model = _turbo_model(self._X, scaled)
 
     def recommend(self) -> Tensor | None:
         """See :class:`protocol.ask_tell.Peer`."""
@@ -300,18 +303,80 @@ class Turbo:
         return drawn
 
     def _candidates(self, centre: Tensor, count: int) -> Tensor:
-        """Return points that differ from the centre in about 20 inputs at most, ``count x d``, within the region.
-
-        Its sides are proportional to the lengthscales, with the region's side as their geometric mean.
-        """
+        """Return points of the region: its sides are proportional to the lengthscales, its side is their geometric mean."""
         assert self._model is not None
         assert self._region is not None
         lengthscales = self._model.covar_module.base_kernel.lengthscale.detach().flatten()
-        half = 0.5 * self._region.side * (lengthscales.log() - lengthscales.log().mean()).exp()
-        low, high = (centre - half).clamp(0.0, 1.0), (centre + half).clamp(0.0, 1.0)
-        inside = low + (high - low) * SobolEngine(self._dims, scramble=True).draw(count, dtype=torch.float64)
-        moved = torch.rand(count, self._dims, dtype=torch.float64) <= min(20.0 / self._dims, 1.0)
-        one = torch.randint(self._dims, (count, 1))
-        still = ~moved.any(dim=1, keepdim=True)
-        moved |= still & (torch.arange(self._dims) == one)
-        return torch.where(moved, inside, centre)
+        return _perturbed(centre, 0.5 * self._region.side * (lengthscales.log() - lengthscales.log().mean()).exp(), count)
+
+
+class SCBO:
+    """SCBO (Eriksson & Poloczek 2021) as in BoTorch's tutorial: :class:`Turbo` for one objective with measured constraints.
+
+    A model of every outcome, a region with equal sides around the best feasible point (before there is one, around that with
+    the least total violation), 4 points at a time by constrained posterior samples over 2,000 candidates. As :class:`Turbo` it
+    begins anew with two Sobol points per input once the region's side is below 2⁻⁷, where the tutorial ends.
+    """
+
+    CANDIDATES = 2000
+
+    def __init__(self, dims: int, seed: int) -> None:
+        self._batch, self._dims, self._seed, self._regions = 4, dims, seed, 0
+        self._begin()
+
+    def ask(self, left: int) -> Tensor:
+        """Return the next points of the unit cube."""
+        if self._region is not None and self._region.spent:
+            self._begin()
+        if self._region is None:
+            return self._first[:left]
+        model, *limits = (_turbo_model(self._X, column, Standardize(m=1)) for column in self._Y.unbind(dim=1))
+        centre = self._X[_first_by(self._Y)]
+        candidates = _perturbed(centre, torch.full_like(centre, 0.5 * self._region.side), self.CANDIDATES)
+        with torch.no_grad(), _quiet(), settings.max_cholesky_size(float("inf")):
+            sampling = ConstrainedMaxPosteriorSampling(model, ModelListGP(*limits), replacement=False)
+            drawn: Tensor = sampling(candidates, num_samples=min(self._batch, left))
+        return drawn
+
+    def tell(self, X: Tensor, Y: Tensor) -> None:
+        """Observe ``q x m`` outcomes: one to be maximised, then violations, feasible up to 0."""
+        if self._region is None:
+            self._region = _Region(patience=math.ceil(max(4.0, float(self._dims)) / self._batch))
+        else:
+            before, after = self._Y[_first_by(self._Y)], Y[_first_by(Y)]
+            if _total_violation(before) > 0.0:
+                improved = _total_violation(after) < _total_violation(before)
+            else:
+                improved = _total_violation(after) == 0.0 and float(after[0]) > float(before[0] + 1e-3 * before[0].abs())
+            self._region.learn(improved=improved)
+        self._X, self._Y = torch.cat([self._X, X]), torch.cat([self._Y, Y])
+
+    def _begin(self) -> None:
+        self._regions += 1
+        seed = 1000 * self._seed + self._regions
+        self._first = SobolEngine(self._dims, scramble=True, seed=seed).draw(2 * self._dims, dtype=torch.float64)
+        self._X, self._Y = torch.empty(0, self._dims, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+        self._region: _Region | None = None
+
+
+def _total_violation(y: Tensor) -> float:
+    """Return the sum of the violations of one point's outcomes (``m``)."""
+    return float(y[1:].clamp_min(0.0).sum())
+
+
+def _first_by(Y: Tensor) -> int:
+    """Return the row with the least total violation, of several feasible ones the one with the highest objective."""
+    rows = [(_total_violation(y), -float(y[0])) for y in Y]
+    return rows.index(min(rows))
+
+
+def _perturbed(centre: Tensor, half: Tensor, count: int) -> Tensor:
+    """Return points within ``half`` (``d``) of a centre that differ from it in about 20 inputs at most, ``count x d``."""
+    d = len(centre)
+    low, high = (centre - half).clamp(0.0, 1.0), (centre + half).clamp(0.0, 1.0)
+    inside = low + (high - low) * SobolEngine(d, scramble=True).draw(count, dtype=torch.float64)
+    moved = torch.rand(count, d, dtype=torch.float64) <= min(20.0 / d, 1.0)
+    one = torch.randint(d, (count, 1))
+    still = ~moved.any(dim=1, keepdim=True)
+    moved |= still & (torch.arange(d) == one)
+    return torch.where(moved, inside, centre)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["BEST_KNOWN", "DIMS", "OBSTACLES", "TYPICAL", "curve", "reward"]
+__all__ = ["BEST_KNOWN", "DIMS", "OBSTACLES", "TYPICAL", "clearance", "curve", "missed", "reward"]
 
 DIMS = 60
 BEST_KNOWN = 3.6711
@@ -68,8 +68,22 @@ def _reward(inputs: np.ndarray) -> np.ndarray:
     cost = LENGTH_COST + OBSTACLE_COST * (inside | outside)
     lengths = np.linalg.norm(np.diff(path, axis=1), axis=2)
     along = (0.5 * (cost[:, 1:] + cost[:, :-1]) * lengths).sum(1)
-    missed = np.abs(path[:, 0] - START).sum(1) + np.abs(path[:, -1] - GOAL).sum(1)
-    return OFFSET - along - MISS_COST * missed
+    return OFFSET - along - MISS_COST * _missed(path)
+
+
+def missed(inputs: np.ndarray) -> np.ndarray:
+    """Return how far the ends of paths are from start and goal, the sum of both |·|₁: ``q x 60`` -> ``q``."""
+    return _missed(curve(inputs))
+
+
+def clearance(inputs: np.ndarray, count: int = 15) -> np.ndarray:
+    """Return the least distance (maximum norm) of paths from the first obstacles, negative inside: ``q x 60`` -> ``q``."""
+    from_centres = np.abs(curve(inputs)[:, :, None] - OBSTACLES[:count]).max(-1)
+    return from_centres.min((1, 2)) - HALF_SIDE
+
+
+def _missed(path: np.ndarray) -> np.ndarray:
+    return np.abs(path[:, 0] - START).sum(1) + np.abs(path[:, -1] - GOAL).sum(1)
 
 
 def _cubics(at: np.ndarray) -> np.ndarray:
