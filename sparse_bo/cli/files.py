@@ -18,7 +18,16 @@ import numpy as np
 import typer
 
 from sparse_bo.cli.console import complain, say
-from sparse_bo.cli.inputs import budget_of, check_there, names_in, noted_arms, noted_problem, outcomes_of, taken_over
+from sparse_bo.cli.inputs import (
+    budget_of,
+    check_there,
+    names_in,
+    noted_arms,
+    noted_problem,
+    observed_in,
+    outcomes_of,
+    taken_over,
+)
 from sparse_bo.cli.launch import reason
 from sparse_bo.cli.points import CSVFile, PointColumns
 from sparse_bo.cli.presets import given_settings, policy_of
@@ -42,7 +51,9 @@ def create(options: Namespace) -> None:
         raise ValueError("--minimize contradicts --objectives, which has directions; drop it, and write name:min")
     domain: dict[str, Any] = {"arms": own_arms(file, grid)} if space is None else {"space": Space.load(space)}
     several = outcomes_of(options.objectives, options.constraint, options.reference)
-    chosen, why = policy_of(
+    names = None if options.names is None else names_in(options.names)
+    initial = taken_over(options.initial or [], options.default or [])
+    choice = policy_of(
         options.policy,
         given_settings(vars(options)),
         domain=domain,
@@ -51,21 +62,22 @@ def create(options: Namespace) -> None:
         budget=budget_of(options.budget, "own"),
         preset="learned",
         workers=options.workers,
+        observed=observed_in(initial, domain, several, names=names),
         several=several is not None,
     )
     with AskTell(
-        policy=chosen,
+        policy=choice,
         minimize=options.minimize,
         seed=options.seed,
         storage=storage,
         workers=options.workers,
-        names=None if options.names is None else names_in(options.names),
-        initial=taken_over(options.initial or [], options.default or []),
+        names=names,
+        initial=initial,
         notes={"created": {"arms_file": None if file is None else str(file.absolute()), "grid": grid}},
         **({} if several is None else several.describe()),
         **domain,
     ) as loop:
-        say(f"{storage}: policy {chosen.name}" + (f", {why}" if why else ""))
+        say(f"{storage}: policy {choice.policy.name}" + (f", {choice.why}" if choice.why else ""))
         if "taken" in loop.about:
             say(f"starts from {loop.about['taken']}")
     say(f"next: python -m sparse_bo ask {shlex.quote(str(storage))} --out points.csv")

@@ -18,6 +18,7 @@ import torch
 
 from sparse_bo import problems
 from sparse_bo.cli.options import POLICIES, PROBLEMS
+from sparse_bo.domains import check_domain, with_names
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.space import Space
 from sparse_bo.errors import ContradictionError, PendingBatchError, RankError, ScheduleComplete, StorageError
@@ -316,6 +317,16 @@ def taken_over(journals: Sequence[Path], defaults: Sequence[str]) -> RunObservat
         except json.JSONDecodeError:
             values[name] = value
     return observations_of(*journals, defaults=values)
+
+
+def observed_in(
+    initial: RunObservations | None, domain: Mapping[str, Any], outcomes: Outcomes | None, *, names: Sequence[str] | None
+) -> int:
+    """Return how many observations of other runs lie in a domain."""
+    if initial is None:
+        return 0
+    (_, results), _ = initial.on(with_names(check_domain(**domain), names), outcomes)
+    return len(results)
 
 
 def check_there(storage: Path) -> None:

@@ -21,7 +21,7 @@ from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import BBKB, Policy, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
 from sparse_bo.problems import TABLES
-from sparse_bo.runs.default_policy import chosen_policy
+from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.validation import check_choice, check_positive, nearest
 
 POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}
@@ -153,9 +153,10 @@ def policy_of(
     preset: str,
     workers: int | None = None,
     certified: bool = False,
+    observed: int = 0,
     several: bool = False,
-) -> tuple[Policy, str]:
-    """Return the policy of a run and the reason for it, empty if it was named.
+) -> ChosenPolicy:
+    """Return the policy of a run and the reason for it; ``observed`` counts the initial observations.
 
     Without a name it is the default, or with one outcome BBKB if the default lacks one of the settings, certificates or a plan.
     """
@@ -163,8 +164,8 @@ def policy_of(
     build: dict[str, Any] = {"problem": name, "budget": budget, "preset": preset}
     if policy is not None:
         goals = {"goal": goal} if POLICIES.get(policy) is TrustRegion else {}
-        return make_policy(policy, {**given, **goals}, **build), ""
-    how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": workers, "several": several}
+        return ChosenPolicy(make_policy(policy, {**given, **goals}, **build), "")
+    how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": workers, "observed": observed, "several": several}
     chosen, why = chosen_policy(check_domain(**domain), **how)
     if isinstance(chosen, TwoStage):  # its first policy takes settings too
         own = {key: value for key, value in given.items() if key not in _fields(chosen.first)}
@@ -175,12 +176,12 @@ def policy_of(
         wrong = "certificates and plans are" if certified else f"{', '.join(sorted(other))} is"
         raise ValueError(f"{wrong} of policies for one outcome, got several by --objectives; drop that")
     if not isinstance(chosen, TrustRegion | BBKB) and (certified or preset == "published" or own.keys() - _fields(chosen)):
-        return make_policy("bbkb", given, **build), "it has what is asked for"
+        return ChosenPolicy(make_policy("bbkb", given, **build), "it has what is asked for")
     if isinstance(chosen, BBKB):
-        return make_policy("bbkb", given, **build), why
+        return ChosenPolicy(make_policy("bbkb", given, **build), why)
     if isinstance(chosen, TwoStage):
         own["first"] = replace(chosen.first, **read_settings(first, type(chosen.first)))
-    return make_policy(chosen.name, {**_fields(chosen), **own}, **build), why
+    return ChosenPolicy(make_policy(chosen.name, {**_fields(chosen), **own}, **build), why)
 
 
 def _fields(policy: Policy) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from sparse_bo.cli.inputs import (
     folder,
     names_in,
     noted_problem,
+    observed_in,
     parallel,
     problem_of,
     taken_over,
@@ -69,16 +70,20 @@ def run(options: Namespace) -> None:
                 f"expected --target with one objective, got {len(several.objectives)}; use --patience or --seconds"
             )
         planned = memory is not None or (seconds is not None and options.policy in ("bbkb", "bkb") and "arms" in problem.domain)
-        chosen, why = policy_of(
+        names = None if options.names is None else names_in(options.names)
+        initial = taken_over(options.initial or [], options.default or [])
+        domain = spread_over(problem.domain, group)
+        choice = policy_of(
             options.policy,
             given_settings(vars(options)),
-            domain=problem.domain,
+            domain=domain,
             name=name,
             goal=options.goal,
             budget=budget,
             preset=options.preset,
             workers=None if workers is None else workers.count,
             certified=planned or options.certify_every is not None,
+            observed=observed_in(initial, domain, several, names=names),
             several=several is not None,
         )
         if planned:
@@ -86,24 +91,25 @@ def run(options: Namespace) -> None:
                 raise ValueError(
                     "--memory and --seconds plan a run in one process; drop them (`plan --ranks` plans for several)"
                 )
-            chosen = _planned(chosen, problem, budget=budget, memory=memory, seconds=seconds, seed=seed)
+            fitting = _planned(choice.policy, problem, budget=budget, memory=memory, seconds=seconds, seed=seed)
+            choice = choice._replace(policy=fitting)
         evaluated = [options.executor, options.workers, options.asynchronous]
         with folder(out) if group.leads else nullcontext():
             loop = AskTell(
-                policy=chosen,
+                policy=choice,
                 minimize=options.minimize,
                 seed=seed,
                 certify_every=options.certify_every,
                 storage=storage,
-                names=None if options.names is None else names_in(options.names),
-                initial=taken_over(options.initial or [], options.default or []),
+                names=names,
+                initial=initial,
                 notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
                 **({} if several is None else several.describe()),
-                **spread_over(problem.domain, group),
+                **domain,
             )
         undo.callback(_forget, loop, storage)  # a journal without a single evaluation would block the retry
-        if why and not quiet:
-            say(f"policy {chosen.name}: {why}")
+        if choice.why and not quiet:
+            say(f"policy {choice.policy.name}: {choice.why}")
         if "taken" in loop.about and not quiet:
             say(f"starts from {loop.about['taken']}")
         outcome = launch(loop, problem, budget, workers, storage=storage, quiet=quiet, traceback=options.traceback, ends=ends)

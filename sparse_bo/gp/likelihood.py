@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
-from sparse_bo.kernels.gradients import RADIAL, Pairs, half_spread, radial_arrays, squared_distances
+from sparse_bo.kernels.gradients import RADIAL, RADIAL_ARRAYS, Pairs, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky, safe_factors
 from sparse_bo.linalg.chunking import broadcast_shapes, tile_rows
 
@@ -81,7 +81,7 @@ def correlation_of(logs: Array, X: Array, *, family: str, together: Pairs | None
     s *= -2.0
     s += norms
     s += norms[:, None]
-    value, slope = radial_arrays(np.maximum(s, 0.0, out=s), family=REST if family == ADDITIVE else family)
+    value, slope = RADIAL_ARRAYS[REST if family == ADDITIVE else family](np.maximum(s, 0.0, out=s))
 
     def by_lengthscales(W: Array) -> Array:
         # ½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)² of M = W ∘ slope, whose lower triangle is read: its rows' sums, and M Z

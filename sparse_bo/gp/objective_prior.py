@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ def scaled_kernel(family: str, lengthscales: Tensor, outputscale: float) -> Scal
     """
     d = len(lengthscales)
     with lengthscales.device:  # not the user's default device
-        inner = RBFKernel(ard_num_dims=d) if family == "rbf" else MaternKernel(nu=2.5, ard_num_dims=d)
+        inner = {"rbf": RBFKernel, "matern52": partial(MaternKernel, 2.5)}[family](ard_num_dims=d)
         kernel = ScaleKernel(inner).to(lengthscales)
     inner.lengthscale = lengthscales
     kernel.outputscale = lengthscales.new_tensor(outputscale)
@@ -105,7 +106,7 @@ def times(kernel: Kernel, factor: float) -> ScaleKernel:
 
 def family_of(kernel: Kernel) -> str:
     """Return the family of a kernel that :func:`scaled_kernel` made."""
-    return "rbf" if type(kernel.base_kernel) is RBFKernel else "matern52"
+    return {RBFKernel: "rbf", MaternKernel: "matern52"}[type(kernel.base_kernel)]
 
 
 def warn_if_uncentred(

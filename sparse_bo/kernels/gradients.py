@@ -55,6 +55,10 @@ class Radial(NamedTuple):
     """``−2 dk/ds ≥ 0``: ``dk/dx = −slope · (x − x')/ℓ²`` and ``dk/dlog ℓ = slope · (x − x')²/ℓ²``."""
 
 
+RadialArrays = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Value and slope, as in :class:`Radial`."""
+
+
 def gaussian(s: Tensor) -> Radial:
     """Return ``exp(−s/2)`` and its slope, of any shape."""
     value = torch.exp(-0.5 * s)
@@ -69,12 +73,15 @@ def matern52(s: Tensor) -> Radial:
     return Radial(rising + decay * (s * (5.0 / 3.0)), rising * (5.0 / 3.0))
 
 
-def radial_arrays(s: NDArray[np.float64], *, family: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return value and slope of a correlation as those of :data:`RADIAL`, of a NumPy array that is overwritten."""
-    if family == "rbf":
-        s *= -0.5
-        value = np.exp(s, out=s)
-        return value, value
+def gaussian_arrays(s: NDArray[np.float64]) -> RadialArrays:
+    """Return value and slope as :func:`gaussian`, of an array that is overwritten."""
+    s *= -0.5
+    value = np.exp(s, out=s)
+    return value, value
+
+
+def matern52_arrays(s: NDArray[np.float64]) -> RadialArrays:
+    """Return value and slope as :func:`matern52`, of an array that is overwritten."""
     r = np.sqrt(5.0 * s + TINY)
     decay = np.exp(-r)
     r += 1.0
@@ -88,6 +95,11 @@ def radial_arrays(s: NDArray[np.float64], *, family: str) -> tuple[NDArray[np.fl
 
 RADIAL: Mapping[str, Callable[[Tensor], Radial]] = {"rbf": gaussian, "matern52": matern52}
 """Name -> correlation."""
+RADIAL_ARRAYS: Mapping[str, Callable[[NDArray[np.float64]], RadialArrays]] = {
+    "rbf": gaussian_arrays,
+    "matern52": matern52_arrays,
+}
+"""Name -> correlation of an array."""
 
 
 def squared_distances(A: Tensor, B: Tensor) -> Tensor:

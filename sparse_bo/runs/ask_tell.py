@@ -42,7 +42,7 @@ from sparse_bo.runs.arguments import (
     naming_ours,
     tensor_of,
 )
-from sparse_bo.runs.default_policy import chosen_policy
+from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded_outcomes, run_info, shared_settings
 from sparse_bo.runs.ends import Ends, Evaluation, RunProgress, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
@@ -72,7 +72,8 @@ class AskTell:
         arms: As ``bounds``, ``space``, ``feasible`` and ``goal`` those of :func:`sparse_bo.maximize`. float32 is computed with
             in float64, a journal cannot store ``feasible``, and batches have named parameters as :attr:`Batch.parameters`.
         names: A name for each arm; batches have them as ``{"name": …}`` in :attr:`Batch.parameters`, :meth:`add` takes them.
-        policy: Default by :func:`sparse_bo.runs.chosen_policy`; the choice is logged, with its reason ``about["why"]``.
+        policy: Default by :func:`sparse_bo.runs.chosen_policy`; the choice is logged, with its reason ``about["why"]``, as is
+            a :class:`sparse_bo.runs.ChosenPolicy` that is passed.
         budget: Planned evaluations, for the choice of the policy.
         workers: Concurrent evaluations: for the choice of the policy, and so many :meth:`ask` returns at most by default.
         minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
@@ -97,7 +98,7 @@ class AskTell:
     def __init__(
         self,
         arms: ArmsLike | Domain | None = None,
-        policy: Policy | None = None,
+        policy: Policy | ChosenPolicy | None = None,
         *,
         names: Iterable[str] | None = None,
         minimize: bool = False,
@@ -128,7 +129,9 @@ class AskTell:
             planned: dict[str, Any] = {"budget": budget, "workers": workers, "observed": observed}
             planned["certified"] = certify_every is not None
             choice = chosen_policy(self._domain, goal=goal, several=outcomes is not None, **planned)
-            chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
+            if policy is not None:
+                choice = policy if isinstance(policy, ChosenPolicy) else ChosenPolicy(policy, "")
+            chosen, why = check_policy(choice.policy), choice.why or None
             seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
             if certify_every is not None:
                 certify_every = check_count("certify_every", certify_every)

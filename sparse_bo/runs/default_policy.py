@@ -30,6 +30,7 @@ class ChosenPolicy(NamedTuple):
 
     policy: Policy
     why: str
+    """Empty: a user named it."""
 
 
 def chosen_policy(

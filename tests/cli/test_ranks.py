@@ -6,6 +6,8 @@ import torch
 
 from sparse_bo.cli.console import console
 from sparse_bo.cli.launch import device_on_rank, ranks_of_job, spread_over
+from sparse_bo.cli.presets import policy_of
+from sparse_bo.policies import BBKB
 from sparse_bo.sharding import Alone, rehearse
 from sparse_bo.sharding.processes import NAMES_OF_A_JOB
 from tests.cli.builders import invoke
@@ -34,6 +36,13 @@ def test_arms_are_spread_and_boxes_refused():
     (first, _) = rehearse(2, lambda group: spread_over({"bounds": arms[:2]}, group))
     assert isinstance(first, ValueError)
     assert "start it without torchrun" in str(first)
+
+
+def test_without_a_name_ranks_get_a_policy_that_takes_shards():
+    arms = torch.rand(60, 2, dtype=torch.float64)
+    settings = {"name": "own", "goal": "best", "budget": 20, "preset": "learned"}
+    chosen = rehearse(2, lambda group: policy_of(None, {}, domain=spread_over({"arms": arms}, group), **settings).policy)
+    assert [type(policy) for policy in chosen] == [BBKB, BBKB]
 
 
 def test_a_rank_computes_on_the_gpu_of_its_number(monkeypatch):

@@ -3,14 +3,15 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from sparse_bo import BBKB, AskTell, History, TrustRegion
+from sparse_bo import BBKB, AskTell, History, TrustRegion, observations_of
 from sparse_bo.cli.app import main
 from sparse_bo.cli.options import POLICIES
 from sparse_bo.cli.run import policy_of
-from sparse_bo.policies import ExpectedImprovement, TwoStage
+from sparse_bo.policies import ExpectedImprovement, RandomSearch, TwoStage
 from tests.cli.builders import BOX_ONLY, QUICK, invoke
 
 ON_A_BOX = ["run", "--problem", "eggholder2", "--budget", "7", "--seed", "1"]
@@ -69,7 +70,9 @@ def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_
     done = invoke(*line, "--initial-design", "9")
     assert done.exit_code == 0, done.output
     assert "policy expected-improvement: the best candidate counts in a run of 24 evaluations" in done.output
-    assert History.load(tmp_path / "abalone-expected-improvement-seed0.jsonl").rows[0].batch_size == 9
+    history = History.load(tmp_path / "abalone-expected-improvement-seed0.jsonl")
+    assert history.rows[0].batch_size == 9
+    assert history.info["why"].startswith("the best candidate counts in a run of 24 evaluations")
     done = invoke(*line, *asked)
     assert done.exit_code == 0, done.output
     assert "policy bbkb: it has what is asked for" in done.output
@@ -86,6 +89,20 @@ def test_without_a_name_long_runs_over_arms_begin_with_expected_improvement(tmp_
     policy, why = policy_of(None, {"width": "2"}, **build)
     assert isinstance(policy, BBKB)
     assert (policy.width, why) == (2.0, "it has what is asked for")
+
+
+def test_observations_of_other_runs_count_in_the_choice_of_the_policy(tmp_path):
+    np.save(tmp_path / "arms.npy", arms := np.random.default_rng(0).random((60, 2)))
+    earlier = (torch.arange(60).repeat(32), torch.rand(60 * 32, dtype=torch.float64))
+    AskTell(arms, initial=earlier, storage=tmp_path / "earlier.journal", policy=RandomSearch()).close()
+    taken = {"initial": observations_of(tmp_path / "earlier.journal"), "budget": 300}
+    expected = AskTell(arms, **taken).about["description"]
+    new = ["create", tmp_path / "new.journal", "--arms-file", tmp_path / "arms.npy", "--budget", "300"]
+    done = invoke(*new, "--initial", tmp_path / "earlier.journal")
+    assert done.exit_code == 0, done.output
+    with AskTell.resume(tmp_path / "new.journal", arms=arms) as loop:
+        assert loop.about["description"] == expected
+        assert "every arm can be swept" in loop.about["why"]
 
 
 def test_without_a_name_every_evaluation_of_arms_gets_bbkb(tmp_path):

@@ -125,11 +125,17 @@ class OutcomeModels(State):
         return False if False in found else True if True in found else None
 
     @cached_property
+    def estimated(self) -> tuple[bool, ...]:
+        """Which outcomes have noise, as replicates or known standard deviations show, or may have it: no point is repeated."""
+        repeated = len(torch.unique(self.points, dim=0)) < len(self.points)
+        return tuple(seen.exact is False or (seen.exact is None and not repeated) for seen in self.replicates)
+
+    @cached_property
     def estimates(self) -> Tensor:
-        """``n x m`` results in the user's units; of outcomes with noise, as replicates show, the models' medians there."""
+        """``n x m`` results in the user's units; of :attr:`estimated` outcomes the models' medians there."""
         columns = list(self.Y.unbind(-1))
         for j, fitted in enumerate(self.fitted):
-            if self.replicates[j].exact is False:
+            if self.estimated[j]:
                 columns[j] = self.signs[j] * fitted.warp.inverse(fitted.gp.mean(self.U))
         return torch.stack(columns, dim=-1).where(~self.Y.isnan(), torch.nan)
 
@@ -142,11 +148,11 @@ class OutcomeModels(State):
     def best_row(self) -> int | None:
         """Row of the best feasible point, else of the least total violation; ``None`` without a complete result.
 
-        Where there is noise it is among those whose results are in the upper quarter: a model that has learned nothing would
-        recommend any point.
+        Where results are estimated it is among the upper quarter of them: a model that has learned nothing would recommend any
+        point.
         """
         ranking = ranking_of(self.outcomes, self.estimates)
-        if self.exact is False:
+        if any(self.estimated):
             observed = ranking_of(self.outcomes, self.Y).argsort(descending=True, stable=True)
             lower = torch.ones_like(ranking, dtype=torch.bool)
             lower[observed[: max(10, len(observed) // 4)]] = False

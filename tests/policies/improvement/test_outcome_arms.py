@@ -273,6 +273,26 @@ def test_replicates_that_differ_are_noise_and_may_be_evaluated_again():
     assert len(ask(mechanism, state, 3)) == 3
 
 
+@pytest.mark.parametrize("outcomes", [ONE, TWO], ids=["one", "two"])
+def test_where_nothing_is_repeated_results_may_be_luck_and_are_estimated(outcomes):
+    X = arms(400)
+    evaluated = torch.randperm(400, generator=generator(2))[:150]
+    noise = 0.3 * torch.randn(150, 2, generator=generator(3), dtype=torch.float64)
+    once = ExpectedImprovement(initial_design=150, repeats=False)
+    truth = results(outcomes, X[evaluated])
+    _, state = told(outcomes, X, evaluated, truth + noise * torch.tensor([1.0, 0.0]), policy=once)
+    assert state.exact is None
+    off = (state.estimates - truth)[:, 0].abs()
+    assert float(off.mean()) < 0.5 * float(noise[:, 0].abs().mean())
+    report = state.report()
+    if outcomes is ONE:
+        assert report.best_mean < report.best_observed_mean
+        assert abs(report.best_mean - float(results(ONE, report.best_x.unsqueeze(0))[0, 0])) < 3.0 * report.best_sd
+    else:
+        front = report.front
+        assert float(off[front].mean()) < 0.5 * float(noise[front, 0].abs().mean())
+
+
 def test_reports_are_in_the_users_signs_and_units():
     X = arms(200)
     evaluated = torch.cat([torch.arange(0, 200, 8), torch.tensor([0])])
