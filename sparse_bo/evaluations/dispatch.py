@@ -95,13 +95,19 @@ class Dispatch:
             pool.close()
 
     def _more(self, pool: Pool) -> bool:
-        """Ask for evaluations if workers are or will be free; return whether there are new ones."""
+        """Ask for evaluations if workers are or will be free; return whether there are new ones.
+
+        One worker gets what a run without an executor evaluates at a time, so that its picks are the same.
+        """
         wanted = 0 if self.job.ended() else self.job.end - self.loop.asked
         idle = not (self._tasks or self._queue or self._suspects)
-        if wanted <= 0 or not (idle or self.asynchronous):
+        alone = pool.workers == 1
+        if wanted <= 0 or not (idle or (self.asynchronous and not alone)):
             return False
         missing = 0
-        if self.asynchronous:
+        if alone:
+            wanted = min(wanted, self.job.most(self.loop.asked) or wanted)
+        elif self.asynchronous:
             waiting = sum(len(task.batch) for task in self._tasks.values()) + sum(map(len, (*self._queue, *self._suspects)))
             advance = self._advance(pool) - waiting
             missing = min(wanted, pool.workers + advance)

@@ -177,3 +177,15 @@ def test_an_end_withdraws_what_was_submitted_in_advance():
     assert len(calls) <= 22
     assert result.state.pulls == len(calls)
     assert len(loop.pending) == loop.asked - len(calls)
+
+
+@pytest.mark.parametrize("asynchronous", [None, False])
+def test_one_worker_gets_the_picks_of_a_run_without_an_executor(asynchronous):
+    def slow(x):
+        time.sleep(0.03)  # an ask takes a share of it, for which several workers would be asked in advance
+        return bowl(x)
+
+    alone = Workers(executor="threads", count=1, asynchronous=asynchronous)
+    runs = [maximize(slow, **DOMAINS["box"], budget=14, seed=3, vectorized=False, executor=one) for one in (None, alone)]
+    first, second = (torch.as_tensor(result.history.points) for result in runs)
+    assert torch.equal(first, second)
