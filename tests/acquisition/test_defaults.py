@@ -208,7 +208,7 @@ def test_the_default_dtype_changes_nothing(name: str, dtype: torch.dtype) -> Non
     assert all(tensor.dtype in (torch.float64, torch.int64) for tensor in got)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.NumericsWarning")  # BoTorch prefers the logarithm
 @pytest.mark.parametrize("name", BUILT)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=["double", "half"])

@@ -114,11 +114,11 @@ def test_few_combinations_become_arms_and_many_a_box():
 
 
 def test_a_mixed_space_is_searched_with_dictionaries():
-    result = maximize(score, space=MIXED, budget=45)
+    result = maximize(score, space=MIXED, budget=24)
     assert result.best_parameters["kind"] == "b"
     assert score(result.best_parameters) > 0.4
     asked = result.history.parameters
-    assert len(asked) == 45
+    assert len(asked) == 24
     assert all(type(point["depth"]) is int and type(point["on"]) is bool and type(point["lr"]) is float for point in asked)
     assert [score(point) for point in asked] == [value for row in result.history.rows for value in row.values]
     assert result.best_observed_parameters in asked
@@ -134,44 +134,49 @@ def test_arms_of_a_space_and_only_the_feasible():
 
 @pytest.mark.parametrize("policy", [None, BBKB(), RandomSearch(batch_size=7)], ids=["default", "bbkb", "random"])
 def test_a_box_evaluates_feasible_points_alone(policy):
-    result = maximize(score, space=MIXED, budget=24, feasible=uneven, policy=policy)
-    assert len(result.history.parameters) == 24
+    result = maximize(score, space=MIXED, budget=16, feasible=uneven, policy=policy)
+    assert len(result.history.parameters) == 16
     assert all(map(uneven, result.history.parameters))
 
 
-def test_without_a_continuum_one_point_is_evaluated_twice_and_no_other():
-    """The trust region evaluates one point again: it shows that there is no noise."""
-    space = Space({f"x{i}": Int(0, 9) for i in range(4)}, most_arms=0)
-    result = maximize(lambda point: -sum((v - 3) ** 2 for v in point.values()), space=space, budget=40)
-    asked = [tuple(point.values()) for point in result.history.parameters]
-    assert len(set(asked)) == 39
-    assert result.best_observed_parameters == {f"x{i}": 3 for i in range(4)}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("q", [1, 4])
-def test_two_integers_are_searched_and_not_crawled_along(q, seed):
-    """A repeat was moved to a neighbour, so that a policy that waited for one asked for it for ever: 324 to 977 were left."""
-    loop = AskTell(space={"a": Int(0, 150), "b": Int(0, 150)}, policy=TrustRegion(), seed=seed)
-    while loop.asked < 40:
-        batch = loop.ask(min(q, 40 - loop.asked))
-        loop.tell(batch.tickets, [-((p["a"] - 13.0) ** 2) - (p["b"] - 68.0) ** 2 for p in batch.parameters])
+@pytest.mark.parametrize(
+    ("space", "best"),
+    [
+        ({"a": Int(0, 150), "b": Int(0, 150)}, {"a": 13, "b": 68}),
+        ({"a": Int(0, 100), "b": Int(0, 100), "c": Int(0, 100)}, {"a": 20, "b": 71, "c": 66}),
+        ({"a": Int(0, 400, step=4), "b": Float(-3, 3, step=0.01)}, {"a": 120, "b": 1.15}),
+        ({"a": Int(1, 30_000, log=True)}, {"a": 150}),
+        ({"a": Int(0, 200), "b": Float(0, 200)}, {"a": 0, "b": 0}),  # at the corner, where searches end
+        (Space({f"x{i}": Int(0, 9) for i in range(4)}, most_arms=0), {f"x{i}": 3 for i in range(4)}),
+    ],
+    ids=["two", "three", "steps", "log", "continuum", "few"],
+)
+def test_integers_and_steps_are_found_and_one_point_alone_is_evaluated_twice(space, best, q, seed):
+    """The repeat shows that there is no noise. A policy that waits for one which was moved crawls by a step or three."""
+    loop = AskTell(space=space, policy=TrustRegion(), seed=seed)
+    while loop.asked < 24:
+        batch = loop.ask(q)
+        loop.tell(batch.tickets, [-sum(float(p[name] - value) ** 2 for name, value in best.items()) for p in batch.parameters])
     assert max(value for row in loop.history.rows for value in row.values) >= -4.0
+    made = Counter(tuple(point.values()) for point in loop.history.parameters)
+    assert sorted(made.values())[-2:] == [1, 2]
 
 
 def test_a_search_of_integers_where_every_evaluation_counts_stays_at_the_maximum():
     space = Space({"a": Int(0, 200), "b": Int(0, 200)}, most_arms=0)
     policy = TrustRegion(goal="cumulative")
-    result = maximize(lambda p: -((p["a"] - 13.0) ** 2) - (p["b"] - 68.0) ** 2, space=space, policy=policy, budget=60)
+    result = maximize(lambda p: -((p["a"] - 13.0) ** 2) - (p["b"] - 68.0) ** 2, space=space, policy=policy, budget=32)
     values = [value for row in result.history.rows for value in row.values]
     assert max(values) == 0.0
-    assert sum(value < -50.0 for value in values[-30:]) <= 1  # one pick may look elsewhere once more
+    assert sum(value < -50.0 for value in values[-12:]) <= 1  # one pick may look elsewhere once more
 
 
 @pytest.mark.filterwarnings("ignore:.*evaluations failed:sparse_bo.errors.FailureWarning")
 def test_without_a_continuum_what_fails_is_tried_ever_more_rarely():
-    """A failed point is left alone for 4 evaluations, then for 32: at most three tries of it in 36."""
+    """A failed point is left alone for 4 evaluations, then for 32: at most two tries of it in 24."""
     space = Space({"a": Int(0, 8), "b": Int(0, 4)}, most_arms=0)
     made = Counter()
 
@@ -179,10 +184,10 @@ def test_without_a_continuum_what_fails_is_tried_ever_more_rarely():
         made[tuple(point.values())] += 1
         return math.nan if point["a"] % 3 == 0 else -float((point["a"] - 3) ** 2 + (point["b"] - 3) ** 2)
 
-    maximize(objective, space=space, budget=36)
-    assert made.total() == 36
-    assert max(made.values()) <= 3
-    assert len(made) >= 24
+    maximize(objective, space=space, budget=24)
+    assert made.total() == 24
+    assert max(made.values()) <= 2
+    assert len(made) >= 18
 
 
 def test_where_everything_has_been_evaluated_repeats_are_allowed():
@@ -227,28 +232,6 @@ def test_neighbours_are_the_next_values_and_of_a_category_all():
     assert [found.tolist() for found in continuum.neighbours(U)] == [[[0.3, 0.25]], [[0.3, 0.75]]]
 
 
-def minus_distance(**best):
-    return lambda point: -sum(float(point[name] - value) ** 2 for name, value in best.items())
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    ("space", "best"),
-    [
-        ({"a": Int(0, 150), "b": Int(0, 150)}, {"a": 13, "b": 68}),
-        ({"a": Int(0, 100), "b": Int(0, 100), "c": Int(0, 100)}, {"a": 20, "b": 71, "c": 66}),
-        ({"a": Int(0, 400, step=4), "b": Float(-3, 3, step=0.01)}, {"a": 120, "b": 1.15}),
-        ({"a": Int(1, 30_000, log=True)}, {"a": 150}),
-    ],
-    ids=["two", "three", "steps", "log"],
-)
-def test_integers_and_steps_are_found_in_forty_evaluations(space, best, seed):
-    """They used to crawl by a step or three around an early evaluation."""
-    result = maximize(minus_distance(**best), space=space, budget=40, seed=seed)
-    assert result.best_observed_mean >= (-4.0 if len(best) > 1 else -25.0)
-
-
 def test_a_category_is_left_for_a_better_one_with_many_beside_it():
     """A region around a category used to hold no other, and one column of a category was changed alone."""
     space = {
@@ -261,18 +244,9 @@ def test_a_category_is_left_for_a_better_one_with_many_beside_it():
         away = sum((point[f"x{i}"] - 0.1 * i) ** 2 for i in range(4))
         return -away - 0.3 * "cabde".index(point["k"]) - 0.5 * (point["l"] != "y")
 
-    result = maximize(objective, space=space, budget=50, seed=1)
+    result = maximize(objective, space=space, budget=32, seed=1)
     assert (result.best_parameters["k"], result.best_parameters["l"]) == ("c", "y")
     assert result.best_observed_mean > -0.05
-
-
-@pytest.mark.parametrize("countable", [True, False])
-def test_without_noise_nothing_is_evaluated_twice_but_one_point(countable):
-    space = {"a": Int(0, 200), "b": Int(0, 200) if countable else Float(0, 200)}
-    result = maximize(minus_distance(a=0, b=0), space=space, budget=40, seed=0)  # at the corner, where searches end
-    made = Counter(tuple(point.values()) for point in result.history.parameters)
-    assert result.best_observed_mean == 0.0
-    assert sorted(made.values())[-2:] == [1, 2]
 
 
 def test_the_time_of_an_ask_does_not_grow_with_the_run_where_values_can_be_counted():
@@ -321,13 +295,13 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(space, objective, feasib
             loop.tell(batch.tickets, [objective(point) for point in batch.parameters])
 
     whole = AskTell(space=space, feasible=feasible, seed=3)
-    told(whole, 6)
+    told(whole, 4)
     asked = whole.history.parameters
     with AskTell(space=space, feasible=feasible, seed=3, storage=tmp_path / "run.journal") as first:
-        told(first, 4)
+        told(first, 3)
     on_arms = isinstance(whole._domain, SpaceArms)
     with AskTell.resume(tmp_path / "run.journal", feasible=None if on_arms else feasible) as again:
-        told(again, 2)
+        told(again, 1)
         assert again.history.parameters == asked
     if not on_arms:
         with pytest.raises(ValueError, match="a journal cannot store; pass feasible="):
@@ -336,7 +310,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(space, objective, feasib
     with pytest.raises(ValueError, match=r"another space than this call \(more: none, now Float\(low=0.0, high=1.0\)\);"):
         maximize(objective, space=other, feasible=feasible, seed=3, budget=30, storage=tmp_path / "run.journal", resume=True)
     result = maximize(
-        objective, space=space, feasible=feasible, seed=3, budget=26, storage=tmp_path / "run.journal", resume=True
+        objective, space=space, feasible=feasible, seed=3, budget=17, storage=tmp_path / "run.journal", resume=True
     )
     assert result.history.parameters[: len(asked)] == asked
 

@@ -8,7 +8,7 @@ import torch
 from sparse_bo import AskTell
 from sparse_bo.policies import BBKB, BKB, GPUCB, GSSBO, SBPE, ExpectedImprovement, TrustRegion, TwoStage
 
-ARMS = torch.rand(1500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+ARMS = torch.rand(400, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BOX = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
 TWO = {"objectives": {"a": "max", "b": "min"}}
 

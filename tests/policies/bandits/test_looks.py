@@ -76,7 +76,7 @@ def test_a_batch_in_pieces_is_the_batch_at_once():
         for loop in loops:  # a design at random is another one in pieces
             design = loop.ask(10)
             loop.tell(design.tickets, values[design.indices])
-        for _ in range(12):
+        for _ in range(7):
             whole = loops[0].ask(1000)
             parts = [loops[1].ask(1) for _ in range(min(len(whole.indices), 7))]
             if len(whole.indices) > 7:

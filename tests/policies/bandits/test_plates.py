@@ -45,15 +45,15 @@ def test_a_plate_is_that_of_dense_algebra():
 
 @pytest.mark.parametrize("prior", [{}, KNOWN], ids=["learned", "known"])
 def test_every_plate_is_full_and_no_arm_is_evaluated_twice(prior):
-    X = arms(200, 2)
+    X = arms(100, 2)
     loop = AskTell(X, BBKB(batch_size=24, repeats=False, initial_design=24, **prior), seed=0)
     seen = []
-    for _ in range(9):
+    for _ in range(5):
         batch = loop.ask()
-        assert len(batch.indices) == min(24, 200 - len(seen))
+        assert len(batch.indices) == min(24, 100 - len(seen))
         seen += batch.indices.tolist()
         loop.tell(batch.tickets, waves(X)[batch.indices])
-    assert sorted(seen) == list(range(200))
+    assert sorted(seen) == list(range(100))
 
 
 def test_without_a_batch_size_the_stop_rule_ends_batches_of_different_arms():
@@ -172,9 +172,9 @@ def test_a_resumed_run_goes_on_with_the_same_plates(tmp_path):
     ("policy", "inputs", "design"),
     [
         (BBKB(batch_size=96, repeats=False), 6, [96, 96]),
-        (BBKB(batch_size=96, repeats=False), 300, [96, 96]),
+        (BBKB(batch_size=96, repeats=False), 120, [96, 96]),
         (BBKB(batch_size=7), 6, [7, 7]),
-        (ExpectedImprovement(batch_size=96), 300, [96, 96]),
+        (ExpectedImprovement(batch_size=96), 120, [96, 96]),
         (ExpectedImprovement(batch_size=5), 6, [10, 5]),
         (ExpectedImprovement(batch_size=96), 6, [96, 96]),
         (ExpectedImprovement(batch_size=96, initial_design=10), 6, [10, 96]),
@@ -239,7 +239,7 @@ FULL = [
 def test_every_plate_from_the_first_on_is_full(how, size):
     """The design of 3 inputs needs 6 results."""
     loop = AskTell(**({} if "arms" in how else {"bounds": [(0.0, 1.0)] * 3}), **how)
-    for _ in range(4):
+    for _ in range(3):
         batch = loop.ask()
         assert len(batch) == size
         y = batch.X.double()

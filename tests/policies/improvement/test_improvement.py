@@ -320,12 +320,12 @@ def test_a_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
         return loop
 
     y = evaluate(torch.arange(120))
-    expected = go_on(AskTell(X, ExpectedImprovement(), seed=0), 50)
+    expected = go_on(AskTell(X, ExpectedImprovement(), seed=0), 30)
     with AskTell(X, ExpectedImprovement(), seed=0, storage=tmp_path / "run.journal") as loop:
-        go_on(loop, 30)
+        go_on(loop, 22)
     with AskTell.resume(tmp_path / "run.journal", arms=X) as again:
         assert again.policy == ExpectedImprovement()
-        assert go_on(again, 50).state.told.tolist() == expected.state.told.tolist()
+        assert go_on(again, 30).state.told.tolist() == expected.state.told.tolist()
 
 
 def test_a_lazy_set_that_fits_is_brought_into_memory():

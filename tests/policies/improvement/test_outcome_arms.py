@@ -208,7 +208,7 @@ def test_while_nothing_is_feasible_picks_are_probably_feasible():
     assert state.report().hypervolume == 0.0
     assert ask(mechanism, state, 4) == dense_picks(state, 4, [])
     found = 0
-    for _ in range(10):
+    for _ in range(6):
         picks = torch.tensor(ask(mechanism, state, 1))
         state = mechanism.tell(state, picks, values[picks], generator=generator())
         found = state.report().feasible
@@ -253,7 +253,7 @@ def test_an_outcome_that_does_not_vary(outcome):
     values[:, outcome] = 0.5
     evaluated = torch.cat([torch.arange(0, 120, 10), torch.tensor([0])])
     mechanism, state = told(LIMITED, X, evaluated, values[evaluated])
-    for _ in range(3):
+    for _ in range(2):
         picks = torch.tensor(ask(mechanism, state, 4))
         assert len(set(picks.tolist())) == 4
         state = mechanism.tell(state, picks, values[picks], generator=generator())
@@ -386,7 +386,7 @@ def test_fingerprints_under_a_kernel_of_the_users():
 @pytest.mark.parametrize("outcomes", [TWO, LIMITED], ids=["two", "limited"])
 def test_a_tenth_of_a_library_has_nine_tenths_of_the_front(outcomes):
     draws = generator(11)
-    X = torch.rand(2000, 5, generator=draws, dtype=torch.float64)
+    X = torch.rand(1000, 5, generator=draws, dtype=torch.float64)
     Z = X @ torch.randn(5, 3, generator=draws, dtype=torch.float64)
     properties = torch.stack(
         [(2.0 * Z[:, 0]).sin() + X[:, 1], (X[:, 2] - 0.3).square() + 0.5 * (3.0 * Z[:, 1]).cos(), Z[:, 2]], dim=-1
@@ -398,12 +398,12 @@ def test_a_tenth_of_a_library_has_nine_tenths_of_the_front(outcomes):
     reference = reference_point(gains[feasible])
     mechanism = ExpectedImprovement(initial_design=25, batch_size=25).on_outcomes(Arms(X), outcomes)
     state = mechanism.init()
-    while state.pulls < 200:
+    while state.pulls < 100:
         picks = mechanism.ask(state, max_q=25, pending=NONE, generator=draws).picks
         state = mechanism.tell(state, picks, values[picks], generator=draws)
     found = state.told[feasible[state.told]]
     assert hypervolume(gains[found], reference) > 0.9 * hypervolume(gains[feasible], reference)
-    random = torch.randperm(2000, generator=draws)[:200]
+    random = torch.randperm(1000, generator=draws)[:100]
     assert hypervolume(gains[random[feasible[random]]], reference) < 0.9 * hypervolume(gains[feasible], reference)
 
 

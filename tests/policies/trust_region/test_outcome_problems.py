@@ -27,6 +27,7 @@ def test_the_front_of_zdt1_is_reached():
     assert volume(test_functions.ZDT1(dim=6), reference=11.0, budget=44) > 120.4  # of 120.66
 
 
+@pytest.mark.slow  # at each change zdt1 has two objectives, and DTLZ2 three, or a constraint
 def test_the_front_of_dtlz2_is_reached():
     assert volume(test_functions.DTLZ2(dim=4, num_objectives=2), reference=1.1, budget=40) > 0.37  # of 0.4246
 
@@ -42,18 +43,18 @@ def test_the_ends_of_a_front_are_found(seed):
         return torch.stack([heat * hours, hours + heat.square(), 0.1 * heat], dim=-1)
 
     bounds = torch.tensor([[0.0, 1.0], [1.0, 12.0]], dtype=torch.float64)
-    _, state = searched(TrustRegion(), bounds, outcomes, reactor, budget=30, seed=seed)
+    _, state = searched(TrustRegion(), bounds, outcomes, reactor, budget=13, seed=seed)
     best = state.Y[state.report().front, 0].max()
-    assert best > 5.8  # of 6, at heat 0.5 and 12 hours
+    assert best > 5.2  # of 6, at heat 0.5 and 12 hours
 
 
 def test_three_objectives_are_searched():
-    assert volume(test_functions.DTLZ2(dim=4, num_objectives=3), reference=1.1, budget=32) > 0.38  # of 0.8
+    assert volume(test_functions.DTLZ2(dim=4, num_objectives=3), reference=1.1, budget=24) > 0.4  # of 0.8; random points 0.36
 
 
 def test_a_constrained_front_is_reached():
     assert (
-        volume(test_functions.C2DTLZ2(dim=4, num_objectives=2), limits={"c": (0.0, None)}, reference=1.1, budget=40) > 0.36
+        volume(test_functions.C2DTLZ2(dim=4, num_objectives=2), limits={"c": (0.0, None)}, reference=1.1, budget=32) > 0.28
     )  # of 0.4
 
 

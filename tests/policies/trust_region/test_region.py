@@ -355,7 +355,7 @@ def test_candidates_along_other_directions_lie_in_their_box(generator):
 
 
 def test_a_valley_across_the_inputs_is_followed_to_its_end():
-    """With lengthscales along the inputs 5e-8 are left; of 22 seeds half end below 3e-10, one above 4e-9."""
+    """With lengthscales along the inputs 5e-8 are left after 80 evaluations."""
     bounds = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
-    found = maximize(lambda X: ridge(X, slope=0.7), bounds=bounds, budget=80, seed=0)
+    found = maximize(lambda X: ridge(X, slope=0.7), bounds=bounds, budget=60, seed=0)
     assert float(found.best_mean) > -1e-8

@@ -28,7 +28,7 @@ def told(policy, n=20, *, bounds=None, objective=bowl, seed=0):
 
 
 def test_a_smooth_maximum_is_found_to_three_digits():
-    result = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=40, seed=0)
+    result = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=24, seed=0)
     assert float(bowl(result.best_x.unsqueeze(0))) > -1e-3
     assert result.best_mean == pytest.approx(0.0, abs=1e-2)
     assert isinstance(result.state, RegionState)
@@ -49,16 +49,15 @@ def test_branin_is_solved_in_sixty_evaluations(seed):
     assert result.best_mean == pytest.approx(-0.397887, abs=2e-3)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_second_best_maximum_is_left(seed):
-    """Two bumps, the lower one wide: the run starts there, resolves it, and has to find the narrow one."""
+def test_a_second_best_maximum_is_left():
+    """Two bumps, the lower one wide: the run starts there, resolves it in 20 evaluations, and has to find the narrow one."""
 
     def bumps(X):
         wide = torch.exp(-0.5 * (X - 0.25).square().sum(dim=-1) / 0.2**2)
-        return wide + 1.5 * torch.exp(-0.5 * (X - 0.85).square().sum(dim=-1) / 0.1**2)
+        return wide + 1.5 * torch.exp(-0.5 * (X - 0.85).square().sum(dim=-1) / 0.12**2)
 
-    result = maximize(bumps, bounds=unit_box(2), policy=TrustRegion(), budget=120, seed=seed, target=1.45)
+    result = maximize(bumps, bounds=unit_box(2), policy=TrustRegion(), budget=60, seed=1, target=1.45)
+    assert result.state.y[:20].max() < 1.1
     assert float(bumps(result.best_x.unsqueeze(0))) > 1.4
 
 
@@ -90,17 +89,18 @@ def sizes(objective, **settings):
 
 @pytest.mark.parametrize("objective", [lambda X: X.sum(dim=-1), bowl], ids=["maximum in a corner", "maximum inside"])
 def test_until_a_repeat_has_shown_noise_only_the_best_point_is_evaluated_twice(objective):
-    loop = AskTell(policy=TrustRegion(batch_size=24), bounds=box(), seed=0)
+    loop = AskTell(policy=TrustRegion(batch_size=12), bounds=box(), seed=0)
     seen = box()[:0]
     for repeats in (0, 1, 0):
         batch = loop.ask()
         seen = torch.cat([seen, batch.X])
-        assert len(seen) - len(torch.unique(seen, dim=0)) == repeats + (len(seen) > 60)
+        assert len(seen) - len(torch.unique(seen, dim=0)) == repeats + (len(seen) > 30)
         loop.tell(batch, objective(batch.X))
 
 
 def test_in_this_process_the_first_batches_after_the_design_have_one_point():
-    assert sizes(bowl, budget=53) == [5] + [1] * 45 + [2, 1]
+    assert sizes(bowl, budget=9) == [3] + [1] * 6
+    assert [TrustRegion().serial_batch(n) for n in (5, 49, 50, 99, 100)] == [1, 1, 2, 2, 3]
     assert sizes(bowl, budget=17, policy=TrustRegion(batch_size=4)) == [4, 4, 4, 4, 1]  # as many as are given
     assert len(AskTell(bounds=box(), seed=0).ask(4)) == 4  # whoever asks gets as many
 
@@ -138,7 +138,7 @@ def test_the_number_of_results_that_it_waits_for_is_right():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("policy", "budget"),
-    [(TrustRegion(batch_size=4), 32), (TrustRegion(goal="cumulative"), 40)],
+    [(TrustRegion(batch_size=4), 24), (TrustRegion(goal="cumulative"), 32)],
     ids=["best", "cumulative"],
 )
 def test_a_run_on_results_that_come_late_and_in_another_order_ends_well(policy, budget):
@@ -256,7 +256,7 @@ def test_picks_do_not_depend_on_the_number_of_threads():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            runs.append(maximize(hartmann, bounds=unit_box(6), policy=TrustRegion(), budget=20, seed=3).history.points)
+            runs.append(maximize(hartmann, bounds=unit_box(6), policy=TrustRegion(), budget=14, seed=3).history.points)
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -264,15 +264,15 @@ def test_picks_do_not_depend_on_the_number_of_threads():
 
 
 def test_a_run_is_the_same_on_another_device(device):
-    expected = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=16, seed=0)
-    got = maximize(bowl, bounds=box(device), policy=TrustRegion(), budget=16, seed=0)
+    expected = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=10, seed=0)
+    got = maximize(bowl, bounds=box(device), policy=TrustRegion(), budget=10, seed=0)
     assert torch.allclose(got.best_x.cpu(), expected.best_x, atol=1e-3)
     assert got.best_x.device.type == torch.device(device).type  # the state stays on the CPU
 
 
 def test_the_global_generator_is_left_alone():
     state = torch.get_rng_state()
-    maximize(bowl, bounds=box(), policy=TrustRegion(), budget=20, seed=0)
+    maximize(bowl, bounds=box(), policy=TrustRegion(), budget=8, seed=0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -333,7 +333,7 @@ HOSTILE = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_values_end_in_a_sensible_recommendation(name):
-    result = maximize(HOSTILE[name], bounds=box(), budget=50, seed=1)
+    result = maximize(HOSTILE[name], bounds=box(), budget=20, seed=1)
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.5
     assert math.isfinite(result.best_mean)
 
@@ -347,10 +347,10 @@ def test_an_outlier_that_is_the_objectives_own_is_recommended():
 
 
 def test_a_constant_objective_is_explored_to_the_end():
-    result = maximize(lambda X: torch.full((len(X),), 7.0).double(), bounds=box(), budget=30, seed=0)
+    result = maximize(lambda X: torch.full((len(X),), 7.0).double(), bounds=box(), budget=16, seed=0)
     assert result.best_mean == pytest.approx(7.0)
     points = torch.tensor([x for row in result.history.points for x in row]).reshape(-1, 2)
-    assert len(torch.unique(points, dim=0)) == 30
+    assert len(torch.unique(points, dim=0)) == 16
 
 
 def test_an_infinite_value_is_refused_and_nothing_is_lost(tmp_path):
@@ -361,11 +361,11 @@ def test_an_infinite_value_is_refused_and_nothing_is_lost(tmp_path):
         return bowl(X) if len(calls) < 4 else torch.full((len(X),), math.inf).double()
 
     with pytest.raises(ObjectiveError, match="finite values") as caught:
-        maximize(objective, bounds=box(), budget=40, seed=0, storage=tmp_path / "run.journal")
+        maximize(objective, bounds=box(), budget=24, seed=0, storage=tmp_path / "run.journal")
     told = sum(calls[:3])
     assert caught.value.result.state.pulls == told
-    result = maximize(bowl, bounds=box(), budget=40, seed=0, storage=tmp_path / "run.journal", resume=True)
-    assert result.state.pulls == 40
+    result = maximize(bowl, bounds=box(), budget=24, seed=0, storage=tmp_path / "run.journal", resume=True)
+    assert result.state.pulls == 24
     assert result.best_mean == pytest.approx(0.0, abs=1e-2)
 
 
@@ -374,7 +374,7 @@ def test_failures_of_thirty_percent_do_not_matter():
         u = (1e4 * (X * torch.tensor([12.9898, 7.233]).double()).sum(dim=-1).sin()).frac().abs()
         return torch.where(u < 0.3, torch.nan, bowl(X))
 
-    result = maximize(flaky, bounds=box(), budget=50, seed=0)
+    result = maximize(flaky, bounds=box(), budget=30, seed=0)
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.01
 
 
@@ -388,7 +388,7 @@ def test_a_budget_below_the_design_ends_with_the_best_seen(budget):
 
 
 def test_one_input_is_enough():
-    result = maximize(lambda X: -(X[:, 0] - 0.3).square(), bounds=unit_box(1), budget=20, seed=0)
+    result = maximize(lambda X: -(X[:, 0] - 0.3).square(), bounds=unit_box(1), budget=14, seed=0)
     assert float(result.best_x) == pytest.approx(0.3, abs=0.01)
 
 
