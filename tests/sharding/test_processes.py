@@ -60,7 +60,7 @@ def going_on(group, where: str):
 def hanging(group):
     """Let rank 1 never come."""
     if group.rank == 1:
-        time.sleep(3.0)
+        time.sleep(6.0)
         return None
     start = time.monotonic()
     with pytest.raises(RankError, match="waited more than 1 s"):
@@ -97,7 +97,7 @@ def test_two_processes_go_on_where_four_lost_one(outcomes):
 
 def test_a_process_that_never_comes_is_an_error_within_the_time_limit(tmp_path):
     waited = on_processes(2, hanging, tmp_path, time_limit=1.0)
-    assert 0.5 < waited[0] < 2.5
+    assert 0.5 < waited[0] < 5.0
 
 
 @pytest.mark.parametrize(("restart", "key"), [("0", "address"), ("2", "restart 2/address")])
