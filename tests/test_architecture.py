@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -49,9 +50,15 @@ FRONT = {"__init__", "__main__"}
 """May import anything; nothing imports them."""
 
 
-def imports(tree: ast.AST, *, package: str) -> Iterator[tuple[int, str, str]]:
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file, which every test walks."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+def imports(source: str, *, package: str) -> Iterator[tuple[int, str, str]]:
     """Yield (line, module, name) of every import: in functions and under ``if TYPE_CHECKING`` too; name "" for ``import x``."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -70,7 +77,7 @@ def part_of(module: str) -> str:
 def violations(source: str, part: str, package: str) -> list[str]:
     """Return what is wrong with the imports of a file of ``part``."""
     found = []
-    for line, module, name in imports(ast.parse(source), package=package):
+    for line, module, name in imports(source, package=package):
         if module.split(".")[0] != "sparse_bo":
             if part == "linalg" and module.split(".")[0] not in {*LINALG_LIBRARIES, *sys.stdlib_module_names}:
                 found.append(f"line {line}: linalg imports {module}; it may use torch, SciPy and the standard library")
@@ -103,7 +110,7 @@ def graph_of(sources: Mapping[str, tuple[str, str]]) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module, (source, package) in sources.items():
         targets = set()
-        for _, base, name in imports(ast.parse(source), package=package):
+        for _, base, name in imports(source, package=package):
             targets |= {f"{base}.{name}" if f"{base}.{name}" in sources else base} & sources.keys()
         graph[module] = targets - {module}
     return graph
@@ -113,7 +120,7 @@ def imported_test_modules(source: str, package: str) -> list[str]:
     """Return the imports of a file of ``package`` in the tests that reach into a module of tests, ``test_*.py``."""
     return [
         f"line {line}: {'.'.join(filter(None, [module, name]))}"
-        for line, module, name in imports(ast.parse(source), package=package)
+        for line, module, name in imports(source, package=package)
         if any(part.startswith("test_") for part in [*module.split("."), *([name] if module.split(".")[0] == "tests" else [])])
     ]
 
@@ -139,7 +146,7 @@ def test_imports_point_downwards() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle():
-    sources = {module_of(path): (path.read_text(encoding="utf-8"), package_of(path)) for path in FILES}
+    sources = {module_of(path): (SOURCES[path], package_of(path)) for path in FILES}
     del sources["sparse_bo"]
     assert circle(graph_of(sources)) is None
 
@@ -228,7 +235,7 @@ FACTORIES = {
 
 def calls(path: Path) -> Iterator[tuple[int, ast.Attribute, ast.Call]]:
     """Yield line, function and call of every call of an attribute in a file."""
-    for node in ast.walk(ast.parse(SOURCES[path])):
+    for node in nodes(SOURCES[path]):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield node.lineno, node.func, node
 

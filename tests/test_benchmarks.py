@@ -247,8 +247,17 @@ def test_runs_in_its_smallest_form(
     check_smallest_form(name, tmp_path, capsys, monkeypatch)
 
 
-def test_records_say_with_what_they_were_made(tmp_path: Path) -> None:
-    (record,) = run("bkb_figures", tmp_path)
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Return the record of one run of a benchmark."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        patch.setattr(torch, "set_num_threads", lambda _: None)
+        (made,) = run("bkb_figures", tmp_path_factory.mktemp("record"))
+    return made
+
+
+def test_records_say_with_what_they_were_made(record: dict) -> None:
     assert re.fullmatch(r"[0-9a-f]{7,}|uncommitted", record["commit"])
     assert record["device_type"] == "cpu"
     assert {"date", "torch", "gpytorch", "botorch", "python", "threads", "cores", "device"} <= record.keys()
@@ -383,17 +392,15 @@ def test_every_figure_is_shown_and_every_shown_figure_is_there() -> None:
     assert {path.name for path in RESULTS.glob("*.png")} == shown
 
 
-def test_two_devices_have_a_section_each(tmp_path: Path) -> None:
+def test_two_devices_have_a_section_each(record: dict) -> None:
     pages = importlib.import_module("harness.pages")
-    (record,) = run("bkb_figures", tmp_path)
     text, pictures = pages.render(experiment("bkb_figures"), [record, {**record, "device": "another"}])
     assert text.count("\n## ") == 3
     assert [picture.name for picture in pictures] == ["bkb_fig1", "bkb_fig1--2"]
 
 
-def test_what_does_not_depend_on_the_device_has_one_section(tmp_path: Path) -> None:
+def test_what_does_not_depend_on_the_device_has_one_section(record: dict) -> None:
     pages = importlib.import_module("harness.pages")
-    (record,) = run("bkb_figures", tmp_path)
     pooled = dataclasses.replace(experiment("bkb_figures"), pooled=True)
     text, pictures = pages.render(pooled, [record, {**record, "device": "another", "date": "2999-01-01T00:00:00+00:00"}])
     assert f"\n## another and {record['device']}\n" in text

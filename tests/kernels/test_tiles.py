@@ -35,6 +35,7 @@ def test_values_are_those_of_gpytorch(name, d):
     torch.testing.assert_close(covariance.diagonal(Y), by_gpytorch(covariance).diagonal(Y), rtol=0, atol=1e-14)
 
 
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize("m", [1, 7, 8, 20])
 @pytest.mark.parametrize("lengthscale", [2.0, 0.3, 0.05, 0.005])
 @pytest.mark.parametrize("name", NAMES)
@@ -71,6 +72,7 @@ def products_depend_on_their_width(m, n):
     return not torch.equal(torch.cat(parts, dim=1), left @ right[:, :n])
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("m", "n"), [(8, 1), (20, 2), (600, 30), (3, 500), (8, 9000)])
 def test_a_value_does_not_depend_on_who_is_evaluated_with_it(name, m, n):

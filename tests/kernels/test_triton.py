@@ -16,6 +16,7 @@ def inputs(n: int, d: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("m", "n", "d"), [(1, 1, 1), (33, 65, 3), (7, 130, 2)])
 def test_values(interpreted, name, m, n, d):

@@ -47,6 +47,7 @@ def moments(model, outputs=slice(None)):
     return posterior.mean[..., outputs].detach(), posterior.variance[..., outputs].detach()
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("outputs", [[0], [1], [1, 0]], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,6 +86,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sampled(27)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("known noise", "batch")])
 def test_a_model_put_together_again_is_the_same_posterior(kind, way):

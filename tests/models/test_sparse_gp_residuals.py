@@ -25,6 +25,12 @@ def fitted(model, **options):
     return model
 
 
+@pytest.fixture
+def half(scale):
+    """Half the sizes of learning: exact up to 520 rows, first searches over 200 of 400 and more."""
+    scale(learning={"subset": 520, "coarse": 200, "coarse_from": 400})
+
+
 def wave(X):
     return torch.sin(5 * X[:, :1]) + torch.cos(4 * X[:, 1:2])
 
@@ -47,7 +53,11 @@ def error(model):
         return float((model.posterior(T).mean - wave(T)).square().mean().sqrt() / wave(T).std())
 
 
-@pytest.mark.sampled(2)
+def matern(d):
+    return ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=d)).double()
+
+
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_fine_ripple_on_a_trend_is_not_noise(seed):
     g = torch.Generator().manual_seed(seed)
@@ -64,7 +74,7 @@ def test_a_fine_ripple_on_a_trend_is_not_noise(seed):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("n", [1000, 1200])
-@pytest.mark.parametrize("kernel", [None, ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=4))], ids=["default", "Matérn"])
+@pytest.mark.parametrize("kernel", [None, pytest.param(matern(4), marks=pytest.mark.slow)], ids=["default", "Matérn"])
 def test_a_ripple_of_two_inputs_together_is_not_noise(n, seed, kernel):
     """Along one input at a time its residuals are not correlated: four of five fits ended at an error of 0.85 to 0.91."""
     g = torch.Generator().manual_seed(seed)
@@ -74,15 +84,15 @@ def test_a_ripple_of_two_inputs_together_is_not_noise(n, seed, kernel):
         return torch.sin(20 * X[:, :1]) * torch.cos(5 * X[:, 1:2]) + X[:, 2:3]
 
     Y = ripple(X) + 0.04 * torch.randn(n, 1, generator=g, dtype=torch.float64)
-    model = fitted(SparseGP(X, Y, covar_module=None if kernel is None else copy.deepcopy(kernel).double()))
+    model = fitted(SparseGP(X, Y, covar_module=copy.deepcopy(kernel)))
     with torch.no_grad():
         assert float((model.posterior(T).mean - ripple(T)).square().mean().sqrt() / ripple(T).std()) < 0.05
 
 
 TRENDS = {
     "one input": (4, lambda X: 5 * X.sum(-1) + torch.sin(20 * X[:, 0])),
-    "two inputs": (3, lambda X: 5 * X.sum(-1) + torch.sin(15 * X[:, 0]) * torch.cos(15 * X[:, 1])),
-    "two rates": (3, lambda X: 8 * X.sum(-1) + torch.sin(25 * X[:, 0]) * torch.sin(10 * X[:, 2])),
+    "two inputs": (3, lambda X: 5 * X.sum(-1) + torch.sin(12 * X[:, 0]) * torch.cos(12 * X[:, 1])),
+    "two rates": (3, lambda X: 8 * X.sum(-1) + torch.sin(18 * X[:, 0]) * torch.sin(8 * X[:, 2])),
     "faint": (3, lambda X: 10 * (X - 0.3).square().sum(-1) + 0.3 * torch.sin(25 * X[:, 0])),
 }
 
@@ -90,36 +100,37 @@ TRENDS = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("trend", TRENDS)
-def test_a_ripple_on_a_steep_trend_is_not_noise(trend, seed):
+def test_a_ripple_on_a_steep_trend_is_not_noise(trend, seed, half):
     g = torch.Generator().manual_seed(seed)
     d, function = TRENDS[trend]
-    X, T = (torch.rand(n, d, generator=g, dtype=torch.float64) for n in (1000, 500))
-    Y = function(X).unsqueeze(-1) + 0.02 * torch.randn(1000, 1, generator=g, dtype=torch.float64)
-    model = fitted(SparseGP(X, Y))
+    X, T = (torch.rand(n, d, generator=g, dtype=torch.float64) for n in (500, 300))
+    Y = function(X).unsqueeze(-1) + 0.02 * torch.randn(500, 1, generator=g, dtype=torch.float64)
+    model = fitted(make_sparse(X, Y))
     with torch.no_grad():
-        assert float((model.posterior(T).mean.squeeze(-1) - function(T)).square().mean().sqrt()) < 0.03
+        assert float((model.posterior(T).mean.squeeze(-1) - function(T)).square().mean().sqrt()) < 0.05
 
 
-@pytest.mark.parametrize("times", [2, 60])
+@pytest.mark.parametrize("times", [2, 30])
 def test_repeated_points_with_a_ripple_are_searched_again(times):
     """The nearest point of most is an equal one: lengthscales were 0."""
     g = torch.Generator().manual_seed(0)
-    X = torch.rand(600 // times, 2, generator=g, dtype=torch.float64).repeat(times, 1)
+    X = torch.rand(300 // times, 2, generator=g, dtype=torch.float64).repeat(times, 1)
     model = fitted(SparseGP(X, torch.sin(20 * X[:, :1]) + 0.05 * torch.randn(len(X), 1, generator=g, dtype=torch.float64)))
     assert bool((model.covar_module.lengthscale.detach() > 0.0).all())
     assert float(model.likelihood.noise.detach()) < 0.02
 
 
-def test_few_data_with_a_ripple_are_searched_again():
+@pytest.mark.parametrize("kernel", [None, matern(3)], ids=["default", "Matérn"])
+def test_few_data_with_a_ripple_are_searched_again(kernel):
     g = torch.Generator().manual_seed(1)
     X = torch.rand(300, 3, generator=g, dtype=torch.float64)
-    model = fitted(SparseGP(X, torch.sin(30 * X[:, :1]) + 0.3 * X[:, 1:2]))
+    model = fitted(SparseGP(X, torch.sin(30 * X[:, :1]) + 0.3 * X[:, 1:2], covar_module=copy.deepcopy(kernel)))
     assert float(model.likelihood.noise.detach()) < 0.01
 
 
 def test_a_ripple_is_found_in_each_output_and_behind_an_input_transform():
     g = torch.Generator().manual_seed(1)
-    X = 10.0 * torch.rand(1000, 3, generator=g, dtype=torch.float64)
+    X = 10.0 * torch.rand(300, 3, generator=g, dtype=torch.float64)
     Y = torch.cat([torch.sin(3 * X[:, :1]) + 0.03 * X[:, 1:2], X[:, 1:2]], dim=-1)
     model = fitted(SparseGP(X, Y, input_transform=Normalize(3)))
     assert float(model.likelihood.noise.detach().amax()) < 0.01
@@ -154,7 +165,7 @@ def test_correlation_among_neighbours_of_what_two_inputs_do_together():
     assert 0.8 < float(scores.std()) < 1.2
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_good_observations_are_not_warned_of(noise, seed):
@@ -207,9 +218,9 @@ def test_rows_that_are_off_are_named():
 )
 def test_rows_that_are_off_are_named_by_kernels_without_a_closed_form(kind, options):
     generator = torch.Generator().manual_seed(0)
-    X = torch.rand(120, 3, generator=generator, dtype=torch.float64)
-    X[:, 2] = torch.randint(0, 3, (120,), generator=generator)
-    good = torch.sin(5.0 * X[:, :1]) + 0.05 * torch.randn(120, 1, generator=generator, dtype=torch.float64)
+    X = torch.rand(90, 3, generator=generator, dtype=torch.float64)
+    X[:, 2] = torch.randint(0, 3, (90,), generator=generator)
+    good = torch.sin(5.0 * X[:, :1]) + 0.05 * torch.randn(90, 1, generator=generator, dtype=torch.float64)
     bad = good.clone()
     bad[[3, 40]] += 20.0 * good.std()
     for Y, rows in ((good, None), (bad, {"3", "40"})):
@@ -217,12 +228,13 @@ def test_rows_that_are_off_are_named_by_kernels_without_a_closed_form(kind, opti
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")  # those of linear_operator, about its own interpolation and jitter
             warnings.simplefilter("always", InputDataWarning)
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+            fitted(model, optimizer_kwargs={"options": {"maxiter": 30}})
         said = [str(one.message) for one in caught if "standard deviations off" in str(one.message)]
         named = [set(text.partition("rows ")[2].partition(" of train_X")[0].split(", ")) for text in said]
         assert named == ([] if rows is None else [rows])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_that_are_off_are_named_where_the_noise_is_known(seed):
     X = torch.rand(300, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -249,23 +261,23 @@ def one_bad_row(n, seed, size):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("n", "seed", "size"), [(1000, 7, 1e4), (1040, 2, 1e4), (1041, 4, 1e4), (1040, 2, 100.0)])
-def test_a_row_that_its_neighbours_follow_is_left_out(n, seed, size):
+@pytest.mark.parametrize(("n", "seed", "size"), [(500, 7, 1e4), (520, 2, 1e4), (521, 4, 1e4), (520, 2, 100.0)])
+def test_a_row_that_its_neighbours_follow_is_left_out(n, seed, size, half):
     """A learned spike at the row spoils the predictions of its ten nearest: by their scale the row was not far off."""
     X, Y, T = one_bad_row(n, seed, size)
-    model = fitted(SparseGP(X, Y, robust=True))
+    model = fitted(make_sparse(X, Y, robust=True))
     assert model.outlying_rows.tolist() == [7]
     with torch.no_grad():
-        assert float((model.posterior(T).mean - curved(T)).square().mean().sqrt()) < 0.03
+        assert float((model.posterior(T).mean - curved(T)).square().mean().sqrt()) < 0.05
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("n", "seed"), [(500, 2), (1040, 5), (1041, 4), (1500, 2), (3000, 2)])
-def test_a_row_that_no_search_has_seen_is_named(n, seed):
+@pytest.mark.parametrize(("n", "seed"), [(250, 2), (520, 5), (521, 4), (750, 2), (1500, 2)])
+def test_a_row_that_no_search_has_seen_is_named(n, seed, half):
     """All rows are looked at, not those alone that hyper-parameters are learned from."""
     X, Y, _ = one_bad_row(n, seed, 1e4)
     with pytest.warns(InputDataWarning, match=f"1 of {n} observations .*: row 7 of train_X"):
-        fitted(SparseGP(X, Y))
+        fitted(make_sparse(X, Y))
 
 
 def test_residuals_without_two_rows_are_those_of_dense_algebra():
@@ -290,8 +302,8 @@ def test_residuals_without_two_rows_are_those_of_dense_algebra():
 @pytest.mark.parametrize("size", [1e4, 1e5])
 def test_known_noise_is_that_of_the_other_rows(size):
     """BoTorch's least noise, in units of all rows, was 0.4 to 4 here, in place of 0.05."""
-    X, Y, T = one_bad_row(600, 0, size)
-    noise, good = torch.full_like(Y, 0.05**2), torch.arange(600) != 7
+    X, Y, T = one_bad_row(300, 0, size)
+    noise, good = torch.full_like(Y, 0.05**2), torch.arange(300) != 7
     model, without = fitted(SparseGP(X, Y, noise, robust=True)), fitted(SparseGP(X[good], Y[good], noise[good]))
     assert model.outlying_rows.tolist() == [7]
     with torch.no_grad():
@@ -299,19 +311,21 @@ def test_known_noise_is_that_of_the_other_rows(size):
         torch.testing.assert_close(model.posterior(T).stddev, without.posterior(T).stddev, rtol=1e-2, atol=0.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("share", [0.01, 0.05])
-@pytest.mark.parametrize("n", [N, 1500])
-def test_a_robust_fit_leaves_out_the_rows_that_are_off(n, share):
+@pytest.mark.parametrize("n", [N, 750])
+def test_a_robust_fit_leaves_out_the_rows_that_are_off(n, share, half):
     X, Y, rows = data(n, bad=int(share * n))
-    model = fitted(SparseGP(X, Y, robust=True))
+    model = fitted(make_sparse(X, Y, robust=True))
     assert torch.equal(model.outlying_rows, rows)
     assert f"{len(rows)} outlying rows left out" in repr(model)
     good = torch.ones(n, dtype=torch.bool)
     good[rows] = False
     assert error(model) < 0.05
-    assert error(model) == pytest.approx(error(fitted(SparseGP(X[good], Y[good]))), abs=0.01)
+    assert error(model) == pytest.approx(error(fitted(make_sparse(X[good], Y[good]))), abs=0.01)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("error::botorch.exceptions.InputDataWarning")
 @pytest.mark.parametrize(("size", "known"), [(1e3, False), (1e6, False), (30.0, True)], ids=["1e3", "1e6", "known noise"])
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -376,9 +390,12 @@ def test_a_row_is_left_out_of_all_outputs():
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_a_task_of_several_can_have_rows_that_are_off():
-    X, Y, rows = data(bad=3)
-    tasks = (torch.arange(N) % 2).double().unsqueeze(-1)
-    model = fitted(SparseMultiTaskGP(torch.cat([X, tasks], dim=-1), Y, task_feature=-1, robust=True))
+    X, Y, rows = data(60, bad=3)
+    tasks = (torch.arange(60) % 2).double().unsqueeze(-1)
+    model = fitted(
+        SparseMultiTaskGP(torch.cat([X, tasks], dim=-1), Y, task_feature=-1, robust=True),
+        optimizer_kwargs={"options": {"maxiter": 30}},
+    )
     assert torch.equal(model.outlying_rows, rows)
 
 

@@ -128,30 +128,31 @@ def use_everything():
             importlib.import_module(found.name)
 
     g = torch.Generator().manual_seed(0)
-    X = torch.rand(60, 2, generator=g, dtype=torch.float64)
-    Y = torch.sin(5 * X).sum(dim=-1, keepdim=True) + 0.1 * torch.randn(60, 1, generator=g, dtype=torch.float64)
+    X = torch.rand(40, 2, generator=g, dtype=torch.float64)
+    Y = torch.sin(5 * X).sum(dim=-1, keepdim=True) + 0.1 * torch.randn(40, 1, generator=g, dtype=torch.float64)
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     small = models.SparseSettings(joint=models.JointSettings(dense=16))
     T = torch.cat([X[:, :1], (X[:, 1:] > 0.5).double()], dim=-1)
     for model in (
         sparse_bo.SparseGP(X, Y),
-        sparse_bo.SparseGP(X, Y, max_dictionary=20, fit="subset", settings=small),
-        sparse_bo.SparseMixedGP(T, Y, cat_dims=[1], max_dictionary=20),
-        sparse_bo.SparseMultiTaskGP(T, Y, task_feature=1, max_dictionary=20),
-        sparse_bo.SparseMultiFidelityGP(X, Y, data_fidelities=[1], max_dictionary=20),
+        sparse_bo.SparseGP(X, Y, max_dictionary=12, fit="subset", settings=small),
+        sparse_bo.SparseMixedGP(T, Y, cat_dims=[1], max_dictionary=12),
+        sparse_bo.SparseMultiTaskGP(T, Y, task_feature=1, max_dictionary=12),
+        sparse_bo.SparseMultiFidelityGP(X, Y, data_fidelities=[1], max_dictionary=12),
     ):
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        search = {"options": {"maxiter": 5}}  # what a search sets, it sets at its first step
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs=search)
         inputs = X if type(model) in (sparse_bo.SparseGP, sparse_bo.SparseMultiFidelityGP) else T
         model.posterior(inputs).rsample(torch.Size([2]))
         model.leave_one_out(), model.dictionary, repr(model)
         model.condition_on_observations(inputs[:2], Y[:2]).posterior(inputs[:2]).mean.sum().backward()
-    one, two = (sparse_bo.SparseGP(X, Y, max_dictionary=20, settings=small) for _ in range(2))
+    one, two = (sparse_bo.SparseGP(X, Y, max_dictionary=12, settings=small) for _ in range(2))
     one.certify(), one.calibrated(X + 0.01, Y, torch.full_like(Y, 1e-4))
     for several in (ModelListGP(one, two), models.SparseModelListGP(one, two)):
         several.posterior(X).rsample(torch.Size([2]))
     draw_matheron_paths(one, torch.Size([2]))(X)
     sparse_bo.SparseGP(torch.cat([X, X[:3] + 0.01]), torch.cat([Y, Y[:3]]), previous=sparse_bo.SparseGP(X, Y)).posterior(X[:2])
-    models.fit_to_rows(sparse_bo.SparseGP(X, Y), torch.arange(30))
+    models.fit_to_rows(sparse_bo.SparseGP(X, Y), torch.arange(20))
     baseline = models.prune_baseline(one, X)
     acquisition = qLogNoisyExpectedImprovement(one, baseline, sampler=SobolQMCNormalSampler(torch.Size([8]), seed=0))
     optimize_acqf(acquisition, bounds, q=2, num_restarts=2, raw_samples=8, options={"maxiter": 3})
@@ -159,10 +160,10 @@ def use_everything():
     sparse_bo.optimize_batch(one, bounds, max_q=3)
     arms = torch.rand(60, 2, generator=g, dtype=torch.float64)
     for where in ({"bounds": bounds}, {"arms": arms}):
-        sparse_bo.maximize(objective, budget=12, seed=0, **where)
+        sparse_bo.maximize(objective, budget=8, seed=0, **where)
     for policy in (sparse_bo.BKB(), sparse_bo.BBKB(), sparse_bo.GPUCB()):
         sparse_bo.maximize(objective, arms=arms, policy=policy, budget=8, seed=0)
-    sparse_bo.maximize(objective, bounds=bounds, policy=sparse_bo.TrustRegion(), budget=8, seed=0)
+    sparse_bo.maximize(objective, bounds=bounds, policy=sparse_bo.TrustRegion(), budget=4, seed=0)
     sparse_bo.maximize(objective, bounds=bounds, policy=sparse_bo.GSSBO(), budget=25, seed=0)
 
 

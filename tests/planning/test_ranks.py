@@ -26,10 +26,10 @@ def test_a_faster_network_takes_less():
 
 
 def test_a_plan_over_ranks_is_that_of_one_ranks_share():
-    made = plan(40_000, 3, budget=50, pilot_seconds=0.01, ranks=4)
-    assert made.arms == 40_000
-    assert made.memory == plan(10_000, 3, budget=50, pilot_seconds=0.01).memory
-    assert "with 10,000 arms" in made.lines()["ranks"]
+    made = plan(4_000, 3, budget=50, pilot_seconds=0.01, ranks=4)
+    assert made.arms == 4_000
+    assert made.memory == plan(1_000, 3, budget=50, pilot_seconds=0.01).memory
+    assert "with 1,000 arms" in made.lines()["ranks"]
     assert f"{made.messages.collectives} collectives" in made.lines()["messages"]
     with pytest.raises(ValueError, match="ranks"):
         plan(1_000, 3, budget=50, ranks=0)
@@ -37,9 +37,9 @@ def test_a_plan_over_ranks_is_that_of_one_ranks_share():
 
 def test_the_pilots_of_ranks_are_on_the_arms_that_are_given():
     """Not on uniform ones in the unit cube: these arms are nearly one point, and need few in the dictionary."""
-    X = 0.5 + 1e-6 * torch.rand(1_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    one, two = (plan(X, budget=60, kernel=rbf_kernel(0.2), pilot_seconds=100.0, ranks=ranks) for ranks in (1, 2))
-    uniform = plan(1_000, 2, budget=60, kernel=rbf_kernel(0.2), pilot_seconds=100.0)
+    X = 0.5 + 1e-6 * torch.rand(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one, two = (plan(X, budget=40, kernel=rbf_kernel(0.2), pilot_seconds=100.0, ranks=ranks) for ranks in (1, 2))
+    uniform = plan(300, 2, budget=40, kernel=rbf_kernel(0.2), pilot_seconds=100.0)
     assert one.dictionary_size == two.dictionary_size < uniform.dictionary_size / 2
-    assert two.memory["arms"] == 8 * 2 * 500  # each rank loads its own
+    assert two.memory["arms"] == 8 * 2 * 150  # each rank loads its own
     assert one.memory["arms"] == 0  # they are in memory

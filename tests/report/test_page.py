@@ -202,11 +202,11 @@ def many(n):
 
 
 def test_a_page_does_not_grow_with_its_run():
-    history, start = many(100_000), time.process_time()
+    history, start = many(20_000), time.process_time()
     page = run_page(view_of(history, None, None))
-    assert time.process_time() - start < 10.0
+    assert time.process_time() - start < 3.0
     assert len(page) < 400_000
-    assert "100,000 asked" in page
+    assert "20,000 asked" in page
 
 
 DESCRIBED = {

@@ -16,7 +16,7 @@ from sparse_bo.runs.records import read_run
 from sparse_bo.sharding import processes
 from tests.sharding.builders import bbkb, killed, objective, on_processes, picks_in, scattered, split
 
-BUDGET = 60
+BUDGET = 40
 
 
 def scenario(group, where: str):
