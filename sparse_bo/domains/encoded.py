@@ -70,9 +70,9 @@ class SpaceArms(Arms):
             raise ValueError(_infeasible(name, where[rows.index(-1)]))
         return torch.tensor(rows, dtype=torch.long, device=self.device)
 
-    def possible(self, point: Mapping[str, Any]) -> bool:
-        """Return whether a point of the space is one of the arms."""
-        return _keys(self.space.encode([point]))[0] in self._rows
+    def possible(self, U: Tensor) -> Iterator[bool]:
+        """Yield whether each of the encoded points is one of the arms (``U``: ``n x dims``)."""
+        return (key in self._rows for key in _keys(U))
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`Domain.describe`; the feasible combinations are stored as bits."""
@@ -169,9 +169,9 @@ class SpaceBox(Box):
                 raise ValueError(_infeasible(name, self.named(pick.unsqueeze(0))[0]))
         return picks
 
-    def possible(self, point: Mapping[str, Any]) -> bool:
-        """Return whether a point of the space is feasible."""
-        return self._feasible(self.space.encode([point])[0])
+    def possible(self, U: Tensor) -> Iterator[bool]:
+        """Yield whether each of the encoded points is feasible (``U``: ``n x dims``)."""
+        return (self.feasible is None or _is_feasible(self.feasible, point) for point in self.space.decode(U))
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:
         """See :meth:`Domain.recorded`."""
@@ -242,15 +242,16 @@ def completed(
     """
     made = []
     for point, other in zip(points, domain.named(suggested), strict=True):
-        drawn = (whole for U in _drawn_from(domain.space, generator) for whole in domain.space.decode(U))
-        for whole in chain([other], drawn):
-            one = domain.space.completed(point, whole, generator=generator)
+        for wholes in chain([[other]], map(domain.space.decode, _drawn_from(domain.space, generator))):
+            tried = [domain.space.completed(point, whole, generator=generator) for whole in wholes]
             try:
-                possible = domain.possible(one)
+                U = domain.space.encode(tried)
             except (TypeError, ValueError):  # a given value is wrong: the check of all points says which, and of which one
-                possible = True
-            if possible:
-                made.append(one)
+                made.append(tried[0])
+                break
+            found = next((one for one, possible in zip(tried, domain.possible(U), strict=True) if possible), None)
+            if found is not None:
+                made.append(found)
                 break
         else:
             raise ValueError(f"expected a feasible point with {dict(point)!r}, got none among {DRAWN:,} drawn; change a value")

@@ -38,23 +38,23 @@ RUN = ["run", "--objective", "named_experiment:train", "--space", "space.toml", 
 
 
 def test_a_space_is_run_resumed_and_reported_by_name(folder):
-    done = invoke(*RUN[:-1], "--budget", 14, "--storage", "run.journal")
+    done = invoke(*RUN[:-1], "--budget", 8, "--storage", "run.journal")
     assert done.exit_code == 0, done.output
     assert "lr = " in done.output
     assert re.search("kind = (adam|sgd)", done.output)
     assert "3 named parameters" in done.output
     (folder / "space.toml").unlink()  # the journal has it
-    again = invoke("resume", "run.journal", "--budget", 18, "--yes", "--quiet")
+    again = invoke("resume", "run.journal", "--budget", 10, "--yes", "--quiet")
     assert again.exit_code == 0, again.output
     with AskTell.resume("run.journal") as loop:
-        assert len(loop.history.parameters) == 18
+        assert len(loop.history.parameters) == 10
         assert set(loop.history.parameters[0]) == {"lr", "depth", "kind"}
     page = invoke("report", "run.journal", "--html", "run.html")
     assert page.exit_code == 0, page.output
-    assert "18 asked, 18 told" in page.output
+    assert "10 asked, 10 told" in page.output
     assert re.search("observed at .*lr = .*depth = .*kind = (adam|sgd)", page.output)
     text = (folder / "run.html").read_text(encoding="utf-8")
-    assert "3 named parameters: 18 asked, 18 told" in text
+    assert "3 named parameters: 10 asked, 10 told" in text
     assert "parameter depth" in text
 
 

@@ -120,16 +120,16 @@ def test_compare_has_no_objectives():
 
 
 def test_every_command_works_on_a_run_with_outcomes(folder):
-    done = invoke(*RUN, "--budget", 12, "--storage", "run.journal")
+    done = invoke(*RUN, "--budget", 8, "--storage", "run.journal")
     assert done.exit_code == 0, done.output
     assert "maximise yield, minimise cost, impurity at most 0.08" in done.output
     unbroken = " ".join(done.output.replace("│", " ").split())  # of cells of a table
     assert "beyond the reference point yield = 0, cost = 2, as given" in unbroken
-    assert "12 asked, 11 told, 1 failed" in done.output
-    resumed = invoke("resume", "run.journal", "--budget", 16, "--yes", "--quiet")
+    assert "8 asked, 7 told, 1 failed" in done.output
+    resumed = invoke("resume", "run.journal", "--budget", 10, "--yes", "--quiet")
     assert resumed.exit_code == 0, resumed.output
     recorded = read_run("run.journal")
-    assert recorded.evaluations.values.shape == (16, 3)
+    assert recorded.evaluations.values.shape == (10, 3)
     (history,) = (folder / "out").glob("*.jsonl")
     assert str(History.load(history).rows) == str(recorded.history.rows)
     header, first, *_ = history.read_text(encoding="utf-8").splitlines()
@@ -141,15 +141,15 @@ def test_every_command_works_on_a_run_with_outcomes(folder):
         assert loop.history.outcomes.reference == {"yield": 0.0, "cost": 2.0}
     shown = invoke("report", "run.journal")
     assert shown.exit_code == 0, shown.output
-    assert f"{feasible} of 16 evaluations" in shown.output
+    assert f"{feasible} of 10 evaluations" in shown.output
     assert f"{volume:.6g} beyond" in shown.output
     page = invoke("report", "run.journal", "--html", "run.html")
     assert page.exit_code == 0, page.output
     assert "cost along t" in (folder / "run.html").read_text(encoding="utf-8")
     audit = invoke("audit", "run.journal")
     assert audit.exit_code == 0, audit.output
-    assert re.search(r"failures\s*│ 1 of 16", audit.output)
-    assert re.search(r"missing\s*│ yield in 0 of 15, cost in 0 of 15, impurity in 0 of 15", audit.output)
+    assert re.search(r"failures\s*│ 1 of 10", audit.output)
+    assert re.search(r"missing\s*│ yield in 0 of 9, cost in 0 of 9, impurity in 0 of 9", audit.output)
     assert re.search(r"leave-one-out\s*│ none: of runs with one outcome", audit.output)
 
 

@@ -86,7 +86,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path, monk
     script, path = tmp_path / "command.py", tmp_path / "run.journal"
     script.write_text(CODE)
     command = [sys.executable, str(script), *PLAIN, "--storage", str(path), "--out", str(tmp_path / "a")]
-    command += ["--executor", executor, "--workers", "2", "--asynchronous"]
+    command += ["--executor", executor, "--workers", "1", "--asynchronous"]
     with (tmp_path / "stderr").open("w") as stderr:
         child = subprocess.Popen(
             command, process_group=0, stdout=subprocess.DEVNULL, stderr=stderr, env={**os.environ, "SECONDS": "0.2"}

@@ -201,6 +201,7 @@ def anywhere(request):
         yield request.param
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_exception_of_an_objective_is_one_of_its_evaluation(anywhere, kind):
     """Those that do not unpickle broke the pool, a broken pool of the objective's own was taken for ours."""

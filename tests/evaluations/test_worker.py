@@ -142,7 +142,7 @@ def objective(X):
     return [x[0] for x in X]
 bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
 def main():
-    maximize(objective, bounds=bounds, budget=2, policy=RandomSearch(), arrays="list", executor="processes", workers=2)
+    maximize(objective, bounds=bounds, budget=2, policy=RandomSearch(), arrays="list", executor="processes", workers=1)
 """
 
 

@@ -118,7 +118,7 @@ def resumed(path: Path) -> None:
         loop.result()
 
 
-@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 1500), marks=pytest.mark.slow)], ids=["some", "many"])
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 1500), marks=pytest.mark.slow)], ids=["some", "many"])
 def test_forged_journals_end_in_no_traceback(seeds, written, tmp_path, caplog):
     """Of 1,000 calls 52 did."""
     path, refused = tmp_path / "run.journal", 0

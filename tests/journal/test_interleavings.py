@@ -138,7 +138,7 @@ class Interleavings(RuleBasedStateMachine):
 def test_any_interleaving_keeps_the_invariants(name, often, monkeypatch):
     shorten_searches(monkeypatch)
     machine = type("Machine", (Interleavings,), {"name": name, "replay_seconds": 0.0 if often else math.inf})
-    examples, steps = (8, 25) if name.endswith("arms") else (3, 12)
+    examples, steps = (4, 25) if name.endswith("arms") else (2, 12)
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=True)
     )

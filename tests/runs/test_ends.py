@@ -109,7 +109,7 @@ def test_workers_finish_what_they_have_begun_and_nothing_else_is_started(executo
         ({"bounds": BOX}, None),
         ({"arms": arms()}, None),
         ({"arms": arms()}, BBKB()),
-        ({"arms": arms()}, SBPE(horizon=40)),
+        ({"arms": arms()}, SBPE(horizon=24)),
         ({"bounds": BOX}, EVERY),
     ],
     ids=["box", "arms", "bbkb", "s-bpe", "random"],
@@ -117,7 +117,7 @@ def test_workers_finish_what_they_have_begun_and_nothing_else_is_started(executo
 def test_a_run_that_ended_early_goes_on_from_its_journal(domain, policy, tmp_path, caplog):
     caplog.set_level(logging.INFO, "sparse_bo")
     path = tmp_path / "run.journal"
-    settings = {**domain, "policy": policy, "budget": 30, "vectorized": False, "storage": path}
+    settings = {**domain, "policy": policy, "budget": 16, "vectorized": False, "storage": path}
 
     def objective(x):
         return float(-(x - 0.4).square().sum())
@@ -126,15 +126,15 @@ def test_a_run_that_ended_early_goes_on_from_its_journal(domain, policy, tmp_pat
     ended = maximize(lambda x: calls.append(x) or objective(x), **settings, stop=lambda loop: len(calls) >= 7)
     assert len(calls) == 7
     assert len(values(ended)) == 7
-    assert "ended after 7 of 30 evaluations: stop= returned a true value" in caplog.text
+    assert "ended after 7 of 16 evaluations: stop= returned a true value" in caplog.text
     recorded = read_run(path)
     assert (recorded.told, recorded.history.observations) == (7, 7)
     again = maximize(objective, **settings, resume=True)
-    assert len(values(again)) == 30
+    assert len(values(again)) == 16
     assert values(again)[:7] == values(ended)
     best = max(values(again))
     over = maximize(objective, **settings, resume=True, target=best)
-    assert len(values(over)) == 30
+    assert len(values(over)) == 16
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ def steep(x):
 
 
 def test_on_a_box_the_steep_input_leads_and_one_without_effect_has_none():
-    result = maximize(steep, bounds=[(0.0, 1.0)] * 3, budget=40, policy=TrustRegion(initial_design=25))
+    X = sobol_points(32, 3, seed=0).numpy()
+    initial = (X, [steep(x) for x in X])
+    result = maximize(steep, bounds=[(0.0, 1.0)] * 3, budget=0, policy=TrustRegion(initial_design=25), initial=initial)
     assert next(iter(result.importance)) == "x2"
     assert sum(result.importance.values()) == pytest.approx(1.0)
     assert result.importance["x2"] > 0.9
@@ -101,8 +103,10 @@ OBJECTIVES = {"objectives": {"strength": "max", "cost": "min"}, "constraints": {
 
 @pytest.mark.parametrize("arms", [False, True])
 def test_each_outcome_has_its_own_importance(arms):
-    where = {"arms": np.random.default_rng(0).random((60, 2))} if arms else {"bounds": [(0.0, 1.0)] * 2}
-    result = optimize(two, **where, **OBJECTIVES, budget=16)
+    X = np.random.default_rng(0).random((16, 2))
+    where = {"arms": X} if arms else {"bounds": [(0.0, 1.0)] * 2}
+    initial = (list(range(16)) if arms else X, [tuple(two(x).values()) for x in X])
+    result = optimize(two, **where, **OBJECTIVES, budget=0, initial=initial)
     found = result.importance_by_outcome
     assert set(found) == {"strength", "cost"}  # the constant has a flat model
     assert found["strength"]["x1"] > 0.95
@@ -124,7 +128,9 @@ def test_one_outcome_with_a_name_has_both():
     def named(x):
         return {"yield": steep(x)}
 
-    result = optimize(named, bounds=[(0.0, 1.0)] * 2, objectives={"yield": "max"}, budget=24)
+    X = np.random.default_rng(0).random((16, 2))
+    initial = (X, [[steep(x)] for x in X])
+    result = optimize(named, bounds=[(0.0, 1.0)] * 2, objectives={"yield": "max"}, budget=0, initial=initial)
     assert result.importance["x2"] > 0.9
     assert result.importance_by_outcome == {"yield": result.importance}
     nothing = optimize(named, bounds=[(0.0, 1.0)] * 2, objectives={"yield": "max"}, budget=0)

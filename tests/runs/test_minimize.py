@@ -51,8 +51,8 @@ def matern():
     ids=["box", "arms", "bbkb", "bbkb on a box", "two stages", "random", "s-bpe with a prior mean"],
 )
 def test_it_is_the_mirror_of_maximisation(domain, policy, mirrored):
-    low = minimize(valley, **domain, policy=policy, budget=20)
-    high = maximize(hill, **domain, policy=mirrored or policy, budget=20)
+    low = minimize(valley, **domain, policy=policy, budget=15)
+    high = maximize(hill, **domain, policy=mirrored or policy, budget=15)
     for ours, theirs in zip(low.history.rows, high.history.rows, strict=True):
         assert (ours.indices, ours.points, ours.tickets) == (theirs.indices, theirs.points, theirs.tickets)
         assert ours.values == [-value for value in theirs.values]
@@ -76,7 +76,7 @@ def test_an_interrupted_run_goes_on_with_its_sign(domain, tmp_path):
             raise KeyboardInterrupt
         return 2.0 + (x["a"] - 0.5) ** 2 + (x["k"] == "x") if isinstance(x, dict) else float(valley(x.unsqueeze(0)))
 
-    settings = {**domain, "budget": 16, "vectorized": False, "initial": None}
+    settings = {**domain, "budget": 12, "vectorized": False, "initial": None}
     whole = minimize(lambda x: objective(x) if len(calls) < 8 else objective(calls.append(x) or x), **settings)
     calls.clear()
     storage = Storage(path, replay_seconds=0.0)
@@ -95,7 +95,7 @@ def test_an_interrupted_run_goes_on_with_its_sign(domain, tmp_path):
 
 
 def test_the_history_and_its_file_have_the_objectives_sign(tmp_path):
-    history = minimize(valley, bounds=BOX, budget=20).history
+    history = minimize(valley, bounds=BOX, budget=12).history
     history.save(tmp_path / "run.jsonl")
     again = History.load(tmp_path / "run.jsonl")
     assert again.minimize

@@ -162,8 +162,11 @@ def test_intervals_of_a_known_model_are_those_of_the_exact_gaussian_process(kind
 
 def test_predictions_at_points_of_ones_own_have_the_names_and_the_sign_of_the_run():
     points = [{"lr": 0.01, "depth": 5, "kind": "tree"}, {"lr": 0.02, "depth": 6, "kind": "net"}]
-    high = maximize(score, space=SPACE, budget=24, seed=0).predict(points)
-    low = minimize(lambda point: -score(point), space=SPACE, budget=24, seed=0).predict(points)
+    seen = [{"lr": 10.0 ** -(1 + k % 4), "depth": 1 + k % 12, "kind": SPACE["kind"].values[k % 3]} for k in range(24)]
+    seen += points[:1]
+    y = torch.tensor([score(point) for point in seen], dtype=torch.float64)
+    high = maximize(score, space=SPACE, budget=0, seed=0, initial=(seen, y)).predict(points)
+    low = minimize(lambda point: -score(point), space=SPACE, budget=0, seed=0, initial=(seen, -y)).predict(points)
     assert low["value"].tolist() == pytest.approx((-high["value"]).tolist())
     assert low["value_lower"].tolist() == pytest.approx((-high["value_upper"]).tolist())
     assert high["value_lower"][0] <= score(points[0]) <= high["value_upper"][0]
@@ -171,9 +174,9 @@ def test_predictions_at_points_of_ones_own_have_the_names_and_the_sign_of_the_ru
     def two(x):
         return {"sum": x[0] + x[1], "square": x[0] ** 2}
 
-    found = optimize(two, bounds=[(0, 1)] * 2, objectives={"sum": "max", "square": "min"}, budget=16, seed=0).predict(
-        [[0.4, 0.8]]
-    )
+    X = arms(16)
+    aims = {"objectives": {"sum": "max", "square": "min"}, "initial": (X, [tuple(two(x).values()) for x in X.tolist()])}
+    found = optimize(two, bounds=[(0, 1)] * 2, **aims, budget=0, seed=0).predict([[0.4, 0.8]])
     assert list(found) == [f"{of}{end}" for of in ("sum", "square") for end in ("", "_lower", "_upper")]
     assert float(found["sum"][0]) == pytest.approx(1.2, abs=0.01)
     assert float(found["square"][0]) == pytest.approx(0.16, abs=0.05)
