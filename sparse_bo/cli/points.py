@@ -58,11 +58,11 @@ class CSVFile(NamedTuple):
         first = text.partition("\n")[0]
         delimiter = max(",;\t", key=first.count)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        rows, lines = [], []
+        rows, lines = list[list[str]](), list[int]()
         try:
             for cells in reader:
                 if any(cell.strip() for cell in cells):
-                    rows.append([cell.strip() for cell in cells])
+                    rows.append([cell if rows and cell.strip() else cell.strip() for cell in cells])  # a choice may have blanks
                     lines.append(reader.line_num)
         except csv.Error as error:
             raise ValueError(f"{form}; line {reader.line_num} cannot be read: {error}") from error
@@ -104,7 +104,7 @@ class CSVFile(NamedTuple):
 
     def number(self, row: int, column: str) -> float:
         """Return a cell as a number."""
-        text = self.rows[row][column]
+        text = self.rows[row][column].strip()
         plain = text.replace(",", ".") if self.decimal_comma and "." not in text else text
         try:
             return float(plain)
@@ -144,6 +144,8 @@ class PointColumns(NamedTuple):
     """Whether outcomes have names."""
     recorded: Callable[[Sequence[Any]], list[Any]]
     """From ``n`` recorded arms or ``n`` points to the form of :meth:`points`."""
+    names: frozenset[str]
+    """Names of arms; empty without."""
 
     @staticmethod
     def of(about: Mapping[str, Any]) -> PointColumns:
@@ -168,7 +170,8 @@ class PointColumns(NamedTuple):
             columns.append(name)
         ticket, *results = columns[len(inputs) + len(beside) :]
         outcomes = dict(zip(names, results, strict=True))
-        return PointColumns(space, inputs, beside, ticket, outcomes, "outcomes" in about, recorded)
+        named = frozenset(about.get("names", ()))
+        return PointColumns(space, inputs, beside, ticket, outcomes, "outcomes" in about, recorded, named)
 
     @property
     def every(self) -> list[str]:
@@ -210,7 +213,7 @@ class PointColumns(NamedTuple):
         """
         rows = range(len(file.rows))
         if self.inputs == ["name"] and self.space is None:
-            return [row["name"] for row in file.rows]
+            return [row["name"] if row["name"] in self.names else row["name"].strip() for row in file.rows]
         if self.inputs == ["arm"] and self.space is None:
             return [file.whole_number(row, "arm") for row in rows]
         if self.space is None:
@@ -254,9 +257,11 @@ def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
     text = file.rows[row][column]
     if not isinstance(parameter, Choice):
         return parameter.whole(file.number(row, column))
-    named = {str(value).strip(): value for value in reversed(parameter.values)}
-    if text in named:
-        return named[text]
+    exact = {str(value): value for value in reversed(parameter.values)}
+    named = {written.strip(): value for written, value in exact.items()} | exact
+    for written in (text, text := text.strip()):
+        if written in named:
+            return named[written]
     with suppress(ValueError):  # 8.0, or True in capitals: other programs write values in another form
         number = file.number(row, column)
         return next((value for value in parameter.values if type(value) in (int, float) and value == number), text)
@@ -264,7 +269,7 @@ def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
 
 
 def _result(file: CSVFile, row: int, column: str) -> float:
-    text = file.rows[row][column]
+    text = file.rows[row][column].strip()
     value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column)
     if not file.rows[row].get(f"{column}_sd"):
         return value

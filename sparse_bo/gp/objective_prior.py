@@ -160,10 +160,17 @@ def crash_floor(values: Tensor) -> float:
     return fences(values)[0]
 
 
-def without_crashes(observations: Observations, given: Prior) -> Observations:
-    """Return observations for a fit: with a learned kernel, means below :func:`crash_floor` are raised to it."""
+def reached_floor(values: Tensor) -> float | None:
+    """Return :func:`crash_floor` where some of the values are below it, else ``None``."""
+    floor = crash_floor(values)
+    return floor if bool((values < floor).any()) else None
+
+
+def without_crashes(observations: Observations, given: Prior) -> tuple[Observations, float | None]:
+    """Return observations for a fit and their :func:`reached_floor`: with a learned kernel, lower means are raised to it."""
     inside = observations.clamped()
-    return inside if given.covar_module is not None else inside.clamped(crash_floor(inside.means))
+    floor = reached_floor(inside.means) if given.covar_module is None else None
+    return inside if floor is None else inside.clamped(floor), floor
 
 
 def learn_prior(

@@ -270,6 +270,11 @@ class BoxState(PointState):
         return None
 
     @property
+    def floor(self) -> float | None:
+        """Value (y) that the model takes for all lower observations; ``None``: there are none."""
+        return None
+
+    @property
     def width(self) -> float | None:
         """Multiplier of the posterior's spread in the next batch's scores, for policies that have one."""
         return None
@@ -322,6 +327,17 @@ class BoxState(PointState):
             best_observed_count=int(same.sum()),
             width=self.width,
         )
+
+
+def errors_above(floor: float | None, y: Tensor, means: Tensor) -> Tensor:
+    """Return ``y − means`` (``n``) for a model that takes observations below a floor (y) for the floor.
+
+    A result below the floor is predicted well by a mean at or below it.
+    """
+    if floor is None:
+        return y - means
+    errors = y.clamp_min(floor) - means
+    return torch.where(y <= floor, errors.clamp_max(0.0), errors)
 
 
 def _moments(posterior: Any) -> tuple[Tensor, Tensor]:

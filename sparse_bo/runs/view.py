@@ -49,6 +49,11 @@ class Predictions(NamedTuple):
     """Value (y) below which the model does not tell observations apart: lower quantiles and medians there are ``-inf``, upper
     ones the floor itself; ``None`` without. In a run that minimises: above which, and ``inf``."""
 
+    def above(self, floor: float) -> Predictions:
+        """Return the posterior of a model that takes observations below ``floor`` for observations of it."""
+        lower, median = (end.masked_fill(end <= floor, -math.inf) for end in (self.lower, self.median))
+        return Predictions(lower, median, self.upper.clamp_min(floor), floor)
+
     def mirrored(self) -> Predictions:
         """Return the posterior of the objective with the other sign."""
         return Predictions(-self.upper, -self.median, -self.lower, None if self.floor is None else -self.floor)
@@ -63,6 +68,7 @@ def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widen
     It is of y also where the state has −y: in a run that minimises. Intervals of a local model are ``widened`` times as wide
     as the model's (:func:`widening`).
     """
+    floor = state.floor if isinstance(state, BanditState | BoxState) else None
     if isinstance(state, RegionState) and state.fitted is not None:
         found = _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
     elif isinstance(state, ImprovementState) and state.surrogate is not None:
@@ -76,6 +82,7 @@ def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widen
             return None
         spread = 1.96 * variance.clamp_min(0.0).sqrt()
         found = Predictions(mean - spread, mean, mean + spread)
+        found = found if floor is None else found.above(floor)
     return found.mirrored() if minimize else found
 
 

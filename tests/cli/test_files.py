@@ -441,6 +441,25 @@ def test_values_of_every_kind_come_back_from_their_text(tmp_path, monkeypatch):
     torch.testing.assert_close(again.X, asked.X, rtol=0.0, atol=1e-12)
 
 
+def test_blanks_around_names_and_choices_are_theirs_where_they_have_some(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arms = torch.rand(4, 2, dtype=torch.float64)
+    with AskTell(arms, names=["x", " x", "y ", "z"], storage="arms.journal"):
+        pass
+    Path("try.csv").write_text("name\n x\ny \n z\nx\n")
+    assert invoke("enqueue", "arms.journal", "try.csv").exit_code == 0
+    with AskTell.resume("arms.journal") as loop:
+        assert loop.ask(4).indices.tolist() == [1, 2, 3, 0]
+    with AskTell(space={"kind": Choice("a", " a", " b"), "x": Float(0, 1)}, storage="run.journal"):
+        pass
+    Path("done.csv").write_text("kind,x,value\na , 0.5, 1\n a,0.5,3\nb,0.25 , 4\n b,0.75,2 \n")
+    assert invoke("add", "run.journal", "done.csv").exit_code == 0
+    with AskTell.resume("run.journal") as loop:
+        table = loop.result().to_pandas()
+    assert table["kind"].tolist() == ["a", " a", " b", " b"]
+    assert table["x"].tolist() == [0.5, 0.5, 0.25, 0.75]
+
+
 def test_a_choice_of_none_may_be_an_empty_cell_as_pandas_writes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space = {

@@ -31,12 +31,14 @@ from tests.gp.builders import OPEN, hull, learned_from, numbers, observe, proble
 def test_values_far_below_are_raised_for_a_learned_kernel_alone():
     arms, index, y = problem()
     seen = observe(arms, index, torch.cat([y[:-1], y.new_tensor([-1e30])]))
-    assert without_crashes(seen, Prior(gpytorch.kernels.RBFKernel(), None, None)) is seen
-    raised = without_crashes(seen, OPEN)
+    known, floor = without_crashes(seen, Prior(gpytorch.kernels.RBFKernel(), None, None))
+    assert known is seen
+    assert floor is None
+    raised, floor = without_crashes(seen, OPEN)
     low, high = torch.quantile(seen.means, seen.means.new_tensor([0.25, 0.75])).tolist()
     assert float(raised.means.min()) == pytest.approx(low - CLIP * (high - low))
     assert int((raised.sums != seen.sums).sum()) == 1
-    assert without_crashes(observe(arms, index, y), OPEN).sums.tolist() == observe(arms, index, y).sums.tolist()
+    assert without_crashes(observe(arms, index, y), OPEN)[0].sums.tolist() == observe(arms, index, y).sums.tolist()
     assert crash_floor(torch.tensor([1.0, 2.0, 3.0])) == -math.inf
     assert crash_floor(torch.tensor([1.0, 1.0, 1.0, 1.0, -5.0])) == -math.inf
 

@@ -294,3 +294,16 @@ def test_a_weighted_sum_with_a_member_of_two_outputs():
     parts = [model.posterior(X) for model in (*(models.models[0].subset_output([k]) for k in (0, 1)), models.models[1])]
     own = [weight**2 * part.distribution.covariance_matrix for weight, part in zip(WEIGHTED.weights, parts, strict=True)]
     torch.testing.assert_close(total.distribution.covariance_matrix, sum(own))
+
+
+def test_fantasies_with_a_member_of_two_outputs_are_those_of_single_ones():
+    """``ModelListGP`` counts outputs in place of members: an ``IndexError``."""
+    two, plain = (pair(name, dictionary=ROWS)[1] for name in ("two outputs", "plain"))
+    lists = [SparseModelListGP(two, plain), SparseModelListGP(two.subset_output([0]), two.subset_output([1]), plain)]
+    X = points(5)
+    found, expected = (
+        models.fantasize(X[:2], SobolQMCNormalSampler(torch.Size([3]), seed=0)).posterior(X[2:]) for models in lists
+    )
+    assert found.mean.shape == (3, 3, 3)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)

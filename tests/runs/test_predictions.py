@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparse_bo import GPUCB, AskTell, Choice, Float, Int, maximize, minimize, optimize
+from sparse_bo import BBKB, GPUCB, AskTell, Choice, Float, Int, maximize, minimize, optimize
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.view import predictions_of, view_of, widening
 from tests.builders import arms, rbf_kernel, unit_box
@@ -77,6 +77,28 @@ def test_an_interval_beyond_the_floor_still_contains_the_values_there(sign):
     assert bool((high[beyond] == torch.inf).all())
     assert bool(torch.isfinite(low).all())
     assert float((low <= y)[beyond].double().mean()) > 0.95
+
+
+@pytest.mark.parametrize("policy", [BBKB(), GPUCB()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("where", ["arms", "box"])
+def test_values_below_the_floor_of_an_upper_confidence_model_have_no_lower_bound(policy, where, tmp_path):
+    """Its model takes them for the floor: 13.767 ± 0.001 was predicted where 69 had been observed."""
+    X = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.exp(14.0 * (X[:, 0] - 0.3) ** 2)
+    domain, seen = ({"arms": X}, torch.arange(40)) if where == "arms" else ({"bounds": unit_box()}, X)
+    with AskTell(**domain, policy=policy, initial=(seen, y), minimize=True, seed=0, storage=tmp_path / "run.journal") as loop:
+        result = loop.result()
+    with AskTell.resume(tmp_path / "run.journal") as again:
+        assert predictions_of(again.result().state, seen, minimize=True).floor == pytest.approx(result.state.floor * -1.0)
+    found = {name: torch.from_numpy(column) for name, column in result.predict(seen).items()}
+    floor = -result.state.floor
+    clipped = y > floor
+    assert 2 <= int(clipped.sum()) < 10
+    assert bool((found["value_upper"][clipped] == torch.inf).all())
+    assert bool((found["value_lower"] <= y + 0.01 * floor).all())
+    assert bool(torch.isfinite(found["value_upper"][y < 0.5 * floor]).all())
+    errors = result.state.standardised_errors(seen, -y)
+    assert float(errors[clipped].abs().max()) < 4.0
 
 
 def ridge(X):

@@ -81,6 +81,14 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
             joined = self._single_outputs().posterior(X, None, observation_noise)  # a sum needs them one by one
         return joined if posterior_transform is None else posterior_transform(posterior=joined, X=X)
 
+    def fantasize(self, X: Tensor, sampler: Any, **options: Any) -> Any:
+        """Return the list conditioned on samples at ``… x q x d`` points; arguments as in ``ModelListGP``.
+
+        Members of several outputs become one member for each, as ``ModelListGP`` counts outputs in place of members.
+        """
+        single = self if all(model.num_outputs == 1 for model in self.models) else self._single_outputs()
+        return ModelListGP.fantasize(single, X, sampler, **options)
+
     def _single_outputs(self) -> SparseModelListGP:
         return type(self)(*(self.subset_output([output]) for output in range(self.num_outputs)))
 

@@ -182,7 +182,7 @@ class ArmUCB(UCBMechanism[BanditState]):
             surrogate = self._over_arms(prior, None if before is None else before.posterior.prior)
             columns = KernelColumns(surrogate.memory_bytes)
         warn_if_uncentred(self.given, observations, before=state.pulls, covariance=surrogate.covariance)
-        observations = without_crashes(observations, self.given)
+        observations, floor = without_crashes(observations, self.given)
 
         def fitted_to(dictionary: Dictionary) -> ArmFit:
             nonlocal columns
@@ -212,7 +212,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         )
         with watch.phase("fit" if isinstance(fit, InMemoryPosterior) else "sweep"):
             posterior = arm_posterior(fit, width=numbers.width, stop_rule=self.parts.stop_rule)
-        fitted = FittedArms(posterior=posterior, columns=columns, **vars(numbers))
+        fitted = FittedArms(posterior=posterior, columns=columns, floor=floor, **vars(numbers))
         return replace(after, fitted=fitted, seconds=watch.seconds)
 
     def take_over(
@@ -232,10 +232,10 @@ class ArmUCB(UCBMechanism[BanditState]):
             return state
         prior, numbers = persistence.thaw_prior(frozen, given=self.given), persistence.thaw_fields(FittedArms, frozen)
         surrogate, dictionary = self._over_arms(prior, None), persistence.thaw_dictionary(frozen, self.arms)
-        observations = without_crashes(state.observations, self.given)
+        observations, floor = without_crashes(state.observations, self.given)
         fit, columns = fit_arms(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
         posterior = arm_posterior(fit, width=numbers["width"], stop_rule=self.parts.stop_rule)
-        return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, prior=prior, **numbers))
+        return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, floor=floor, prior=prior, **numbers))
 
     def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:
         return ArmPrior.over(self.arms, prior, sweep_dtype=self.sweep_dtype, memory_bytes=self.memory_bytes, current=current)

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparse_bo.acquisition import optimize_batch
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import Box
-from sparse_bo.gp.objective_prior import KnownPrior, crash_floor, warn_if_uncentred
+from sparse_bo.gp.objective_prior import KnownPrior, reached_floor, warn_if_uncentred
 from sparse_bo.gp.observations import Observations, in_range, merge_observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import row_slices
@@ -28,7 +28,7 @@ from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.state import UCBMechanism, UCBNumbers
 from sparse_bo.policies.failures import kernel_correlation
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
-from sparse_bo.policies.states import BoxState, Report, Stopwatch, design_points
+from sparse_bo.policies.states import BoxState, Report, Stopwatch, design_points, errors_above
 from sparse_bo.widths import botorch_beta
 from sparse_bo.widths.estimates import observed_form
 
@@ -60,6 +60,11 @@ class BoxModel:
     """With rows of ``X`` as indices, or external points."""
 
     @cached_property
+    def floor(self) -> float | None:
+        """Value (y) to which lower observations are raised for the model; ``None``: there are none."""
+        return None if self.units == Units() else reached_floor(self.y)
+
+    @cached_property
     def model(self) -> SparseGP:
         """The model in :attr:`units`. O(n m² + m³) at its first posterior."""
         if self.units == Units():
@@ -68,7 +73,7 @@ class BoxModel:
         kernel = copy.deepcopy(prior.covar_module)
         kernel.outputscale = kernel.outputscale.detach() / scale / scale
         scaled = KnownPrior(kernel, (prior.prior_mean - shift) / scale, prior.regularization / scale / scale)
-        y = (self.y.clamp_min(crash_floor(self.y)) - shift) / scale
+        y = (self.y.clamp_min(-math.inf if self.floor is None else self.floor) - shift) / scale
         return sparse_model(scaled, self.X, y, dictionary=self.dictionary)
 
     @cached_property
@@ -141,6 +146,11 @@ class BoxUCBState(BoxState):
         return None if self.fitted is None else self.fitted.posterior.in_user_units
 
     @property
+    def floor(self) -> float | None:
+        """See :attr:`sparse_bo.policies.states.BoxState.floor`."""
+        return None if self.fitted is None else self.fitted.posterior.floor
+
+    @property
     def width(self) -> float | None:
         """Multiplier of √leverage (y) in the next batch's scores; ``None`` without a model."""
         return None if self.fitted is None else self.fitted.width
@@ -164,7 +174,7 @@ class BoxUCBState(BoxState):
         if fitted is None:
             return None
         leverages, means = fitted.posterior.known(picks)
-        return (y - means) / (fitted.prior.regularization * (1.0 + leverages)).sqrt()
+        return errors_above(self.floor, y, means) / (fitted.prior.regularization * (1.0 + leverages)).sqrt()
 
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.states.State.report`."""

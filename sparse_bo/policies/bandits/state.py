@@ -31,7 +31,7 @@ from sparse_bo.policies import persistence
 from sparse_bo.policies.failures import Refusal, box_correlation, kernel_correlation, refused, spared
 from sparse_bo.policies.persistence import KEPT, freeze_observations, kept, thaw_fields, thaw_observations
 from sparse_bo.policies.protocol import Frozen, Mechanism
-from sparse_bo.policies.states import Report, State, Stopwatch
+from sparse_bo.policies.states import Report, State, Stopwatch, errors_above
 from sparse_bo.widths import Confidence, NormWidth, Width
 from sparse_bo.widths.estimates import StandardisedErrors
 
@@ -211,6 +211,8 @@ class FittedArms(UCBNumbers):
     """Posterior over the arms."""
     columns: KernelColumns
     """Cached kernel columns for the next resparsification."""
+    floor: float | None
+    """Value (y) to which lower means are raised for the model; ``None``: there are none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +280,11 @@ class BanditState(ArmState):
         return None if self.fitted is None else self.fitted.posterior
 
     @property
+    def floor(self) -> float | None:
+        """Value (y) that the model takes for all lower observations; ``None``: there are none."""
+        return None if self.fitted is None else self.fitted.floor
+
+    @property
     def width(self) -> float | None:
         """Multiplier of √leverage (y) in the next batch's scores; ``None`` without a model."""
         return None if self.fitted is None else self.fitted.width
@@ -311,7 +318,7 @@ class BanditState(ArmState):
         if self.posterior is None:
             return None
         variances = self.posterior.prior.regularization * (1.0 + self.posterior.leverages_at(picks))
-        return (y - self.posterior.means_at(picks)) / variances.sqrt()
+        return errors_above(self.floor, y, self.posterior.means_at(picks)) / variances.sqrt()
 
     def report(self) -> Report:
         """See :meth:`State.report`; the best arm is an evaluated one. At most one posterior mean at n arms."""

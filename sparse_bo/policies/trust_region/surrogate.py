@@ -17,6 +17,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from sparse_bo.domains import Box
+from sparse_bo.errors import StorageError
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, OPEN, PRIORS, Given, learn
 from sparse_bo.gp.likelihood import Scatter
@@ -235,6 +236,8 @@ def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covarian
     """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³)."""
     kept, warp = thaw_fields(FittedRegion, frozen), thaw_part(Warp, part_of(frozen, "warp"))
     rows, learned = kept["rows"], thaw_part(Hyperparameters, part_of(frozen, "learned"))
+    if len(rows.unique()) < len(rows):
+        raise StorageError("expected rows in the snapshot to be distinct, got repeated ones; take another copy")
     with one_thread():
         counts = seen.worth(rows, warp, learned)
         gp = local_posterior(X[rows], warp(seen.values[rows]), learned, counts=counts, kernel=kernel)
