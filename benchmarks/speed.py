@@ -30,7 +30,7 @@ from sparse_bo import AskTell
 from sparse_bo.cli.inputs import make_problem
 from sparse_bo.cli.presets import make_policy
 from sparse_bo.kernels import FixedInputs, covariance_function
-from sparse_bo.kernels.structure import Profile, apply_profile
+from sparse_bo.kernels.closed_forms import Profile, apply_profile
 from sparse_bo.kernels.tiles import TILE
 
 RUNS = {

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from sparse_bo.arms import sweep
 from sparse_bo.kernels import CovarianceFunction, gradients
-from sparse_bo.kernels.structure import Stationary
+from sparse_bo.kernels.closed_forms import Stationary
 
 
 class Card(NamedTuple):

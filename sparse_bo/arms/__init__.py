@@ -5,8 +5,8 @@ scores for a batch, :func:`pick_batch` picks it until a :class:`StopRule` ends i
 """
 
 from sparse_bo.arms.batch import BatchPicks, pick_batch
-from sparse_bo.arms.conditioning import InBatch
 from sparse_bo.arms.greedy_picks import StopRule
+from sparse_bo.arms.in_batch import InBatch
 from sparse_bo.arms.posterior import (
     ArmFit,
     ArmPosterior,

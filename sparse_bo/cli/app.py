@@ -21,8 +21,8 @@ import typer
 from typer.core import TyperGroup
 
 from sparse_bo._version import __version__
-from sparse_bo.cli import options
-from sparse_bo.cli.options import (
+from sparse_bo.cli import shared_options as options
+from sparse_bo.cli.shared_options import (
     OUT,
     OWN,
     POLICIES,

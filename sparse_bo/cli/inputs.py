@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sparse_bo import problems
-from sparse_bo.cli.options import POLICIES, PROBLEMS
+from sparse_bo.cli.shared_options import POLICIES, PROBLEMS
 from sparse_bo.domains import check_domain, with_names
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.space import Space

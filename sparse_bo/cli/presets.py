@@ -13,8 +13,8 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import dictionary, policies
 from sparse_bo.arms.sweep import PRECISIONS
-from sparse_bo.cli import options as names
-from sparse_bo.cli.options import KERNELS, MATERN, PRESETS, SAMPLERS
+from sparse_bo.cli import shared_options as names
+from sparse_bo.cli.shared_options import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
 from sparse_bo.domains import check_domain
 from sparse_bo.kernels import TanimotoKernel

@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.kernels import tiles
-from sparse_bo.kernels.structure import Structure, computed_in, structure_of
+from sparse_bo.kernels.closed_forms import Structure, computed_in, structure_of
 from sparse_bo.kernels.tiles import on_triton
 
 GPYTORCH_BLOCKS = 5
@@ -29,7 +29,7 @@ class CovarianceFunction:
 
     kernel: Kernel
     structure: Structure | None = None
-    """Components of the kernel, where they are known (:func:`sparse_bo.kernels.structure.structure_of`)."""
+    """Components of the kernel, where they are known (:func:`sparse_bo.kernels.closed_forms.structure_of`)."""
 
     @property
     def blocks(self) -> int:

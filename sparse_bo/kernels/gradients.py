@@ -1,7 +1,7 @@
 """Kernels with their derivatives, without a graph: correlations for learning, and GPyTorch kernels by all that they depend on.
 
 *Correlations* are functions of scaled squared distances with their slopes. Values and slopes of a few thousand rows stay side
-by side here; :mod:`sparse_bo.kernels.structure` writes values alone into memory that is there, for sweeps. A sum is
+by side here; :mod:`sparse_bo.kernels.closed_forms` writes values alone into memory that is there, for sweeps. A sum is
 ``k(x, x') = Σⱼ wⱼ exp(−(xⱼ − x'ⱼ)²/2aⱼ²) + (1 − Σⱼ wⱼ) ρ(x, x')`` with shares w of the variance, lengthscales a of the inputs
 alone (first order of Duvenaud et al. 2011; for optimisation Kandasamy et al. 2015), and a stationary ρ. A few hundred
 observations determine d functions of one input better than one function of d inputs.
@@ -26,7 +26,7 @@ from gpytorch.kernels import Kernel
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.kernels.structure import (
+from sparse_bo.kernels.closed_forms import (
     COEFFICIENTS,
     LEAST_DISTANCE,
     Profile,

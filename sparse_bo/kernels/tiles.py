@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.kernels.structure import COEFFICIENTS, IN_PLACE, Leaf, Stationary, Structure, Tanimoto, apply_profile, reach
+from sparse_bo.kernels.closed_forms import COEFFICIENTS, IN_PLACE, Leaf, Stationary, Structure, Tanimoto, apply_profile, reach
 from sparse_bo.kernels.tanimoto import Fingerprints
 from sparse_bo.linalg.chunking import row_slices
 

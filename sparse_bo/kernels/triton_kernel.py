@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparse_bo.kernels.structure import COEFFICIENTS, Profile, Stationary, Structure, Tanimoto
+from sparse_bo.kernels.closed_forms import COEFFICIENTS, Profile, Stationary, Structure, Tanimoto
 from sparse_bo.kernels.tanimoto import tanimoto
 
 _TILE_ROWS = 32

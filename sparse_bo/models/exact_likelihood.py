@@ -23,7 +23,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.gp.likelihood import values_and_gradients
-from sparse_bo.kernels.structure import untouched
+from sparse_bo.kernels.closed_forms import untouched
 from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.sparse_gp import SparseGP
 

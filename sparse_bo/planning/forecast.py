@@ -16,7 +16,7 @@ from sparse_bo.domains import Arms
 from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.kernels import CovarianceFunction
-from sparse_bo.kernels.structure import structure_of
+from sparse_bo.kernels.closed_forms import structure_of
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE
 from sparse_bo.planning import costs
 from sparse_bo.planning.costs import Plan, bytes_text, messages_per_batch

@@ -43,7 +43,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.gp.objective_prior import KnownPrior, Prior, times
 from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import TanimotoKernel
-from sparse_bo.kernels.structure import part_outside
+from sparse_bo.kernels.closed_forms import part_outside
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
 """Metadata of a field that is stored as it is: a tensor of any shape or a JSON value."""

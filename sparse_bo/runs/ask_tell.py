@@ -47,11 +47,12 @@ from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded
 from sparse_bo.runs.ends import Ends, Evaluation, RunProgress, Watch
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import ARGUMENTS, Lockstep
 from sparse_bo.runs.previous import RunObservations, resolved
 from sparse_bo.runs.records import Recorder, opened, replay
 from sparse_bo.runs.result import Result, result_of
-from sparse_bo.runs.steps import Steps, carrying
+from sparse_bo.runs.steps import Steps
 from sparse_bo.validation import check_count, check_flag
 
 logger = logging.getLogger(__name__)

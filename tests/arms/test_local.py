@@ -7,7 +7,7 @@ import torch
 from gpytorch.kernels import LinearKernel
 
 from sparse_bo.arms.batch import LocalRatios
-from sparse_bo.arms.conditioning import Conditioner
+from sparse_bo.arms.in_batch import Conditioner
 from tests.arms.builders import Problem, random_problem
 
 KINDS = ("fixed", "process")

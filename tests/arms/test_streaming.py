@@ -9,7 +9,7 @@ from gpytorch.kernels import LinearKernel
 
 from sparse_bo import BBKB, BKB, AskTell, MemmapArms, ProductGrid
 from sparse_bo.arms import ArmPosterior, ContenderPosterior, KernelColumns, StopRule, arm_posterior, fit_arms, pick_batch
-from sparse_bo.arms.conditioning import Conditioner, contenders_after
+from sparse_bo.arms.in_batch import Conditioner, contenders_after
 from sparse_bo.arms.prior import Sizes
 from sparse_bo.domains.lazy import LazyArms
 from tests.arms.builders import Problem, random_problem

@@ -22,7 +22,7 @@ from sparse_bo import AskTell, maximize
 from sparse_bo.errors import ObjectiveError, RunInterrupted, TicketError
 from sparse_bo.evaluations.executors import Threads
 from sparse_bo.policies import BBKB, RandomSearch
-from sparse_bo.runs.steps import Boundary
+from sparse_bo.runs.interrupts import Boundary
 from tests.cli.builders import QUICK, invoke
 from tests.evaluations.light import EndsAtLoading
 from tests.journal.runs import arms

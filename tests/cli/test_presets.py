@@ -4,7 +4,7 @@ import pytest
 
 from sparse_bo import BBKB, dictionary, policies, problems
 from sparse_bo.arms.sweep import PRECISIONS
-from sparse_bo.cli import options
+from sparse_bo.cli import shared_options as options
 from sparse_bo.cli.presets import POLICIES, SAMPLERS, make_kernel, make_policy, make_sampler
 from sparse_bo.dictionary import UniformSampler
 from sparse_bo.kernels import TanimotoKernel

@@ -9,8 +9,8 @@ import torch
 
 from sparse_bo import BBKB, AskTell, History, TrustRegion, observations_of
 from sparse_bo.cli.app import main
-from sparse_bo.cli.options import POLICIES
 from sparse_bo.cli.run import policy_of
+from sparse_bo.cli.shared_options import POLICIES
 from sparse_bo.policies import ExpectedImprovement, RandomSearch, TwoStage
 from tests.cli.builders import BOX_ONLY, QUICK, invoke
 

@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.kernels import CovarianceFunction, TanimotoKernel, covariance_function
-from sparse_bo.kernels.structure import Stationary, Structure, Tanimoto
+from sparse_bo.kernels.closed_forms import Stationary, Structure, Tanimoto
 
 
 def set_to(kernel: Kernel, *, lengthscale: float) -> Kernel:

@@ -9,7 +9,7 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from torch import Tensor
 
 from sparse_bo.kernels import differentiable_cross
-from sparse_bo.kernels.structure import COEFFICIENTS, Stationary, write_slope
+from sparse_bo.kernels.closed_forms import COEFFICIENTS, Stationary, write_slope
 from tests.kernels.builders import NAMES, interpreted_module, kernels, set_to
 
 

@@ -7,7 +7,7 @@ import torch
 from gpytorch.kernels import LinearKernel, MaternKernel
 
 from sparse_bo.kernels import covariance_function
-from sparse_bo.kernels.structure import COEFFICIENTS, apply_profile, reach
+from sparse_bo.kernels.closed_forms import COEFFICIENTS, apply_profile, reach
 from sparse_bo.kernels.tiles import TOLERANCES, Differences, Expansion, distances
 from tests.kernels.builders import NAMES, by_gpytorch, covariance_of, exact, kernels, set_to
 

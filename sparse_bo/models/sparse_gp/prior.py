@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from sparse_bo.kernels import differentiable_cross
-from sparse_bo.kernels.structure import untouched
+from sparse_bo.kernels.closed_forms import untouched
 from sparse_bo.linalg.chunking import broadcast_shapes, fold_rows, row_slices, unfold_rows
 
 

@@ -28,7 +28,7 @@ from sparse_bo.domains.sharded import alone, first_here, group_of
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.dtc import decoupled_weights
 from sparse_bo.kernels import covariance_function, gaussian_parameters
-from sparse_bo.kernels.structure import part_outside
+from sparse_bo.kernels.closed_forms import part_outside
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.comparators.baselines import PosteriorPolicy
 from sparse_bo.policies.failures import Refusal

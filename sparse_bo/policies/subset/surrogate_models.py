@@ -32,7 +32,7 @@ from sparse_bo.acquisition.posteriors import ClosedForm, ModelKernel, batch_post
 from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.posterior import MatrixRoot, Posterior, ProcessPrior
-from sparse_bo.kernels.structure import untouched
+from sparse_bo.kernels.closed_forms import untouched
 from sparse_bo.models import SparseGP
 from sparse_bo.models.exact_likelihood import exact_loss
 from sparse_bo.models.gradient_subset import prior_residuals

@@ -14,7 +14,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.priors import LogNormalPrior
 
-from sparse_bo.kernels.structure import Combination, Stationary, structure_of
+from sparse_bo.kernels.closed_forms import Combination, Stationary, structure_of
 
 
 class Subclass(RBFKernel):

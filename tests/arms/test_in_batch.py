@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparse_bo.arms.conditioning import Conditioner
+from sparse_bo.arms.in_batch import Conditioner
 from tests.arms.builders import Problem, random_problem
 
 KINDS = ("fixed", "process")
