@@ -8,15 +8,29 @@ size itself. Comparators are in :mod:`sparse_bo.policies`, samplers in :mod:`spa
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import lazy_loader
 
 from sparse_bo._version import __version__ as __version__
 
 # Names are imported when they are used first: workers and ``--help`` need few of them. ``__init__.pyi`` says where they are.
 try:
-    __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+    _imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 except ValueError as error:  # it is read as a file
     raise ImportError(
         f"expected sparse_bo in a folder with its .pyi files, got {__file__} without one beside it, as in a zip file; unpack "
         "the file, or install the package with pip"
     ) from error
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name; ``AttributeError`` for another, with the subpackage whose ``__all__`` has it."""
+    try:
+        return _imported(name)
+    except AttributeError:
+        lists = sorted(Path(__file__).parent.glob("*/__init__.py*"))
+        found = [path.parent.name for path in lists if f'    "{name}",\n' in path.read_text(encoding="utf-8")]
+        if not found:
+            raise
+    raise AttributeError(f"sparse_bo has no {name}; write: from sparse_bo.{found[0]} import {name}")

@@ -102,6 +102,13 @@ def test_names_that_do_not_exist_are_refused():
     assert not hasattr(sparse_bo, "_private")
 
 
+@pytest.mark.parametrize("name", ["SparseModelListGP", "prune_baseline", "LeverageSampler"])
+def test_a_name_of_a_subpackage_is_refused_with_its_place(name):
+    place = "dictionary" if name == "LeverageSampler" else "models"
+    with pytest.raises(AttributeError, match=f"sparse_bo has no {name}; write: from sparse_bo.{place} import {name}$"):
+        getattr(sparse_bo, name)
+
+
 @pytest.mark.parametrize(
     ("code", "loaded"),
     [

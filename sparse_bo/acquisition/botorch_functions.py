@@ -72,7 +72,10 @@ def check_acquisition(acq_function: Any, model: Model) -> AcquisitionFunction:
         made, got = "qLogExpectedImprovement(model, best_f=…)", type(acq_function).__name__
         if isinstance(acq_function, type):
             got = f"the class {acq_function.__name__}"
-        raise TypeError(f"expected acq_function to be an acquisition function of BoTorch, got {got}; pass an instance: {made}")
+        raise TypeError(
+            f"expected acq_function to be an acquisition function of BoTorch, got {got}; pass an instance: {made}, or that of "
+            "your subclass of AcquisitionFunction that takes X_pending"
+        )
     name = type(acq_function).__name__
     if isinstance(acq_function, OneShotAcquisitionFunction):
         raise UnsupportedError(f"{name} optimises its fantasies together with the candidate; use optimize_acqf for it")

@@ -23,6 +23,7 @@ from sparse_bo.models import (
     SparseMultiFidelityGP,
     SparseMultiTaskGP,
     SparseSettings,
+    prune_baseline,
 )
 from sparse_bo.models.sparse_gp.dictionary_rule import warn_if_far
 from tests.models.sparse_problems import D, N, data, make_sparse, pair, points
@@ -123,6 +124,11 @@ WRONG_OPTIONS = {
         TypeError,
         "settings to be SparseSettings, got int; use settings=SparseSettings",
     ),
+    "BoTorch's name of a dictionary": (
+        {"inducing_points": data()["train_X"]},
+        TypeError,
+        "unexpected argument 'inducing_points'; inducing points are dictionary= here",
+    ),
     "negative seed": ({"seed": -1}, ValueError, "seed >= 0"),
 }
 
@@ -144,6 +150,10 @@ def test_points_of_another_width_are_refused_with_the_width(options, width):
         exact.posterior(X)
     with pytest.raises(RuntimeError, match="expected X with 2 columns"):
         sparse.posterior(X)
+    many = torch.rand(sparse.settings.joint.dense + 1, width, dtype=torch.float64)
+    for ask in (sparse.posterior, lambda rows: prune_baseline(sparse, rows)):
+        with pytest.raises(RuntimeError, match="expected X with 2 columns"):
+            ask(many)
     sparse.posterior(points(1))
     with pytest.raises(RuntimeError, match="expected X with 2 columns"):
         sparse.get_fantasy_model(X, torch.ones(2, dtype=torch.float64))
@@ -343,6 +353,15 @@ def test_a_list_is_of_models():
         SparseModelListGP(3)
     with pytest.raises(TypeError, match=r"got list; .*SparseModelListGP\(\*models\)"):
         SparseModelListGP([make_sparse(**data())])
+
+
+@pytest.mark.parametrize("name", ["calibrated", "certify", "dictionary", "leave_one_out"])
+def test_a_list_says_that_a_diagnostic_is_each_members(name):
+    model = SparseModelListGP(make_sparse(**data()))
+    assert not hasattr(model, name)
+    assert hasattr(model.models[0], name)
+    with pytest.raises(AttributeError, match=rf"has no {name}; ask each member, as in model.models\[0\].{name}"):
+        getattr(model, name)
 
 
 EMPTY = {

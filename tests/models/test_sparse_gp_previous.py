@@ -169,8 +169,12 @@ def test_a_loop_keeps_one_model():
 def test_what_does_not_continue_is_refused():
     X, Y = data()
     old = first()
-    with pytest.raises(InputDataError, match="begin with the 60 rows"):
+    with pytest.raises(InputDataError, match="begin with the 60 rows .* or make a new model without previous"):
         SparseGP(X[1:], Y[1:], previous=old)
+    with pytest.raises(ValueError, match=r"as many outputs \(2\) and inputs \(2\) as this model, got 1 and 2"):
+        SparseGP(*data(outputs=2), previous=old)
+    with pytest.raises(ValueError, match=r"as many outputs \(1\) and inputs \(1\) as this model, got 1 and 2"):
+        SparseGP(X[:, :1], Y, previous=old)
     with pytest.raises(InputDataError, match="begin with the 60 rows"):
         SparseGP(X[:20], Y[:20], previous=old)
     with pytest.raises(InputDataError, match="train_Y"):

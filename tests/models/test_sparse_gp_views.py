@@ -66,9 +66,13 @@ def test_the_certificate_bounds_every_variance(configuration):
 
 def test_an_exact_model_is_certified_without_work_and_many_posteriors_are_refused():
     assert pair("plain")[1].certify().factor == 1.0
-    for configuration in ("two outputs", "batch"):
-        with pytest.raises(UnsupportedError, match="one output"):
-            pair(configuration, dictionary=ROWS)[1].certify()
+    several = pair("two outputs", dictionary=ROWS)[1]
+    with pytest.raises(UnsupportedError, match=r"one output, got 2; certify each, as in model.subset_output\(\[0\]\).certify"):
+        several.certify()
+    assert several.prediction_strategy is None  # refused before any work
+    assert several.subset_output([0]).certify().factor > 1.0
+    with pytest.raises(UnsupportedError, match=r"one data set without fantasies, got batch shape \(2,\)"):
+        pair("batch", dictionary=ROWS)[1].certify()
     model = pair("plain", dictionary=ROWS)[1]
     model.posterior(points(1))
     with pytest.raises(UnsupportedError, match="fantasies"):

@@ -134,6 +134,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             known = ("dictionary", "max_dictionary", "fit", "seed", "robust", "settings", "previous")
             name = next(iter(unknown))
             fix = nearest(name, known) or f"; its own arguments are {', '.join(known)}"
+            if "inducing" in name:
+                fix = "; inducing points are dictionary= here (points, rows or a sampler), their number is max_dictionary="
             raise TypeError(f"{type(self).__name__} got an unexpected argument {name!r}{fix}")
         check_prior(self)
         settings = SparseSettings() if settings is None else settings
@@ -316,6 +318,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         if X.dim() < 2 or self.lacks_posterior():
             return super().posterior(X, output_indices, observation_noise, posterior_transform)
         inputs = self.transform_inputs(X)
+        check_width(inputs, self._stored_inputs)
         with gpt_posterior_settings():
             outputs = self._num_outputs
             constant = constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1))

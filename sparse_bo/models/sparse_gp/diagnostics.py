@@ -125,13 +125,17 @@ def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -
     Raises:
         UnsupportedError: For a batch, several outputs, or a model with fantasies: these are many posteriors.
     """
+    if isinstance(model, BatchedMultiOutputGPyTorchModel) and model._num_outputs > 1:
+        raise UnsupportedError(
+            f"expected a model of one output, got {model._num_outputs}; certify each, as in model.subset_output([0]).certify()"
+        )
     model.eval()
     cache, (X,) = model.cache(), model.train_inputs
     representation = cache.representation
     if representation.batch_shape or representation.extension is not None:
         raise UnsupportedError(
-            f"a certificate is of one posterior, got batch shape {tuple(representation.batch_shape)} (outputs "
-            "included) or a model with fantasies; certify a model of one output and data set"
+            f"expected a model of one data set without fantasies, got batch shape {tuple(representation.batch_shape)} or "
+            "fantasies; certify the model of each data set"
         )
     certificate = Certificate(1.0, 0.0, 0.0, 0.0)
     if not cache.holds_all(X.shape[-2]):

@@ -209,14 +209,23 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
 
     Raises:
         TypeError: If ``previous`` is no model of the same class.
-        ValueError: If its kernel, mean, likelihood or transforms differ, it was conditioned or calibrated, or a dictionary is
-            given beside it.
+        ValueError: If its outputs, inputs, kernel, mean, likelihood or transforms differ, it was conditioned or calibrated, or
+            a dictionary is given beside it.
         InputDataError: If its data are not the first rows of the new model's.
     """
     if model.rule.is_given or model.rule.sampler is not None:
         raise ValueError("expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out")
     if type(previous) is not type(model):
         raise TypeError(f"expected previous to be a {type(model).__name__}, got {type(previous).__name__}")
+    for each in (model, previous):
+        if each.train_inputs is None or not each.train_inputs[0].shape[-2]:
+            raise InputDataError("expected previous and this model to have training data")
+    (outputs, width), (m, d) = ((each.num_outputs, each.original_inputs().shape[-1]) for each in (model, previous))
+    if (m, d) != (outputs, width):
+        raise ValueError(
+            f"expected previous of as many outputs ({outputs}) and inputs ({width}) as this model, got {m} and {d}; make a new "
+            "model without previous"
+        )
     for part in ("covar_module", "mean_module", "likelihood", "input_transform", "outcome_transform"):
         ours, theirs = (str(getattr(each, part, None)) for each in (model, previous))
         if ours != theirs:
@@ -227,9 +236,6 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
         raise ValueError(
             "expected previous not to be calibrated: follow the model that it was made of, and calibrate the new one"
         )
-    for each in (model, previous):
-        if each.train_inputs is None or not each.train_inputs[0].shape[-2]:
-            raise InputDataError("expected previous and this model to have training data")
     previous.eval()
     if previous.representation().extension is not None:
         raise ValueError("expected previous to be a model of data, got one with fantasies; build it from its data")
@@ -242,7 +248,8 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
         raise InputDataError(f"expected train_X of {theirs.dtype} on {theirs.device}, as previous has, got {got}; use .to(…)")
     if ours.shape[:-2] != theirs.shape[:-2] or ours.shape[-2] < n or not torch.equal(ours[..., :n, :], theirs):
         raise InputDataError(
-            f"expected train_X (shape {tuple(ours.shape)}) to begin with the {n} rows of previous; append new rows below"
+            f"expected train_X (shape {tuple(ours.shape)}) to begin with the {n} rows of previous; append new rows below "
+            "them, or make a new model without previous"
         )
     if not _same(previous.train_inputs[0], model.train_inputs[0][..., :n, :]):
         raise ValueError(
@@ -255,7 +262,8 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
     moved = affine(previous.train_targets, model.train_targets[..., :n])
     if moved is None:
         raise InputDataError(
-            "expected train_Y to begin with that of previous, up to a shift and a scale by the outcome transform"
+            "expected train_Y to begin with that of previous, up to a shift and a scale by the outcome transform; make a new "
+            "model without previous"
         )
     model.outlying_rows = _outlying_rows(model, previous, *moved)
     if robust:

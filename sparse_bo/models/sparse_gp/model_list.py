@@ -54,6 +54,12 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
                 raise TypeError(f"expected models of BoTorch, got {type(model).__name__}; {how}")
         super().__init__(*gp_models)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter, buffer or module; ``AttributeError`` with advice for a diagnostic, which each member has."""
+        if name in ("calibrated", "certify", "dictionary", "leave_one_out"):
+            raise AttributeError(f"a list of models has no {name}; ask each member, as in model.models[0].{name}")
+        return super().__getattr__(name)
+
     def posterior(
         self,
         X: Tensor,
