@@ -122,7 +122,9 @@ def launch(
             if found is None or isinstance(error, TypeError):  # wrong input, before the first evaluation
                 raise
             result, code = found, (error.code or 1) if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-            stopped = error.reason if isinstance(error, ObjectiveError) else str(error) or type(error).__name__
+            stopped = str(error) or type(error).__name__
+            if isinstance(error, ObjectiveError):
+                stopped = f"{error.reason}; return NaN for an evaluation that has to count as failed"
             if not isinstance(error, Exception):
                 stopped = f"{type(error).__name__} {error}".rstrip()
             if traceback:

@@ -183,7 +183,7 @@ class Float(Parameter):
             k = steps.round()
             wrong = (((steps - k).abs() > 1e-3) | (k >= self.count)).nonzero().flatten().tolist()
             if wrong:
-                got = f"got {numbers[wrong[0]]!r} between them; round it to {self.low:g} + k * {self.step:g}, or drop step="
+                got = f"got {numbers[wrong[0]]!r} between them; round it to {self.low:g} + k * {self.step:g}"
                 raise ValueError(f"expected {name} at one of its {self.count} steps, {got}")
             return k
         low, high, v = (math.log(self.low), math.log(self.high), v.log()) if self.log else (self.low, self.high, v)

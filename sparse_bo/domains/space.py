@@ -150,7 +150,8 @@ class Space:
         except (TypeError, ValueError) as error:
             one = tuple(values)
             fix = f"write [{one!r}]" if isinstance(other, Choice) and one in other.values else "correct when="
-            got = f"{list(values)!r} of {other!r}; {fix}, or widen {parent!r}"
+            fix = "list the values, as [2, 3]" if any(map(callable, values)) else f"{fix}, or widen {parent!r}"
+            got = f"{list(values)!r} of {other!r}; {fix}"
             raise ValueError(f"expected when= of {name!r} to list values that {parent!r} can take, got {got}") from error
 
     def _absent(self, U: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
@@ -182,9 +183,10 @@ class Space:
                 raise TypeError(f"{form}, got {type(point).__name__} in row {row}")
             unknown = [name for name in point if name not in self.parameters]
             missing = [name for name in wanted if name not in point]
+            left_out = [name for name in self.names if name not in point]
             if unknown or missing:
                 wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
-                fix = (nearest(unknown[0], missing) or "; take it out") if unknown else "; add it"
+                fix = (nearest(unknown[0], left_out) or "; take it out") if unknown else "; add it"
                 raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}{fix}")
         U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
         for name, parameter, columns in self._parts():
@@ -398,7 +400,8 @@ def parameter_of(name: str, description: Any) -> Parameter:
     """
     form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
     if not isinstance(description, Mapping) or description.get("type") not in KINDS:
-        raise ValueError(f"{form}, got {description!r}")
+        typed = isinstance(description, Mapping) and "type" in description
+        raise ValueError(f"{form}, got " + (f"the type {description['type']!r}" if typed else repr(description)))
     kind = KINDS[description["type"]]
     known = [field.name for field in fields(kind)]
     given = {key: value for key, value in description.items() if key != "type"}

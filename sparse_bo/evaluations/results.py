@@ -212,11 +212,10 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[in
     if isinstance(y, Mapping):
         _check_names(y, names)
         columns = [_listed(y[name]) for name in names]
-        wrong = [name for name, column in zip(names, columns, strict=True) if len(column) != len(tickets)]
+        counts = {name: len(column) for name, column in zip(names, columns, strict=True)}
+        wrong = [f"{count} of {name}" for name, count in counts.items() if count != len(tickets)]
         if wrong:
-            raise ValueError(
-                f"expected {len(tickets)} values of each outcome, one for each ticket, got another number of {', '.join(wrong)}"
-            )
+            raise ValueError(f"expected {len(tickets)} values of each outcome, one for each ticket, got {', '.join(wrong)}")
         rows: list[Any] = list(zip(*columns, strict=True))
     else:
         if isinstance(y, (str, bytes)) or not (isinstance(y, Sequence) or hasattr(y, "tolist")):

@@ -182,7 +182,8 @@ def imported(path: str) -> Callable[..., Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ValueError(f"importing {module_name!r} for --objective failed: {error}") from error
         raise ValueError(
-            f"expected --objective in an importable module, got {path!r}; no module {error.name!r} is in {here} or installed"
+            f"expected --objective in an importable module, got {path!r}; no module {error.name!r} is in {here} or installed; "
+            "run the command in the folder of the module"
         ) from error
     except Exception as error:
         raise ValueError(f"importing {module_name!r} for --objective failed: {type(error).__name__}: {error}") from error

@@ -93,8 +93,9 @@ def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: i
     except EvaluationFailed as error:
         reason = f"the objective failed {error}"
         message = (
-            f"{reason}. All earlier results are in .result and .loop; tell or fail the tickets in "
-            ".loop.pending, then continue with .loop.run(...)"
+            f"{reason}. Return NaN for an evaluation that has to count as failed, or pass Workers(on_error='drop'). "
+            "All earlier results are in .result and .loop; tell or fail the tickets in .loop.pending, then continue with "
+            ".loop.run(...)"
         )
         raise ObjectiveError(message, loop=loop, result=so_far(), reason=reason) from error.__cause__
     except BaseException as error:  # a cancelled task, SystemExit of a callback, an exit of the host's own kind

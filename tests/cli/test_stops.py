@@ -126,7 +126,8 @@ def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
     done = invoke(*failing, "--storage", "my run.journal")
     assert done.exit_code == 1
     assert done.stderr == (
-        "stopped: the objective failed on a batch of 1 (ZeroDivisionError: division by zero)\n"
+        "stopped: the objective failed on a batch of 1 (ZeroDivisionError: division by zero); return NaN for an "
+        "evaluation that has to count as failed\n"
         "Go on with: python -m sparse_bo resume 'my run.journal'\n"
     )
     assert "3 of them evaluated" in done.stdout

@@ -127,6 +127,7 @@ TREE = {"kind": "tree", "depth": 4, "rate": 0.25}
             r"'a' to list values that 'b' can take, got \[1, 5\] of Int.*; correct when=, or widen 'b'",
         ),
         (lambda: Space({"a": Int(0, 1, when={"b": "x"}), "b": Choice("y", "z")}), ValueError, "values that 'b' can take"),
+        (lambda: Space({"a": Int(0, 1, when={"b": bool}), "b": Int(1, 3)}), ValueError, r"list the values, as \[2, 3\]"),
         (lambda: Space({"a": Int(0, 1, when={"b": 1}), "b": Choice(True, False)}), ValueError, "values that 'b' can take"),
         (
             lambda: Space({"a": Int(0, 1, when={"b": 0.5}), "b": Float(0, 1)}),

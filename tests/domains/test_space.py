@@ -484,7 +484,7 @@ def test_a_space_is_read_from_a_file(name, tmp_path):
         ("space.json", '{"a": {"type": "int", "low": 0, "high": 1}, "a": 3}', "'a' twice"),
         ("space.json", "[1]", "a table of parameters"),
         ("space.toml", "a = 3", "expected parameter 'a' like"),
-        ("space.toml", "a = {type='real', low=0, high=1}", "expected parameter 'a' like"),
+        ("space.toml", "a = {type='real', low=0, high=1}", "expected parameter 'a' like .*, got the type 'real'"),
         ("space.toml", "a = {type='int', low=0}", "no 'high'"),
         ("space.toml", "a = {type='int', low=0, high=1, logg=true}", "an unknown 'logg'"),
         ("space.toml", "a = {type='float', low=0, high=1, log=true}", "parameter 'a': expected low > 0"),

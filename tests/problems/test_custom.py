@@ -124,7 +124,7 @@ def test_functions_and_methods_are_found_in_the_working_folder(folder):
         ("experiment.py:measure", "without .py"),
         ("sub/experiment.py:measure", "without .py"),
         ("here/experiment:measure", "with dots"),
-        ("nowhere:measure", "no module 'nowhere' is in"),
+        ("nowhere:measure", "no module 'nowhere' is in .* or installed; run the command in the folder of the module"),
         ("nowhere.deep:measure", "no module 'nowhere' is in"),
         ("experiment.deep:measure", "no module 'experiment.deep' is in"),
         ("experiment:measured", "has no 'measured' for --objective; it has Bench, measure, one"),
