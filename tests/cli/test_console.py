@@ -38,7 +38,8 @@ RUN = ["run", "--policy", "random", "--grid", "5x5", "--budget", "4", "--objecti
 def test_what_an_objective_says_is_shown_as_it_is(folder):
     done = invoke(*RUN, "hostile:fails", "--out", "out")
     assert done.exit_code == 1
-    assert done.stderr == f"stopped: the objective failed on a batch of 1 (RuntimeError: {HOSTILE}\\x1b[31m)\n"
+    advice = "return NaN for an evaluation that has to count as failed"
+    assert done.stderr == f"stopped: the objective failed on a batch of 1 (RuntimeError: {HOSTILE}\\x1b[31m); {advice}\n"
 
 
 def test_names_of_folders_and_journals_are_shown_as_they_are(folder):
