@@ -1,6 +1,6 @@
-"""COCO's suites of mixed inputs, constraints, two objectives and noise: the default beside other optimisers, one record a run.
+"""COCO's suites of mixed inputs, constraints, two objectives, noise and hundreds of inputs: the default beside others.
 
-python benchmarks/coco_suites.py            # 55 functions in 5 inputs, 5 instances, 3 or 4 methods: an hour on one core
+python benchmarks/coco_suites.py            # 55 functions in 5 inputs, 12 in 160, 5 instances: hours on one core
 python benchmarks/coco_suites.py --quick    # 2 functions of each suite, 1 instance
 """
 
@@ -22,6 +22,7 @@ from harness.records import Record, newest
 from harness.runner import main
 from protocol.cmaes import CMAES
 from protocol.tpe import sampler_of
+from protocol.turbo_enn import TurboENN
 from scipy.stats import binomtest
 from suites import COCO, FIRST_INSTANCE
 from torch import Tensor
@@ -29,14 +30,19 @@ from torch import Tensor
 import sparse_bo
 from sparse_bo import Float, Int
 
-NAMES = {"default": "default", "cma": "CMA-ES", "tpe": "TPE", "nsga2": "NSGA-II", "random": "random search"}
+NAMES = {
+    "default": "default", "cma": "CMA-ES", "turbo-enn": "TuRBO-ENN", "tpe": "TPE", "nsga2": "NSGA-II",
+    "random": "random search",
+}  # fmt: skip
 SUITES = {
     "bbob-mixint": ("Integers beside real numbers", ("default", "tpe", "random")),
     "bbob-constrained": ("Measured constraints", ("default", "cma", "tpe", "random")),
     "bbob-biobj": ("Two objectives", ("default", "nsga2", "tpe", "random")),
     "bbob-noisy": ("Noise", ("default", "cma", "tpe", "random")),
+    "bbob-largescale": ("Hundreds of inputs that all matter", ("default", "cma", "turbo-enn", "random")),
 }
 """Titles, and the methods that the suite is made for."""
+LARGE = "bbob-largescale"
 STAGES = (0.25, 0.5, 1.0)
 """Shares of the budget at which methods are compared."""
 AGAIN = 1001
@@ -164,9 +170,9 @@ def run_optuna(sampler: str, task: Task, budget: int, seed: int) -> Point:
     return [study.best_params[name] for name in space] if task.objectives == 1 and not task.constraints else None
 
 
-def run_cma(task: Task, budget: int, seed: int) -> Point:
-    """Run CMA-ES: infeasible results are worse than feasible ones by their total violation."""
-    peer, left = CMAES(len(task.lower), budget, seed), budget
+def run_peer(kind: type[CMAES | TurboENN], task: Task, budget: int, seed: int) -> Point:
+    """Run a peer of the unit cube: infeasible results are worse than feasible ones by their total violation."""
+    peer, left = kind(len(task.lower), budget, seed), budget
     while left > 0:
         U = peer.ask(left)
         rows = [task(task.at(u)) for u in U]
@@ -178,9 +184,12 @@ def run_cma(task: Task, budget: int, seed: int) -> Point:
     return None if best is None else task.at(best)
 
 
+INSTALLED = tuple(name for name in NAMES if name != "turbo-enn")
+"""Methods that the extra ``benchmarks`` brings."""
 METHODS: dict[str, Callable[[Task, int, int], Point]] = {
     "default": run_default,
-    "cma": run_cma,
+    "cma": partial(run_peer, CMAES),
+    "turbo-enn": partial(run_peer, TurboENN),
     "tpe": partial(run_optuna, "TPESampler"),
     "nsga2": partial(run_optuna, "NSGAIISampler"),
     "random": partial(run_optuna, "RandomSampler"),
@@ -204,10 +213,11 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield a run for each instance, suite, function and method."""
     for seed in chosen.seeds:
         for suite in chosen.suites:
+            dims, budget = (chosen.large, chosen.long) if suite == LARGE else (chosen.dims, chosen.budget)
             for function in COCO[suite][: chosen.functions]:
                 for method in (m for m in SUITES[suite][1] if m in chosen.methods):
-                    problem = {"suite": suite, "function": function, "dims": chosen.dims}
-                    key = {**problem, "method": method, "budget": chosen.budget, "seed": FIRST_INSTANCE + seed}
+                    problem = {"suite": suite, "function": function, "dims": dims}
+                    key = {**problem, "method": method, "budget": budget, "seed": FIRST_INSTANCE + seed}
                     yield Job(key, partial(measure, **key))
 
 
@@ -281,17 +291,18 @@ def headline(records: list[Record]) -> str:
 EXPERIMENT = Experiment(
     script=__file__,
     title="COCO's other suites",
-    question="Integers, constraints, two objectives, noise, on functions that no default was chosen on: who is closer?",
+    question="Integers, constraints, two objectives, noise, 160 inputs, on functions that chose no default: who is closer?",
     about="""
-The suites `bbob-mixint`, `bbob-constrained`, `bbob-biobj` and `bbob-noisy` of the package coco-experiment, in 5 inputs: the
-even functions, every fourth of the constrained and of the two-objective ones, instances 11 to 15 (`benchmarks/suites.py`). An
-instance is the seed of the method, too. The default is `minimize(f, space=… or bounds=…, budget=…)` or `optimize(f, bounds=…,
-objectives=…, constraints=…, budget=…)` without settings. TPE (multivariate), NSGA-II and random search are Optuna's, with the
-constraints of trials; CMA-ES is the package `cma`, to which infeasible points are worse than feasible ones by their total
-violation. Compared are: the lowest value among the points evaluated; the lowest feasible one; the hypervolume up to the median
-of each objective over the box; under noise the median of 1,001 further evaluations of the point recommended in the end (TPE
-and random search recommend the lowest observation). Differences of 10⁻⁸ are ties; p is of a two-sided sign test. One thread;
-runs were made two at a time on two cores.
+The suites `bbob-mixint`, `bbob-constrained`, `bbob-biobj` and `bbob-noisy` of the package coco-experiment, in 5 inputs, and
+`bbob-largescale`: the even functions, every fourth of the constrained and of the two-objective ones, instances 11 to 15
+(`benchmarks/suites.py`). An instance is the seed of the method, too. The default is `minimize(f, space=… or bounds=…,
+budget=…)` or `optimize(f, bounds=…, objectives=…, constraints=…, budget=…)` without settings. TPE (multivariate), NSGA-II and
+random search are Optuna's, with the constraints of trials; CMA-ES is the package `cma`, to which infeasible points are worse
+than feasible ones by their total violation; TuRBO-ENN is its authors' package (`--methods turbo-enn` after `pip install
+--no-deps ennbo==0.1.9 faiss-cpu`). Compared are: the lowest value among the points evaluated; the lowest feasible one; the
+hypervolume up to the median of each objective over the box; under noise the median of 1,001 further evaluations of the point
+recommended in the end (TPE and random search recommend the lowest observation). Differences of 10⁻⁸ are ties; p is of a
+two-sided sign test. One thread; runs were made two at a time on two cores.
 """,
     jobs=jobs,
     page=page,
@@ -299,9 +310,11 @@ runs were made two at a time on two cores.
     options={
         "suites": Option("to run", tuple(SUITES), tuple(SUITES), choices=tuple(SUITES), parse=str),
         "functions": Option("how many of each suite's", 15, 2, 1),
-        "methods": Option("to run", tuple(NAMES), ("default", "tpe", "random"), choices=tuple(NAMES), parse=str),
+        "methods": Option("to run", INSTALLED, ("default", "tpe", "random"), choices=tuple(NAMES), parse=str),
         "dims": Option("inputs", 5, 5, 5),
         "budget": Option("evaluations of a run", 100, 50, 12),
+        "large": Option(f"inputs of {LARGE}", 160, 40, 20),
+        "long": Option(f"evaluations of a run of {LARGE}", 500, 100, 12),
     },
     seeds=(5, 1, 1),
     devices=("cpu",),

@@ -42,6 +42,7 @@ COCO = {
     "bbob-constrained": tuple(range(2, 55, 4)),
     "bbob-biobj": tuple(range(2, 55, 4)),
     "bbob-noisy": tuple(range(2, 31, 2)),
+    "bbob-largescale": tuple(range(2, 25, 2)),
 }
 """Functions of COCO's other suites that report, from 1 on within each suite; odd ones may choose."""
 FIRST_INSTANCE = 11
