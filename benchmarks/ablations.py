@@ -33,7 +33,7 @@ from harness.records import RESULTS, append, environment, read
 from suites import BBOB
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters
 from sparse_bo.gp.learn import PRIORS
 from sparse_bo.policies.trust_region import gain, observations, policy, region, search, surrogate
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sparse_bo import BBKB, AskTell, Choice, Float, Int, maximize
 from sparse_bo.dictionary.certificate import certified_factor
-from sparse_bo.dictionary.leverage import inclusion_probabilities
+from sparse_bo.dictionary.leverage_samplers import inclusion_probabilities
 from sparse_bo.gp import dtc
 from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.problems import gp_draw

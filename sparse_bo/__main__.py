@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from sparse_bo.cli.app import main
+    from sparse_bo.cli.options import main
 except KeyboardInterrupt:
     sys.exit(130)
 

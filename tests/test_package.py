@@ -115,7 +115,7 @@ def test_a_name_of_a_subpackage_is_refused_with_its_place(name):
         ("import sparse_bo", set()),
         ("import sparse_bo.evaluations.job", set()),
         ("from sparse_bo.errors import TicketError\nfrom sparse_bo.evaluations import PlainBatch", set()),
-        ("import sparse_bo.cli.app", set()),
+        ("import sparse_bo.cli.options", set()),
         ("from sparse_bo import Batch", set()),
     ],
 )

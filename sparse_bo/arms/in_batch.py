@@ -7,6 +7,9 @@ reducible covariance at the batch start, ``L Lᵀ = I + √c C(P, P) √c`` and 
 
 The *process* update takes the posterior covariance for ``C``. The *fixed-dictionary* update (BBKB Alg. 1, lines 6–8: ``V ← V +
 z zᵀ``) takes its explained part ``u(x)ᵀu(x')``, ``u(x) = L_B⁻¹ z(x)/√λ`` (r), so that the residual stays.
+
+On a box pending points are conditioned on by :meth:`sparse_bo.gp.posterior.Posterior.condition`, over arms with expected
+improvement by :class:`sparse_bo.policies.improvement.arm_acquisition.ConditionedArms`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The commands beside ``run`` and ``resume``: ``plan``, ``compare``, ``report``, ``audit`` and ``settings``.
 
-Their arguments are the options in :mod:`sparse_bo.cli.app`.
+Their arguments are the options in :mod:`sparse_bo.cli.options`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The commands of a run by CSV files: ``create``, ``ask``, ``tell``, ``add`` and ``enqueue``.
 
-Their arguments are the options in :mod:`sparse_bo.cli.app`. The columns of the files are those of :mod:`sparse_bo.cli.points`.
+Their arguments are the options in :mod:`sparse_bo.cli.options`, the columns of the files those of :mod:`sparse_bo.cli.points`.
 """
 
 from __future__ import annotations

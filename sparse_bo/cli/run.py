@@ -1,4 +1,4 @@
-"""The commands ``run`` and ``resume``, whose arguments are the options in :mod:`sparse_bo.cli.app`."""
+"""The commands ``run`` and ``resume``, whose arguments are the options in :mod:`sparse_bo.cli.options`."""
 
 from __future__ import annotations
 

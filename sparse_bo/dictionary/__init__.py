@@ -11,14 +11,14 @@ from sparse_bo.dictionary.base import (
     candidates_of,
 )
 from sparse_bo.dictionary.certificate import Certificate, certify, residual_bound
-from sparse_bo.dictionary.diverse import (
+from sparse_bo.dictionary.diverse_samplers import (
     GreedyVarianceSampler,
     IPASampler,
     IVMSampler,
     KDPPSampler,
     KMeansPlusPlusSampler,
 )
-from sparse_bo.dictionary.leverage import IncrementalLeverageSampler, LeverageSampler, RecursiveRLSSampler
+from sparse_bo.dictionary.leverage_samplers import IncrementalLeverageSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.gp.posterior import Covariance
 
 __all__ = [

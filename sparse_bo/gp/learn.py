@@ -1,6 +1,6 @@
 """The one learner of hyper-parameters: maximum a posteriori from repeated observations, families of kernels by evidence.
 
-It works in the unit cube on standardised outputs, as :class:`sparse_bo.gp.hyperparameters.Priors` expects;
+It works in the unit cube on standardised outputs, as :class:`sparse_bo.gp.hyperparameter_priors.Priors` expects;
 :func:`sparse_bo.gp.objective_prior.learn_prior` learns in the user's units. Its search, SciPy's L-BFGS-B for few numbers, also
 climbs acquisition functions.
 """
@@ -20,7 +20,7 @@ from scipy.optimize import OptimizeResult, minimize
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.likelihood import (
     LogLikelihood,
     Scatter,
@@ -183,7 +183,7 @@ def learn(
         X: ``n x d`` distinct inputs in the unit cube, n ≥ 1.
         means: ``n`` mean observations, of mean about 0 and variance about 1.
         scatter: Repeated observations; ``None``: each mean is one observation.
-        families: Of :data:`FAMILIES` and :data:`sparse_bo.gp.hyperparameters.ADDITIVE`; at a tie the first.
+        families: Of :data:`FAMILIES` and :data:`sparse_bo.gp.hyperparameter_priors.ADDITIVE`; at a tie the first.
         priors: Table of priors.
         given: What is not learned.
         start: Where to start, of any family along the same directions; ``None``, or a sum that starts from no sum: at the

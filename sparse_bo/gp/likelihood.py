@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
+from sparse_bo.gp.hyperparameter_priors import ADDITIVE, REST, Priors
 from sparse_bo.kernels.gradients import RADIAL, RADIAL_ARRAYS, Pairs, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky, safe_factors
 from sparse_bo.linalg.chunking import broadcast_shapes, tile_rows
@@ -71,7 +71,7 @@ def correlation_of(logs: Array, X: Array, *, family: str, together: Pairs | None
     Args:
         logs: ``log ℓ``; of a sum ``log ℓ, log a, log w`` with shares w over that of all inputs together.
         X: ``n x d`` around 0: distances come from products, whose rounding grows with the distance from it.
-        family: A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`sparse_bo.gp.hyperparameters.ADDITIVE`.
+        family: A key of :data:`sparse_bo.kernels.gradients.RADIAL`, or :data:`sparse_bo.gp.hyperparameter_priors.ADDITIVE`.
         together: Pairs of ``X``, of a sum.
     """
     d = X.shape[1]

@@ -25,7 +25,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.gp.hyperparameters import Hyperparameters, Priors
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, Given, learn
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.observations import Observations

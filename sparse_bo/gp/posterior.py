@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 
 
@@ -180,7 +180,7 @@ class Posterior:
     def gradients(self, X: Tensor) -> Gradients:
         """Return means and variances of ``n x d`` points with their gradients by the points. O(n m (d + r)).
 
-        The kernel is one of :class:`~sparse_bo.gp.hyperparameters.Hyperparameters`, which has gradients in closed form.
+        The kernel is one of :class:`~sparse_bo.gp.hyperparameter_priors.Hyperparameters`, which has gradients in closed form.
         """
         kernel, scale = self.prior.kernel, self.prior.scale
         assert isinstance(kernel, Hyperparameters)

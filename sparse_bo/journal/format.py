@@ -19,6 +19,9 @@ chained that a record that is changed, missing, repeated or of another file is f
 ``row``   a row of the history: its number, then its fields as JSON; follows from the events before it
 ``snap``  a snapshot of the state, packed; follows from the events before it
 ========  ==================================================================================================================
+
+The fields of ``run`` are those of :func:`sparse_bo.runs.description.about_run`, of ``row`` of
+:class:`sparse_bo.runs.history.HistoryRow`.
 """
 
 from __future__ import annotations

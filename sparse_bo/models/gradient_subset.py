@@ -17,7 +17,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from sparse_bo.dictionary.diverse import gradient_columns, gradients, greedy_balanced, greedy_diverse
+from sparse_bo.dictionary.diverse_samplers import gradient_columns, gradients, greedy_balanced, greedy_diverse
 from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.kernels.gradients import RADIAL, squared_distances
 from sparse_bo.linalg.cholesky import pivoted_cholesky

@@ -20,7 +20,7 @@ from sparse_bo.domains import Box, Domain, SpaceArms, SpaceBox
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.expected_improvement import front_rows, reference_point
 from sparse_bo.gp.expected_improvement import hypervolume as volume_of
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.policies.improvement.policy import ImprovementState

@@ -22,7 +22,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from typer.testing import CliRunner
 
 from sparse_bo import AskTell, SparseGP, maximize, optimize_batch
-from sparse_bo.cli.app import app
+from sparse_bo.cli.options import app
 from sparse_bo.policies import BBKB, GPUCB, RandomSearch
 from sparse_bo.runs.arguments import MOST
 from tests.attacks.builders import SECONDS, TYPED, scratch

@@ -8,7 +8,7 @@ from unittest import mock
 
 from typer.testing import CliRunner
 
-from sparse_bo.cli.app import app
+from sparse_bo.cli.options import app
 
 QUICK = ["run", "--problem", "gp-draw", "--arms", "300", "--dims", "2", "--budget", "30", "--seed", "1"]
 BOX_ONLY = {"gssbo", "rssbo", "botorch-ucb", "sparse-ucb", "vecchia-ucb", "s-gp-ts", "qff-ts", "rembo", "hesbo", "trust-region"}

@@ -8,8 +8,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from sparse_bo.cli.app import accept_any_encoding, app
 from sparse_bo.cli.console import complain, say
+from sparse_bo.cli.options import accept_any_encoding, app
 from tests.cli.builders import invoke
 
 HOSTILE = "failed in [/opt/solver] [red]x[/red] :bug: [link=a]"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, AskTell, History, TrustRegion, observations_of
-from sparse_bo.cli.app import main
+from sparse_bo.cli.options import main
 from sparse_bo.cli.run import policy_of
 from sparse_bo.cli.shared_options import POLICIES
 from sparse_bo.policies import ExpectedImprovement, RandomSearch, TwoStage

@@ -10,7 +10,7 @@ import torch
 import typer
 
 from sparse_bo import AskTell, Storage
-from sparse_bo.cli.app import app
+from sparse_bo.cli.options import app
 from sparse_bo.cli.presets import FLAGS, OPTIONS_OF, POLICIES, flag, given_settings, read_settings, settings_of
 from sparse_bo.policies import RandomSearch
 from tests.cli.builders import invoke
@@ -96,7 +96,7 @@ def test_every_option_has_help_in_80_columns(command):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["run", "--seed", "x"]])
 def test_help_and_mistyped_options_load_no_torch(arguments):
-    code = f"import sys\nfrom sparse_bo.cli.app import app\ntry:\n    app({arguments})\nexcept SystemExit:\n    pass\n"
+    code = f"import sys\nfrom sparse_bo.cli.options import app\ntry:\n    app({arguments})\nexcept SystemExit:\n    pass\n"
     code += "print('torch' in sys.modules or 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines()[-1] == "False"

@@ -24,7 +24,7 @@ def measure(X):
 PLAIN = ["run", "--objective", "slow_one:measure", "--grid", "20x15", "--budget", "40", "--policy", "random", "--seed", "1"]
 CODE = """
 import signal, sys
-from sparse_bo.cli.app import main
+from sparse_bo.cli.options import main
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     main()

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from sparse_bo.dictionary.diverse import gradient_columns, gradients, greedy_balanced, greedy_diverse
+from sparse_bo.dictionary.diverse_samplers import gradient_columns, gradients, greedy_balanced, greedy_diverse
 from sparse_bo.gp.dtc import nystrom_factor
 
 

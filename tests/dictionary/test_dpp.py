@@ -7,7 +7,7 @@ import torch
 
 from sparse_bo.dictionary import GreedyVarianceSampler, KDPPSampler
 from sparse_bo.dictionary.base import kernel_gram
-from sparse_bo.dictionary.diverse import swap_chain, swap_proposal
+from sparse_bo.dictionary.diverse_samplers import swap_chain, swap_proposal
 from sparse_bo.linalg.cholesky import pivoted_cholesky
 from tests.builders import arms
 from tests.dictionary.builders import candidates, kernel_matrix, tabulated

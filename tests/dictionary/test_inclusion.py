@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparse_bo.dictionary.leverage import inclusion_probabilities
+from sparse_bo.dictionary.leverage_samplers import inclusion_probabilities
 from tests import oracles
 from tests.gp.builders import regression
 

@@ -9,7 +9,7 @@ import torch
 
 from sparse_bo.dictionary import Candidates, RecursiveRLSSampler, Sampler, UniformSampler, residual_bound
 from sparse_bo.dictionary.base import whitened_gram
-from sparse_bo.dictionary.leverage import Sketch, inclusion_of_size, ridge_scores, sketch_tail, systematic
+from sparse_bo.dictionary.leverage_samplers import Sketch, inclusion_of_size, ridge_scores, sketch_tail, systematic
 from sparse_bo.kernels import covariance_function
 from tests.builders import arms
 from tests.dictionary.builders import candidates, kernel_matrix, leverage_scores, pulls_matrix

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.objective_prior import family_of, scaled_kernel
 from sparse_bo.kernels import covariance_function
 from sparse_bo.kernels.gradients import RADIAL

@@ -9,7 +9,7 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, PRIORS, Given, LogPosterior, learn
 from sparse_bo.gp.likelihood import Scatter, correlation_of
 from sparse_bo.kernels.gradients import pairs

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import ADDITIVE, Priors
+from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Priors
 from sparse_bo.gp.likelihood import (
     Scatter,
     correlation_of,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparse_bo.gp import dtc
 from sparse_bo.gp.dtc import nystrom_factor
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.posterior import MatrixRoot, Posterior, ProcessPrior, exact
 from tests.builders import arms, waves
 from tests.oracles import Gaussian, exact_gp, nystrom, rbf, tolerance

@@ -7,7 +7,7 @@ from botorch.models.transforms import Normalize
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 
 from sparse_bo import SparseGP, gradient_subset
-from sparse_bo.dictionary.diverse import gradient_columns, gradients
+from sparse_bo.dictionary.diverse_samplers import gradient_columns, gradients
 from sparse_bo.models.gradient_subset import _kernel_rows
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
 

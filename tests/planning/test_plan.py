@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from sparse_bo import BBKB, GPUCB, AskTell, ProductGrid, plan
-from sparse_bo.cli.app import app
+from sparse_bo.cli.options import app
 from sparse_bo.planning import costs
 from sparse_bo.planning.forecast import default_kernel
 from sparse_bo.planning.pilot import Trace, continued, powered, run_draws, saturating

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from sparse_bo import History, MemmapArms
-from sparse_bo.cli.app import app
+from sparse_bo.cli.options import app
 from sparse_bo.problems.custom import imported, own_problem, parsed_grid
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.records import read_run

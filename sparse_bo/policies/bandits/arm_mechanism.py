@@ -15,7 +15,7 @@ from sparse_bo.dictionary import Candidates, Dictionary
 from sparse_bo.domains import Arms, ArmSet
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, warn_if_uncentred, without_crashes
 from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import covariance_function

@@ -15,7 +15,7 @@ import torch
 
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.dictionary import AllSampler, LeverageSampler, Sampler
-from sparse_bo.dictionary.leverage import Inclusion
+from sparse_bo.dictionary.leverage_samplers import Inclusion
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB

@@ -22,7 +22,7 @@ from sparse_bo.domains import Arms, Domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import ScheduleComplete
 from sparse_bo.gp.diagnostics import QuadraticForm
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from sparse_bo.kernels import CovarianceFunction

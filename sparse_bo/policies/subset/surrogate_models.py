@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from sparse_bo.acquisition.posteriors import ClosedForm, ModelKernel, batch_posterior
 from sparse_bo.gp.dtc import nystrom_factor
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.posterior import MatrixRoot, Posterior, ProcessPrior
 from sparse_bo.kernels.closed_forms import untouched
 from sparse_bo.models import SparseGP

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.linalg.reductions import group_sums, running_sums, unit_of
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.errors import StorageError
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, OPEN, PRIORS, Given, learn
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparse_bo import BPE, SBPE, AskTell
 from sparse_bo.dictionary import Candidates, FirstSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.dictionary.certificate import certified_factor
-from sparse_bo.dictionary.leverage import inclusion_probabilities
+from sparse_bo.dictionary.leverage_samplers import inclusion_probabilities
 from sparse_bo.policies.elimination.batches import interval
 from sparse_bo.widths import GaussianBounds
 from tests.builders import matern_kernel, rbf_kernel

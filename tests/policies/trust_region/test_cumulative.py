@@ -8,7 +8,7 @@ import torch
 from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.domains import Box
 from sparse_bo.gp.expected_improvement import log_expected_improvement
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.policies.trust_region.gain import OnlineKnowledgeGradient
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp
 from sparse_bo.policies.trust_region.surrogate import local_posterior

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparse_bo import maximize
-from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.journal import pack, unpack
 from sparse_bo.policies import TrustRegion

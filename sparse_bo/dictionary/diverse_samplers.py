@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.dictionary.base import Candidates, Dictionary, Gram, SizedSampler, candidate_count, kernel_gram, noise_of
-from sparse_bo.dictionary.leverage import Sketch, ridge_scores, sketch_tail
+from sparse_bo.dictionary.leverage_samplers import Sketch, ridge_scores, sketch_tail
 from sparse_bo.errors import SamplerError
 from sparse_bo.gp.expected_improvement import log_expected_improvement
 from sparse_bo.linalg.cholesky import pivoted_cholesky, safe_cholesky
