@@ -168,7 +168,10 @@ def run(
     noise_sd: options.NoiseSD = None,
     arms: options.NumArms = None,
     dims: options.NumDims = None,
-    objective: Annotated[str | None, option(OWN, "package.module:function of q x d arms that returns q values.")] = None,
+    objective: Annotated[
+        str | None,
+        option(OWN, "package.module:function of q x d arms that returns q values; with --space of a dictionary, a number."),
+    ] = None,
     arms_file: options.ArmsFile = None,
     names: options.Names = None,
     grid: options.Grid = None,
