@@ -168,13 +168,14 @@ def run(
     noise_sd: options.NoiseSD = None,
     arms: options.NumArms = None,
     dims: options.NumDims = None,
-    objective: Annotated[str | None, option(OWN, "package.module:function of q x d arms that returns q values.")] = None,
+    objective: Annotated[
+        str | None,
+        option(OWN, "package.module:function of q x d arms that returns q values; with --space of a dict, a number."),
+    ] = None,
     arms_file: options.ArmsFile = None,
     names: options.Names = None,
     grid: options.Grid = None,
-    space: Annotated[
-        Path | None, path(OWN, "A .toml or .json file of named parameters; the function takes a dictionary.")
-    ] = None,
+    space: Annotated[Path | None, path(OWN, "A .toml or .json file of named parameters; the function takes a dict.")] = None,
     one_by_one: Annotated[bool, option(OWN, "--objective takes one arm (d), returns a number.", "--one-by-one")] = False,
     minimize: options.Minimize = False,
     objectives: options.Objectives = None,

@@ -102,14 +102,15 @@ class CSVFile(NamedTuple):
             raise ValueError(f"{form}, got {', '.join(self.columns)}; add {', '.join(missing)}")
         return others
 
-    def number(self, row: int, column: str) -> float:
+    def number(self, row: int, column: str, *, fix: str = "write a number") -> float:
         """Return a cell as a number."""
         text = self.rows[row][column].strip()
         plain = text.replace(",", ".") if self.decimal_comma and "." not in text else text
         try:
             return float(plain)
         except ValueError as error:
-            fix = "write a decimal point" if re.fullmatch(r"[+-]?\d*,\d+", text) else "write a number"
+            fix = "write a decimal point" if re.fullmatch(r"[+-]?\d*,\d+", text) else fix
+            fix = "write the limit of detection, or half of it" if text.startswith("<") else fix
             raise ValueError(f"expected a number for {self.place(row, column)}, got {text!r}; {fix}") from error
 
     def whole_number(self, row: int, column: str) -> int:
@@ -270,7 +271,7 @@ def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
 
 def _result(file: CSVFile, row: int, column: str) -> float:
     text = file.rows[row][column].strip()
-    value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column)
+    value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column, fix="write a number, or `failed`")
     if not file.rows[row].get(f"{column}_sd"):
         return value
     sd = file.number(row, f"{column}_sd")

@@ -219,7 +219,7 @@ Your own: experiment.py has a function of a q x d tensor that returns q values. 
   sparse-bo run --objective experiment:measure --arms-file arms.npy --budget 500 --storage run.journal
   sparse-bo run --objective experiment:measure --grid 0:1:1000,0:1:1000,-5:5:50 --one-by-one
 
-Named parameters of mixed kinds: a function of one dictionary that returns a number, and space.toml with a line for each:
+Named parameters of mixed kinds: a function of one dict that returns a number, and space.toml with a line for each:
 
   lr = {type = "float", low = 1e-5, high = 1.0, log = true}
   kind = {type = "choice", values = ["adam", "sgd"]}

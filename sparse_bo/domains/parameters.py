@@ -139,7 +139,8 @@ class Float(Parameter):
         low: The least value.
         high: The largest value; equal to ``low``: a constant.
         log: Whether to search in the logarithm.
-        step: Distance between values, from ``low`` on; ``None``: any value.
+        step: Distance between values, from ``low`` on, the last one at most ``high``: 122 in steps of 5 from 20 on ends at 120.
+            ``None``: any value.
         when: Condition, such as ``{"optimizer": "sgd"}``: see :class:`Int`.
 
     Raises:
@@ -212,7 +213,7 @@ class Int(Parameter):
         low: The least value.
         high: The largest value; equal to ``low``: a constant.
         log: Whether to search in the logarithm.
-        step: Distance between values, from ``low`` on.
+        step: Distance between values, from ``low`` on, the last one at most ``high``.
         when: Condition: the parameter is there only where another one has a value, or one of some. Where it is not, points and
             the dictionaries that an objective gets do not have it. With several names all conditions hold; the other parameter
             may be conditional, too.

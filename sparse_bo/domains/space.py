@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -365,7 +366,7 @@ class Space:
             ValueError: If its name ends in neither ``.toml`` nor ``.json``, or it cannot be read, repeats a name or has none.
             TypeError: If a value has the wrong type.
         """
-        path = Path(path)
+        path, text = Path(path), ""
         if path.suffix not in (".toml", ".json"):
             raise ValueError(f"expected a space in a file ending in .toml or .json, got {path}")
         try:
@@ -378,7 +379,8 @@ class Space:
         except UnicodeDecodeError as error:
             raise ValueError(f"expected a space in UTF-8, got other bytes in {path}; save it as UTF-8") from error
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}") from error
+            lower = "; true and false are in lower case" if re.search(r"[=:]\s*(True|False)\b", text) else ""
+            raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}{lower}") from error
         if not isinstance(found, Mapping):
             raise ValueError(f"expected {path} to hold a table of parameters, got {type(found).__name__}")
         return Space({name: parameter_of(name, part) for name, part in found.items()})

@@ -49,7 +49,7 @@ def facts(view: RunView) -> dict[str, str]:
     elif view.variance_factor is not None:
         lines["certificate"] = f"sparse and exact variance differ by at most a factor {view.variance_factor:.3g}, anywhere"
     if view.calibration is not None:
-        lines["calibration"] = f"of {view.calibration.results:,} predictions, {calibrated(view.calibration)}"
+        lines["calibration"] = f"of {view.calibration.results:,} {predictions(view)}, {calibrated(view.calibration)}"
     return {name: text for name, text in lines.items() if text}
 
 
@@ -204,6 +204,12 @@ def dictionary(view: RunView) -> str:
     return text + (f", effective dimension {number(dimension[-1], 3)}" if len(dimension) else "")
 
 
+def predictions(view: RunView) -> str:
+    """Return the word for predictions before the results, of which every outcome has its own."""
+    several = 0 if view.outcomes is None else len(view.outcomes.values)
+    return f"predictions of {several} outcomes" if several > 1 else "predictions"
+
+
 def calibrated(found: Calibration) -> str:
     """Return shares within intervals and the spread of standardised errors, beside their values for a right model.
 
@@ -234,7 +240,12 @@ def advice_of(view: RunView) -> list[Advice]:
         *_failures(view),
         *_missing_model(view),
         *_of_outcomes(view.outcomes),
-        *miscalibrated(view.calibration, policy=view.about.get("policy"), exact=len({*(view.best_interval or (0, 1))}) == 1),
+        *miscalibrated(
+            view.calibration,
+            policy=view.about.get("policy"),
+            exact=len({*(view.best_interval or (0, 1))}) == 1,
+            of=predictions(view),
+        ),
         *_progress(view),
         *_edges(view),
         *_resume(view),

@@ -122,7 +122,9 @@ def sections_of(view: RunView) -> Iterator[Section]:
         yield Section("calibration", "Calibration", plots=[_calibration(view)])
     elif view.calibration is not None:
         yield Section(
-            "calibration", "Calibration", f"Of {view.calibration.results:,} predictions, {facts.calibrated(view.calibration)}."
+            "calibration",
+            "Calibration",
+            f"Of {view.calibration.results:,} {facts.predictions(view)}, {facts.calibrated(view.calibration)}.",
         )
     sparse = list(_sparse(view))
     if sparse:

@@ -47,6 +47,8 @@ def naming_ours(function: F) -> F:
         for name in given.keys() & ELSEWHERE.keys():
             own, value = ELSEWHERE[name], given[name]
             raise TypeError(f"expected {own}=, got {name}=, its name in other libraries; write {own}={reprlib.repr(value)}")
+        if "direction" in given:
+            raise TypeError(f"expected no direction=, got {given['direction']!r}; call maximize or minimize")
         return function(*args, **given)
 
     return called  # type: ignore[return-value]  # `wraps` keeps the signature
@@ -72,7 +74,12 @@ def tensor_of(name: str, value: T | Rows) -> T | Tensor:
     except ValueError as error:
         raise TypeError(f"expected {name} as rows of equal length, got others ({error}); pass one number per input") from error
     if array.dtype.kind not in "biuf":
-        raise TypeError(f"expected {name} of numbers, got {type(value).__name__} of dtype {array.dtype}; convert it to float")
+        got, fix = f"{type(value).__name__} of dtype {array.dtype}", "convert it to float"
+        columns = {column: np.asarray(cast("Any", value)[column]).dtype for column in getattr(value, "columns", ())}
+        for column, dtype in columns.items():
+            if dtype.kind not in "biuf":
+                got, fix = f"column {column!r} of dtype {dtype}", "convert it to float, or drop it (names of arms: names=)"
+        raise TypeError(f"expected {name} of numbers, got {got}; {fix}")
     return torch.from_numpy(np.require(array, np.float32 if array.dtype == np.float32 else np.float64, ["C", "W"]))
 
 

@@ -71,7 +71,7 @@ class RunProgress(Progress):
             self.regret += float(regrets.sum())
             status += f"regret {self.regret / self.evaluated:.4g} "
         status += "" if row.dictionary_size is None else f"dictionary {row.dictionary_size} "
-        self.update(self.line, completed=self.evaluated, status=f"{status}batch {row.batch_size:,}")
+        self.update(self.line, completed=self.evaluated, status=f"{status}batch of {row.batch_size:,}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,14 +77,15 @@ def maximize(
         space: Named parameters, instead of ``arms`` and ``bounds``: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
             "kind": Choice("a", "b")}``. At most 20,000 combinations are a finite arm set; otherwise the unit box of the encoded
             columns is searched (:class:`sparse_bo.Space`).
-        arms: ``a x d`` candidates: a tensor, an array or a list; or a :class:`sparse_bo.MemmapArms` or
-            :class:`sparse_bo.ProductGrid`.
+        arms: ``a x d`` candidates: a tensor, an array or a list; a table, of which the objective gets rows of numbers without
+            the columns' names; or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
         names: A name for each arm: in batches, results, report and journal; :meth:`AskTell.add` and ``initial=`` take them.
         bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
             the lower and the upper corner (``2 x d``), as in BoTorch.
         feasible: With ``space``: feasibility function of a dictionary. On a box an infeasible pick is replaced by the nearest
             feasible point found.
-        budget: Number of evaluations, those of a resumed run included. Those that it had asked for are made even beyond it.
+        budget: Number of evaluations, those of a resumed run included. Those that it had asked for are made even beyond it, and
+            a run of more is returned as it is.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion`; over arms
             :class:`sparse_bo.policies.ExpectedImprovement`, in long runs followed by :class:`sparse_bo.BBKB`, which has all
             where every evaluation counts and fewer than 10,000 are planned. All hyper-parameters are learned. The choice and

@@ -325,6 +325,12 @@ WRONG = {
         "expected a number for 'temperature' in line 3 of file.csv, got 'hot'; write a number",
     ),
     "a decimal comma": (COLLEAGUE + '"50,5",4,water,1\n', "add", "got '50,5'; write a decimal point"),
+    "a result below a limit": (
+        COLLEAGUE + "50,4,water,<0.01\n",
+        "add",
+        "got '<0.01'; write the limit of detection, or half of it",
+    ),
+    "a result in words": (COLLEAGUE + "50,4,water,n.d.\n", "add", "got 'n.d.'; write a number, or `failed`"),
     "an integer with a fraction": (COLLEAGUE + "50,4.5,water,1\n", "add", "hours"),
     "too many cells": (
         COLLEAGUE + "50,5,4,water,1\n",

@@ -172,7 +172,7 @@ def test_the_bar_shows_hypervolume_or_the_best_feasible_value():
         bar = RunProgress(History([row], {"policy": "p"}), 9, console=Console(quiet=True))
         return bar.tasks[0].fields["status"]
 
-    assert status(feasible=2, hypervolume=1.25) == "hypervolume 1.25 batch 1"
-    assert status(feasible=2, best_mean=0.75) == "best feasible 0.75 batch 1"
-    assert status(feasible=0, best_mean=0.75) == "none feasible batch 1"
-    assert status(best_mean=0.75) == "best 0.75 batch 1"
+    assert status(feasible=2, hypervolume=1.25) == "hypervolume 1.25 batch of 1"
+    assert status(feasible=2, best_mean=0.75) == "best feasible 0.75 batch of 1"
+    assert status(feasible=0, best_mean=0.75) == "none feasible batch of 1"
+    assert status(best_mean=0.75) == "best 0.75 batch of 1"

@@ -38,7 +38,7 @@ def test_the_numbers_stay_whole_however_narrow_the_terminal(width):
 
 
 def test_the_status_is_cut_first():
-    assert shown(80).rstrip().endswith("batch 1")
+    assert shown(80).rstrip().endswith("batch of 1")
     assert "━" * 10 in shown(50)
     assert shown(50).rstrip().endswith("…")
 

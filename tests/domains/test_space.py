@@ -74,6 +74,7 @@ def test_what_is_decoded_is_encoded_again_and_stays_where_it_is(parameters, seed
         (Float(-3, 7), [-2.9, 0.1, 0.3, 6.7]),
         (Float(0, 1), [0.1, 1 / 3, math.pi / 4]),
         (Float(0, 1, step=0.1), [0.1, 0.3, 0.6, 0.7]),
+        (Float(20, 122, step=5), [20.0, 25.0, 120.0]),
         (Float(1e15, 1e15 + 1), [1e15 + 0.125, 1e15 + 0.5]),
         (Float(1e9, 1e9 + 1e-6), [1e9 + 2**-22]),
     ],
@@ -479,7 +480,13 @@ def test_a_space_is_read_from_a_file(name, tmp_path):
     ("name", "text", "message"),
     [
         ("space.txt", "", "ending in .toml or .json"),
-        ("space.toml", "lr = {", "cannot be read as TOML"),
+        ("space.toml", "lr = {", "cannot be read as TOML: [^;]*$"),
+        ("space.toml", "a = {type='float', low=1, high=2, log = True}", "cannot be read as TOML.* true and false are in lower"),
+        (
+            "space.json",
+            '{"a": {"type": "float", "low": 1, "high": 2, "log": True}}',
+            "as JSON.* true and false are in lower case",
+        ),
         ("space.toml", "a = {type='int', low=0, high=1}\na = {type='int', low=0, high=2}", "cannot be read as TOML"),
         ("space.json", '{"a": {"type": "int", "low": 0, "high": 1}, "a": 3}', "'a' twice"),
         ("space.json", "[1]", "a table of parameters"),

@@ -132,6 +132,7 @@ def test_a_run_that_ended_early_goes_on_from_its_journal(domain, policy, tmp_pat
     again = maximize(objective, **settings, resume=True)
     assert len(values(again)) == 16
     assert values(again)[:7] == values(ended)
+    assert values(maximize(objective, **{**settings, "budget": 9}, resume=True)) == values(again)
     best = max(values(again))
     over = maximize(objective, **settings, resume=True, target=best)
     assert len(values(over)) == 16

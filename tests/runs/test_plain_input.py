@@ -248,6 +248,8 @@ def test_numbers_of_any_kind_are_values(y):
 def test_a_table_of_one_column_is_its_column():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"x1": [0.1, 0.2], "value": [0.5, 3.0]})
+    with pytest.raises(TypeError, match="got column 'of' of dtype object; convert it to float, or drop it .*names="):
+        AskTell(table.assign(of=np.array(["a", "b"], dtype=object)))
     X, bounds = ROWS[:2] / 9.0, [(0.0, 1.0)] * 3
     with pytest.raises(TypeError, match=r"one column, got a table of x1, value; pass one of them: table\['value'\]$"):
         AskTell(bounds=bounds, initial=(X, table))
@@ -439,6 +441,7 @@ def test_lists_of_tensors_that_require_gradients_are_taken_for_their_values():
         (lambda f: maximize(f, bounds=[(0, 1)], budget=9, random_state=1), r"expected seed=, got random_state=.*write seed=1"),
         (lambda f: maximize(f, bounds=[(0, 1)], budget=9, n_jobs=2), r"expected workers=, got n_jobs="),
         (lambda f: maximize(f, bounds=[(0, 1)], budget=9, timeout=2.0), r"expected seconds=, got timeout="),
+        (lambda f: maximize(f, bounds=[(0, 1)], budget=9, direction="minimize"), "got 'minimize'; call maximize or minimize"),
         (lambda f: maximize(f, bounds=[(0, 1)], budget=9, other=2.0), r"unexpected keyword argument 'other'"),
         (lambda f: maximize(f, bounds=[(0, 1)]), r"missing 1 required keyword-only argument: 'budget'"),
     ],

