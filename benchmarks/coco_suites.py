@@ -96,6 +96,8 @@ class Task:
 
     def violation(self, row: list[float]) -> float:
         """Return the total violation of a result, each constraint in units of its standard deviation; 0: feasible."""
+        if not self.constraints:
+            return 0.0
         scales = self.typical[:, self.objectives :].std(dim=0).tolist()
         return sum(max(c, 0.0) / scale for c, scale in zip(row[self.objectives :], scales, strict=True))
 
