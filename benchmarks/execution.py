@@ -33,7 +33,7 @@ from sparse_bo.journal import Event, Writer
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.builtin import cadata, repeatable
 from sparse_bo.runs.description import about_run
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 
 MODES: dict[str, int | None] = {"one at a time": 16, "batches": None}
 """How it is asked, and how many evaluations are out; ``None``: the batch."""

@@ -48,7 +48,7 @@ from sparse_bo.report.view import arm_name
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run
 from sparse_bo.runs.default_policy import chosen_policy
-from sparse_bo.runs.records import about_of, read_run
+from sparse_bo.runs.recording import about_of, read_run
 from sparse_bo.runs.result import write_page
 from sparse_bo.runs.view import view_of_journal, view_of_recorded
 from sparse_bo.validation import check_choice, check_device

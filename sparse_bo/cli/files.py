@@ -36,7 +36,7 @@ from sparse_bo.evaluations.results import Measured
 from sparse_bo.problems.custom import own_arms
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import written_whole
-from sparse_bo.runs.records import Evaluations, Recorded, about_of, read_run
+from sparse_bo.runs.recording import Evaluations, Recorded, about_of, read_run
 from sparse_bo.validation import check_device
 
 

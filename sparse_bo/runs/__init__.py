@@ -7,7 +7,7 @@ from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.maximize import maximize, minimize, optimize
 from sparse_bo.runs.previous import RunObservations, observations_of
-from sparse_bo.runs.records import Recorded, read_run
+from sparse_bo.runs.recording import Recorded, read_run
 from sparse_bo.runs.result import FrontPoint, Result
 
 __all__ = [

@@ -50,7 +50,7 @@ from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import ARGUMENTS, Lockstep
 from sparse_bo.runs.previous import RunObservations, resolved
-from sparse_bo.runs.records import Recorder, opened, replay
+from sparse_bo.runs.recording import Recorder, opened, replay
 from sparse_bo.runs.result import Result, result_of
 from sparse_bo.runs.steps import Steps
 from sparse_bo.validation import check_count, check_flag

@@ -22,7 +22,7 @@ from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import BanditState, State
 from sparse_bo.policies.bandits.box_mechanism import BoxUCBState
 from sparse_bo.report.view import spread
-from sparse_bo.runs.records import Recorded, recorded_in, replayed
+from sparse_bo.runs.recording import Recorded, recorded_in, replayed
 from sparse_bo.widths.estimates import Calibration, calibration
 
 

@@ -20,7 +20,7 @@ from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
 from sparse_bo.runs.description import checked_about, recorded_outcomes
-from sparse_bo.runs.records import evaluations_of
+from sparse_bo.runs.recording import evaluations_of
 
 logger = logging.getLogger(__name__)
 CAN_LEARN = "which can learn from the results of this one: initial={}"

@@ -26,7 +26,7 @@ from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.interrupts import Boundary
 from sparse_bo.runs.lockstep import Lockstep
-from sparse_bo.runs.records import Recorder
+from sparse_bo.runs.recording import Recorder
 
 W = TypeVar("W")
 

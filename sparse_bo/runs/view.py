@@ -29,7 +29,7 @@ from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_regio
 from sparse_bo.report.view import Observation, OutcomeColumns, RunView, Slice, arm_name, spread
 from sparse_bo.runs.columns import importance_of
 from sparse_bo.runs.history import History, report_of
-from sparse_bo.runs.records import Recorded, recorded_in, replayed
+from sparse_bo.runs.recording import Recorded, recorded_in, replayed
 
 SLICE_POINTS = 41
 REPLAYED_SECONDS = 60.0

@@ -34,7 +34,7 @@ from sparse_bo.evaluations import Batch, Workers
 from sparse_bo.evaluations.results import results_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, GPUCB, RandomSearch
-from sparse_bo.runs.records import evaluations_of, read_run
+from sparse_bo.runs.recording import evaluations_of, read_run
 from tests.attacks.objectives import Watched
 from tests.journal.every_policy import BUDGET, ON_ARMS, ON_BOXES, outcomes_of, policy_of, result_of, shorten_searches
 from tests.journal.runs import arms, policy, value

@@ -21,7 +21,7 @@ from typing import Any
 
 from sparse_bo import AskTell, Storage
 from sparse_bo.errors import StorageError
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.attacks.builders import course, finished, scratch, started, step, told_lost
 
 POLICY = "bbkb"

@@ -13,7 +13,7 @@ import torch
 
 from sparse_bo import AskTell, Choice, Float, Int
 from sparse_bo.policies import RandomSearch
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.cli.builders import invoke
 
 SPACE = """

@@ -14,7 +14,7 @@ from sparse_bo.domains import ProductGrid
 from sparse_bo.journal import Storage
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.cli.builders import QUICK, invoke
 
 JOURNAL = ["--policy", "bbkb", "--kernel", "rbf", "--regularization", "0.05", "--width", "2"]

@@ -12,7 +12,7 @@ from sparse_bo import History, RunInterrupted
 from sparse_bo.errors import StorageError
 from sparse_bo.policies.improvement.policy import ArmSearch
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.cli.builders import QUICK, invoke
 
 SLOW = """

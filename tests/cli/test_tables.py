@@ -15,7 +15,7 @@ from sparse_bo.policies import RandomSearch
 from sparse_bo.report.facts import facts
 from sparse_bo.report.page import run_page
 from sparse_bo.runs import audit_run
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from sparse_bo.runs.view import view_of_journal, view_of_recorded
 from tests.builders import arms
 from tests.report.builders import view

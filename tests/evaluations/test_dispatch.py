@@ -20,7 +20,7 @@ from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.job import Evaluate, Job
 from sparse_bo.evaluations.pools import Pool
 from sparse_bo.policies import RandomSearch
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.builders import arms, bbkb, unit_box
 from tests.evaluations import flaky, light
 

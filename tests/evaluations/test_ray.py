@@ -9,7 +9,7 @@ import pytest
 
 from sparse_bo import ObjectiveError, Workers, maximize
 from sparse_bo.evaluations import RayExecutor
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.builders import arms, bbkb
 from tests.evaluations import flaky, light
 

@@ -14,7 +14,7 @@ from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Event, Journal, Row, Writer, pack, unpack
 from sparse_bo.journal.format import ARMS, ROW, RUN, SNAPSHOT, frame, header
 from sparse_bo.policies.persistence import describe
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.journal.runs import arms, finished, policy, records, rewritten
 
 ABOUT = {"policy": "bbkb", "seed": 0, "notes": {}}

@@ -17,7 +17,7 @@ from sparse_bo import BBKB, GPBUCB, GSSBO, SBPE, AskTell, Measured, Storage, Tru
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BoTorchUCB, ExpectedImprovement
-from sparse_bo.runs.records import evaluations_of
+from sparse_bo.runs.recording import evaluations_of
 from tests.journal.every_policy import shorten_searches
 from tests.journal.runs import arms, killed, policy
 

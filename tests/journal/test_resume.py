@@ -20,7 +20,7 @@ from sparse_bo.domains import Box
 from sparse_bo.errors import ResumeWarning
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
-from sparse_bo.runs.records import Recorder, read_run
+from sparse_bo.runs.recording import Recorder, read_run
 from sparse_bo.sharding import Alone
 from sparse_bo.widths import ConstantWidth
 from tests.journal.runs import arms, finished, policy, records, rewritten, step

@@ -27,7 +27,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.journal import Event, Journal, Row, Writer
 from sparse_bo.journal.format import frame
 from sparse_bo.policies import RandomSearch
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.journal.runs import arms, finished, killed, policy, step
 
 ABOUT = {"policy": "bbkb", "seed": 0, "notes": {}}
@@ -445,7 +445,7 @@ def test_a_journal_on_a_read_only_disk_is_read_and_not_written(path):
     with AskTell(arms(), policy(), seed=1, storage=path) as loop:
         finished(loop, budget=40)
     script = (
-        "import sys\nfrom sparse_bo import AskTell\nfrom sparse_bo.runs.records import read_run\n"
+        "import sys\nfrom sparse_bo import AskTell\nfrom sparse_bo.runs.recording import read_run\n"
         "print(read_run(sys.argv[1]).asked)\ntry:\n    AskTell.resume(sys.argv[1])\n"
         "except RuntimeError as error:\n    print(error)\n"
     )

@@ -17,7 +17,7 @@ from sparse_bo.planning.forecast import default_kernel
 from sparse_bo.planning.pilot import Trace, continued, powered, run_draws, saturating
 from sparse_bo.policies import RandomSearch
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
-from sparse_bo.runs.records import about_of
+from sparse_bo.runs.recording import about_of
 from tests.builders import rbf_kernel, unit_box
 
 DENSE = BBKB(covar_module=rbf_kernel(0.1), regularization=0.01, oversampling=10.0, width=10.0, batch_size=10)

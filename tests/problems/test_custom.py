@@ -14,7 +14,7 @@ from sparse_bo import History, MemmapArms
 from sparse_bo.cli.options import app
 from sparse_bo.problems.custom import imported, own_problem, parsed_grid
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 
 EXPERIMENT = '''
 import torch

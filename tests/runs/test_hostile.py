@@ -23,7 +23,7 @@ from sparse_bo.errors import (
 from sparse_bo.evaluations import Batch, PlainBatch
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.engine import Engine
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from tests.journal.runs import arms, policy
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)

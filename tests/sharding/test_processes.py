@@ -12,7 +12,7 @@ import torch.distributed as dist
 from sparse_bo import maximize
 from sparse_bo.errors import RankError
 from sparse_bo.runs.engine import Engine
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.recording import read_run
 from sparse_bo.sharding import processes
 from tests.sharding.builders import bbkb, killed, objective, on_processes, picks_in, scattered, split
 

@@ -1,4 +1,4 @@
-"""Recorded runs: the recording in a journal, history and results from there, and the state, computed again."""
+"""Recording a run in a journal (its records: :mod:`sparse_bo.journal.format`); history, results and state computed from there."""
 
 from __future__ import annotations
 
