@@ -1,4 +1,4 @@
-"""Recording a run in a journal (its records: :mod:`sparse_bo.journal.format`); history, results and state computed from there."""
+"""Recording a run in a journal (records: :mod:`sparse_bo.journal.format`); history, results and state computed from there."""
 
 from __future__ import annotations
 
