@@ -216,6 +216,7 @@ class Engine:
         self.ledger.add(handing.batch.tickets, handing.picks)
         if handing.ahead is self._queue:  # picks made ahead did not know of these
             self._queue_at = handing.start + q
+            self.state = self.state.with_not_picked(q)
             self._ahead, self._at = Ahead(self.domain, self.domain.no_picks), 0
         else:
             self._ahead, self._at = handing.ahead, handing.start + q
@@ -384,6 +385,7 @@ class Engine:
             if errors is not None and self.outcomes is not None:
                 errors = errors[~errors.isnan()]  # none of missing ones
             state = tell(self.state, picks, y, generator=generator, **known)
+            state = state.with_not_picked(state.pulls - self.state.pulls) if added else state
         else:
             state = self.state.without_results()
         if bad:

@@ -409,6 +409,31 @@ def test_processes_of_one_study_with_one_seed_make_different_trials():
     assert len(set(values)) >= 19  # the search repeats one point on purpose
 
 
+def test_four_points_of_the_design_lie_in_four_quarters_with_trials_of_others_between_them():
+    """The first trial is another sampler's; others were added, enqueued, made by another worker, or have failed there."""
+
+    def plane(trial):
+        return trial.suggest_float("x", 0, 1) + trial.suggest_float("y", 0, 1)
+
+    for seed in range(5):
+        made = optuna.create_study(sampler=SparseBOSampler(seed=seed, policy=TrustRegion(initial_design=12)))
+        other = optuna.load_study(study_name=made.study_name, storage=made._storage, sampler=optuna.samplers.RandomSampler(1))
+        made.optimize(plane, n_trials=2)
+        running = other.ask()
+        plane(running)
+        made.enqueue_trial({"x": 0.4, "y": 0.6})
+        made.optimize(plane, n_trials=2)
+        other.tell(running, 0.5)
+        lost = other.ask()
+        plane(lost)
+        other.tell(lost, state=TrialState.FAIL)
+        made.add_trial(made.trials[0])
+        made.optimize(plane, n_trials=2)
+        designed = [made.trials[number].params for number in (1, 4, 7, 8)]
+        for name in "xy":
+            assert sorted(int(4 * params[name]) for params in designed) == [0, 1, 2, 3]
+
+
 def test_a_study_resumed_with_the_same_seed_goes_on_with_other_trials():
     made = study(chance(), line, 6)
     made.sampler = chance()
