@@ -126,7 +126,7 @@ class State(ABC):
     failures: Failures | None = field(default=None, metadata=kept(Failures))
     """Failures; ``None`` before the first."""
     not_picked: int = field(default=0, metadata=KEPT)
-    """Evaluations that the policy has not picked: observations added to the run, and points that the user has queued."""
+    """Evaluations that the policy has not picked: observations added to the run, those of its start included."""
 
     @property
     @abstractmethod
@@ -363,7 +363,8 @@ def design_points(q: int, state: PointState, *, pending: Tensor, generator: torc
     """Return the next ``q x d`` points of a run's initial design; those near failures or pending points are replaced.
 
     The designs of all asks are one Sobol sequence (:meth:`.Box.design`), also over failures, pending points and a resume.
-    Observations that were added, and points that the user has queued, take none of its points. Draws nothing without failures.
+    Observations that were added take none of its points; queued ones do, as their missing parts are those of a point. Draws
+    nothing without failures.
     """
     points = state.box.design(q, start=state.picked(len(pending)), generator=generator)
     return spared(points, state.refusal(pending=pending), lambda rows: state.box.sobol(q, generator=generator)[rows])

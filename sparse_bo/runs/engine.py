@@ -216,7 +216,6 @@ class Engine:
         self.ledger.add(handing.batch.tickets, handing.picks)
         if handing.ahead is self._queue:  # picks made ahead did not know of these
             self._queue_at = handing.start + q
-            self.state = self.state.with_not_picked(q)
             self._ahead, self._at = Ahead(self.domain, self.domain.no_picks), 0
         else:
             self._ahead, self._at = handing.ahead, handing.start + q
