@@ -434,6 +434,29 @@ def test_four_points_of_the_design_lie_in_four_quarters_with_trials_of_others_be
             assert sorted(int(4 * params[name]) for params in designed) == [0, 1, 2, 3]
 
 
+def test_a_constant_that_gets_a_range_is_of_the_model_from_the_next_trial_on_without_a_warning(caplog):
+    """The new range is known once a trial has it; the warning told of ranges that change from trial to trial."""
+    drawn = []
+
+    class Drawn(optuna.samplers.RandomSampler):
+        def sample_independent(self, study, trial, name, distribution):
+            drawn.append((trial.number, name))
+            return super().sample_independent(study, trial, name, distribution)
+
+    def objective(trial):
+        n = trial.suggest_int("n", 3, 3 if trial.number < 4 else 9)
+        return (trial.suggest_float("x", 0, 1) - 0.3) ** 2 + abs(n - 6)
+
+    logging.getLogger("optuna").addHandler(caplog.handler)
+    try:
+        made = study(chance(independent_sampler=Drawn(seed=0)), objective, 8)
+    finally:
+        logging.getLogger("optuna").removeHandler(caplog.handler)
+    assert drawn == [(0, "x"), (4, "n")]
+    assert len({trial.params["n"] for trial in made.trials[4:]}) > 1
+    assert "is sampled by" not in caplog.text
+
+
 def test_a_study_resumed_with_the_same_seed_goes_on_with_other_trials():
     made = study(chance(), line, 6)
     made.sampler = chance()
