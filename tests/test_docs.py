@@ -144,6 +144,15 @@ def test_formulas_and_code_of_how_it_works_are_where_the_pages_say():
             assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
+def test_files_that_code_and_pages_name_exist():
+    """A docstring named a page of decisions that another one had taken in."""
+    named = r"\b((?:docs|benchmarks|tests|tutorials|sparse_bo)/[\w./-]+\.(?:py|md|ipynb|toml|png))\b"
+    sources = [*(ROOT / "sparse_bo").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), *PAGES, *ROOT.glob("*.md")]
+    found = {(path.name, file) for path in sources for file in re.findall(named, path.read_text(encoding="utf-8"))}
+    assert len(found) >= 50
+    assert [(name, file) for name, file in sorted(found) if not (ROOT / file).exists()] == []
+
+
 def test_files_of_the_glossary_exist():
     files = re.findall(r"`([a-z_]+(?:/\w+)+\.py)`", (ROOT / "GLOSSARY.md").read_text(encoding="utf-8"))
     assert len(files) >= 10

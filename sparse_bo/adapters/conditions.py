@@ -70,7 +70,8 @@ class TrialForms:
                     _add(values[name], {round(distribution.to_internal_repr(trial.params[name])): (trial.number, trial.number)})
 
     def __contains__(self, name: str) -> bool:
-        return name in self._newest
+        """Return whether the newest trial with a parameter had a range for it, not one value."""
+        return name in self._newest and not self._newest[name][0][1].single()
 
     def space(self) -> Mapping[str, tuple[BaseDistribution, Condition | None]]:
         """Return the range and the condition (``None``: always there) of parameters, those they depend on first.

@@ -113,6 +113,7 @@ class SparseBOSampler(BaseSampler):
         self._searches: dict[int | None, _Search] = {}
         self._forms: dict[int | None, TrialForms] = {}
         self._generators: dict[int | None, torch.Generator] = {}
+        self._picked: dict[int | None, int] = {}
         self._warned: set[str] = set()
         self._begun, self._first = False, [0, 0]  # seed, and number of the first trial
 
@@ -201,7 +202,9 @@ class SparseBOSampler(BaseSampler):
             search = self._searches.pop(bracket, None)
             if search is None or not search.fits(study, names, conditions):
                 search = _Search(study, names, conditions, self._policy, self._generator_of(bracket))
+                search.picked = self._picked.get(bracket, 0)
             values = search.next(trial.number)
+            self._picked[bracket] = search.picked
             self._searches[bracket] = search  # not after an exception, Ctrl-C too: then all trials are read again
             return values
 
@@ -262,6 +265,8 @@ class _Search:
             self.mechanism = mechanism_of(policy, self.domain, self.outcomes)
         self.state: State = self.mechanism.init()
         self.sign = -1.0 if study.directions[0] == optuna.study.StudyDirection.MINIMIZE else 1.0
+        self.picked = 0
+        """Picks so far, those of earlier searches with this generator included: a design goes on by them."""
         self.queue: list[Tensor] = []
         self.out: dict[int, Tensor] = {}
         self.ended: set[int] = set()
@@ -296,12 +301,14 @@ class _Search:
         known = pending = torch.cat([self.domain.no_picks, *self.out.values()])
         if isinstance(self.state, PointState):
             known = torch.cat([self.state.X, self.state.left_alone(), pending])
+        self.state = self.state.with_not_picked(self.state.picked(len(pending)) - self.picked)
         made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
         while isinstance(made, Wait):  # Optuna never waits: what has been out for longest is forgotten
             pending = pending[1 + len(pending) // 2 :]
             seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator, device="cpu"))
             other = torch.Generator().manual_seed(seed)  # the run's own design would repeat the forgotten points
             made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=other)
+        self.picked += len(made.picks)
         return self.domain.mended(made.picks, seen=known, repeats=made.repeats, generator=self.generator)
 
     @with_gradients

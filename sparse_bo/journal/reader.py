@@ -180,6 +180,11 @@ class Journal:
         return Journal(real, data)
 
     @property
+    def size(self) -> int:
+        """Number of bytes that were read, those of a last record that is cut off included."""
+        return len(self._data)
+
+    @property
     def last(self) -> int:
         """Number of the last event; −1 if there is none."""
         return len(self._events) - 1

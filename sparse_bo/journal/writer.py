@@ -97,7 +97,8 @@ class Writer:
         try:
             journal = Journal.read(path)
             writer = Writer(path, storage, lock, os.open(path, _FLAGS), journal.end)
-            os.ftruncate(writer._descriptor, journal.end.offset)
+            if os.fstat(writer._descriptor).st_size == journal.size:  # else another program writes, which the first write names
+                os.ftruncate(writer._descriptor, journal.end.offset)
             return writer, journal
         except BaseException as error:
             lock.release()

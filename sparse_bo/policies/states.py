@@ -125,6 +125,8 @@ class State(ABC):
     """Wall-clock seconds of the last update, by phase."""
     failures: Failures | None = field(default=None, metadata=kept(Failures))
     """Failures; ``None`` before the first."""
+    not_picked: int = field(default=0, metadata=KEPT)
+    """Evaluations that the policy has not picked: observations added to the run, those of its start included."""
 
     @property
     @abstractmethod
@@ -156,6 +158,15 @@ class State(ABC):
         """
         failures = 0 if self.failures is None else self.failures.total
         return max(size - self.pulls - failures, (size + 1) // 2 - self.pulls)
+
+    def picked(self, pending: int) -> int:
+        """Return how many evaluations the policy has picked, with ``pending`` ones; the place of a design in its sequence."""
+        failures = 0 if self.failures is None else self.failures.total
+        return self.pulls + failures + pending - self.not_picked
+
+    def with_not_picked(self, count: int) -> Self:
+        """Return the state with ``count`` more evaluations that the policy has not picked."""
+        return replace(self, not_picked=self.not_picked + count)
 
     def without_results(self) -> Self:
         """Return the state after a batch without results."""
@@ -352,8 +363,8 @@ def design_points(q: int, state: PointState, *, pending: Tensor, generator: torc
     """Return the next ``q x d`` points of a run's initial design; those near failures or pending points are replaced.
 
     The designs of all asks are one Sobol sequence (:meth:`.Box.design`), also over failures, pending points and a resume.
-    Draws nothing without failures.
+    Observations that were added take none of its points; queued ones do, as their missing parts are those of a point. Draws
+    nothing without failures.
     """
-    failed = 0 if state.failures is None else state.failures.total
-    points = state.box.design(q, start=state.pulls + failed + len(pending), generator=generator)
+    points = state.box.design(q, start=state.picked(len(pending)), generator=generator)
     return spared(points, state.refusal(pending=pending), lambda rows: state.box.sobol(q, generator=generator)[rows])

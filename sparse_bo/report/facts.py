@@ -99,6 +99,8 @@ def best_outcomes(outcomes: OutcomeColumns) -> dict[str, float]:
 def nothing_feasible(outcomes: OutcomeColumns) -> str:
     """Return by how much the limits are violated in the evaluation of the least violation."""
     row = outcomes.best_row
+    if row is None and not len(outcomes.feasible):
+        return "none yet: results count once those of all pending evaluations are told, or with the next ask"
     if row is None:
         return "no feasible evaluation yet"
     by = {name: float(distance[row]) for name, distance in outcomes.violations.items()}

@@ -384,6 +384,7 @@ class Engine:
             if errors is not None and self.outcomes is not None:
                 errors = errors[~errors.isnan()]  # none of missing ones
             state = tell(self.state, picks, y, generator=generator, **known)
+            state = state.with_not_picked(state.pulls - self.state.pulls) if added else state
         else:
             state = self.state.without_results()
         if bad:

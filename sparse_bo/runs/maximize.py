@@ -12,7 +12,7 @@ from sparse_bo.domains import ArmSet, Box, Feasible, Space, check_domain, space_
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.job import Arrays, CallWith
 from sparse_bo.evaluations.pools import Submits, Workers, packed, workers_of
-from sparse_bo.journal import Storage, storage_of
+from sparse_bo.journal import Storage, delete, storage_of
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.policies.outcomes import Direction, Limits
 from sparse_bo.policies.settings import Goal
@@ -122,7 +122,8 @@ def maximize(
         ObjectiveError: If the objective fails; has the loop and the result so far, as any other exception of the run.
         RunInterrupted: On Ctrl-C; has the loop and the result so far.
 
-    An exception releases the journal: the same call with ``resume=True`` continues, and so does the exception's ``loop``.
+    An exception releases the journal: the same call with ``resume=True`` continues, and so does the exception's ``loop``. One
+    raised before the first evaluation is asked leaves no journal.
     """
     return _whole(locals(), minimize=False)
 
@@ -258,17 +259,22 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
             raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
         arms = tensor_of("arms", given["arms"])
         there = storage is not None and resume and storage_of(storage).resolved().exists()
-    if resume and group_of(arms).from_first("looking for the journal", there):
+    resumed = resume and group_of(arms).from_first("looking for the journal", there)
+    if resumed:
         loop = _resumed(storage, arms, run)
     else:
         at_a_time = None if spread is None else spread.count
         loop = AskTell(given["arms"], **run, storage=storage, goal=given["goal"], budget=budget, workers=at_a_time)
     result: Result | None = None
+    begun = loop.asked, loop.history.observations
     try:
         result = loop.run(given["objective"], max(budget - loop.asked, 0), **how)
         loop.close()
     except BaseException as error:
         loop.release()
+        unused = not resumed and (loop.asked, loop.history.observations) == begun
+        if unused and storage is not None and isinstance(error, Exception) and group_of(arms).leads:
+            delete(storage_of(storage).resolved())  # it would block the corrected call
         if result is not None:  # exceptions of `run` have it already
             vars(error).update(loop=loop, result=result)
         raise

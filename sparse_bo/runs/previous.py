@@ -192,7 +192,8 @@ def advice_to_begin(path: str | Path, domain: Domain, outcomes: Outcomes | None)
     try:
         RunObservations((Path(path),), defaults).on(domain, outcomes)
     except ValueError as error:
-        return f"which cannot begin with the results of this one: {error}"
+        why = str(error).removesuffix("; leave out initial=")  # none was given
+        return f"which cannot begin with the results of this one: {why}"
     return CAN_LEARN.format(code)
 
 

@@ -409,6 +409,54 @@ def test_processes_of_one_study_with_one_seed_make_different_trials():
     assert len(set(values)) >= 19  # the search repeats one point on purpose
 
 
+def test_four_points_of_the_design_lie_in_four_quarters_with_trials_of_others_between_them():
+    """The first trial is another sampler's; others were added, enqueued, made by another worker, or have failed there."""
+
+    def plane(trial):
+        return trial.suggest_float("x", 0, 1) + trial.suggest_float("y", 0, 1)
+
+    for seed in range(5):
+        made = optuna.create_study(sampler=SparseBOSampler(seed=seed, policy=TrustRegion(initial_design=12)))
+        other = optuna.load_study(study_name=made.study_name, storage=made._storage, sampler=optuna.samplers.RandomSampler(1))
+        made.optimize(plane, n_trials=2)
+        running = other.ask()
+        plane(running)
+        made.enqueue_trial({"x": 0.4, "y": 0.6})
+        made.optimize(plane, n_trials=2)
+        other.tell(running, 0.5)
+        lost = other.ask()
+        plane(lost)
+        other.tell(lost, state=TrialState.FAIL)
+        made.add_trial(made.trials[0])
+        made.optimize(plane, n_trials=2)
+        designed = [made.trials[number].params for number in (1, 4, 7, 8)]
+        for name in "xy":
+            assert sorted(int(4 * params[name]) for params in designed) == [0, 1, 2, 3]
+
+
+def test_a_constant_that_gets_a_range_is_of_the_model_from_the_next_trial_on_without_a_warning(caplog):
+    """The new range is known once a trial has it; the warning told of ranges that change from trial to trial."""
+    drawn = []
+
+    class Drawn(optuna.samplers.RandomSampler):
+        def sample_independent(self, study, trial, name, distribution):
+            drawn.append((trial.number, name))
+            return super().sample_independent(study, trial, name, distribution)
+
+    def objective(trial):
+        n = trial.suggest_int("n", 3, 3 if trial.number < 4 else 9)
+        return (trial.suggest_float("x", 0, 1) - 0.3) ** 2 + abs(n - 6)
+
+    logging.getLogger("optuna").addHandler(caplog.handler)
+    try:
+        made = study(chance(independent_sampler=Drawn(seed=0)), objective, 8)
+    finally:
+        logging.getLogger("optuna").removeHandler(caplog.handler)
+    assert drawn == [(0, "x"), (4, "n")]
+    assert len({trial.params["n"] for trial in made.trials[4:]}) > 1
+    assert "is sampled by" not in caplog.text
+
+
 def test_a_study_resumed_with_the_same_seed_goes_on_with_other_trials():
     made = study(chance(), line, 6)
     made.sampler = chance()

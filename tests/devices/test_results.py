@@ -48,6 +48,9 @@ def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path:
         loop.release()
         loop.tell((more := loop.ask(1)).tickets, objective(more.X))
         result, certificate = loop.result(), loop.certificate()
+        result.to_pandas()
+        fronts = [point.ticket for point in result.pareto_front] if several else []
+        importance = result.importance_by_outcome if several else result.importance
         shown = result.report(tmp_path / f"{device.type}.html")
         assert f"Slices through the {'front' if several else 'best point'}" in shown or keyword == "arms"
         regret = None if several else [0.5] * result.history.observations
@@ -70,6 +73,8 @@ def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path:
                 result.best_mean,
                 result.best_x,
                 result.hypervolume,
+                fronts,
+                importance is None,
             ],
             "predict": predicted,
             "History": [history.batches().sizes, history.indices, history.points, history.calibration, history.parameters],

@@ -45,6 +45,16 @@ def one_batch(batch: Batch) -> float:
     return float(ticket)
 
 
+class Unloadable:
+    """An objective that another process cannot load."""
+
+    def __call__(self, batch: Batch) -> float:
+        return 0.0
+
+    def __reduce__(self):
+        return int, ("no objective",)
+
+
 def raises_at_first(batch):
     time.sleep(0.2 if batch.tickets[0] == 0 else 0.5)
     if batch.tickets[0] == 0:

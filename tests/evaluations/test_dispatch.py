@@ -525,6 +525,43 @@ def test_loky_takes_lambdas_and_the_standard_library_says_before_anything_is_ask
         run(threading.Lock().acquire, executor=loky_executor)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"call_with": "parameters"},
+        {"vectorized": "yes"},
+        {"arrays": "tensors"},
+        {"executor": SimpleNamespace(submit=lambda f, *args: None)},
+        {"executor": "processes", "objective": flaky.Unloadable()},
+        {"stop": lambda loop: 1 / 0},
+    ],
+    ids=lambda wrong: "-".join(wrong),
+)
+def test_a_call_refused_before_its_first_evaluation_leaves_no_journal_that_blocks_the_corrected_one(wrong, tmp_path):
+    path, wrong = tmp_path / "run.journal", {**wrong}
+    with pytest.raises((TypeError, ValueError, ZeroDivisionError)):
+        run(wrong.pop("objective", flaky.smooth), storage=path, initial=([3], [0.5]), budget=4, **wrong)
+    assert not path.exists()
+    assert run(flaky.smooth, storage=path, initial=([3], [0.5]), budget=4).history.observations == 5
+
+
+def test_a_refused_call_keeps_the_journal_that_it_resumes_and_observations_that_were_added_before(tmp_path):
+    AskTell(arms=arms(), policy=bbkb(), seed=2, storage=tmp_path / "old.journal").close()
+
+    def adds(loop):
+        loop.add([3], [0.5])
+        raise RuntimeError("no evaluation was asked")
+
+    with pytest.raises(ValueError, match="call_with"):
+        run(flaky.smooth, storage=tmp_path / "old.journal", resume=True, call_with="parameters")
+    with pytest.raises(RuntimeError, match="no evaluation was asked"):
+        run(flaky.smooth, storage=tmp_path / "new.journal", stop=adds)
+    with pytest.raises(ValueError, match="has seed 2.*of this one: .*got 0 observations of old.journal$"):
+        run(flaky.smooth, storage=tmp_path / "old.journal", resume=True, seed=3)
+    assert (tmp_path / "old.journal").exists()
+    assert read_run(tmp_path / "new.journal").history.observations == 1
+
+
 def test_executors_that_are_shut_down_or_none_are_named():
     pool = ThreadPoolExecutor(1)
     pool.shutdown()

@@ -589,6 +589,30 @@ def test_what_another_program_writes_meanwhile_is_not_taken_for_our_own_and_stay
         loop.tell(batch.tickets[1:], [2.0])
 
 
+@pytest.mark.parametrize("torn", [0, 23], ids=["whole", "torn"])
+def test_a_resume_removes_nothing_that_another_program_writes_meanwhile(torn, path, monkeypatch):
+    """Where locks do not hold: a result whose ``tell`` had returned was cut off."""
+    loop, batch = with_one_result(path)
+    loop.release()
+    whole, read = path.read_bytes(), Journal.read
+    event, _ = frame(b"tell", b"0123456789abcdef", read(path).end)
+    path.write_bytes(whole + event[:torn])
+
+    def then_another_writes(file):
+        found = read(file)
+        with path.open("ab") as other:
+            other.write(event[torn:])
+        return found
+
+    monkeypatch.setattr(Journal, "read", then_another_writes)
+    again = AskTell.resume(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == whole + event
+    with pytest.raises(StorageError, match="another program has changed it"):
+        again.tell(batch.tickets[1:], [2.0])
+    assert path.read_bytes() == whole + event
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="flock")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_not_taken_for_another_process(number, path, monkeypatch):

@@ -75,6 +75,21 @@ def test_four_points_asked_singly_lie_in_four_quarters_of_every_input():
         assert sorted((4.0 * U).floor().T.tolist()[0]) == sorted((4.0 * U).floor().T.tolist()[1]) == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("policy", [param for param in POLICIES if param.id not in ("rembo", "hesbo")])
+def test_points_that_the_policy_has_not_picked_take_none_of_the_sequence(policy, tmp_path):
+    """Those of the start, and added ones: else the points that are left leave parts of the box out."""
+    path, others = tmp_path / "run.journal", torch.full((3, 3), 0.5, dtype=torch.float64) + 0.1 * torch.eye(3)
+    whole = AskTell(bounds=unit_box(3), policy=policy, seed=5).ask(16).X
+    with AskTell(bounds=unit_box(3), policy=policy, seed=5, initial=(others[:1], [0.0]), storage=path) as loop:
+        points = [asked(loop, [1] * 2)]
+        loop.add(others[1:], [0.1, 0.2])
+        points.append(asked(loop, [1, 2]))
+    with AskTell.resume(path) as again:
+        points.append(again.ask(2).X)
+    assert torch.equal(torch.cat(points), whole[:7])
+
+
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)

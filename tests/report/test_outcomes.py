@@ -17,7 +17,8 @@ from sparse_bo.report.page import result_card, run_page
 from sparse_bo.runs import History
 from sparse_bo.runs.columns import entering, outcome_columns
 from sparse_bo.runs.history import HistoryRow
-from sparse_bo.runs.view import view_of
+from sparse_bo.runs.recording import read_run
+from sparse_bo.runs.view import view_of, view_of_recorded
 from tests.report.builders import HOSTILE, SHOWN, TAGS, Elements, table_after, view
 
 TWO = Outcomes.of({"yield": "max", "cost": "min"}, {"impurity": (None, 0.5)}, {"yield": 0.0, "cost": 2.0})
@@ -107,6 +108,15 @@ def test_facts_of_a_front_and_of_a_best_feasible_point():
     assert lines["best feasible"].startswith("0.125")
     assert lines["with"] == f"yield = {values['yield']:.4g}, impurity = {values['impurity']:.4g}"
     assert lines["aims"] == "minimise cost, yield at least 0.4, impurity from 0.1 to 0.9"
+
+
+def test_results_of_a_batch_that_is_not_complete_are_not_called_infeasible(tmp_path):
+    """The report of a laboratory's journal, between two results of a plate."""
+    with AskTell(bounds=[(0.0, 1.0)], objectives={"y": "max", "c": "min"}, storage=tmp_path / "run.journal") as loop:
+        loop.tell(loop.ask(3).tickets[:2], [{"y": 1.0, "c": 2.0}] * 2)
+    found = facts(view_of_recorded(read_run(tmp_path / "run.journal")))
+    assert found["evaluations"] == "3 asked, 2 told, 0 failed, 1 out"
+    assert found["best"].startswith("none yet: results count once those of all pending evaluations are told")
 
 
 def test_without_a_feasible_evaluation_the_least_violation_is_named():

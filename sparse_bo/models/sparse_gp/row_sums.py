@@ -29,7 +29,7 @@ SUMS = "sums over rows"
 class Summation:
     """How rows are summed: whitened one by one, or all together (half the work, with round-off in ``B``).
 
-    See docs/decisions/040-sums-over-rows.md.
+    See docs/decisions/042-default-dictionary.md.
     """
 
     together_from: int = 4096

@@ -232,7 +232,8 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
     def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Lift the inner policy's picks into the box."""
         inside = self.embedding.preimage(state.to_cube(pending))[0] if len(pending) else self.embedding.box.no_picks
-        proposal = self.inner.ask(state.inner, max_q=max_q, pending=inside, generator=generator)
+        inner = replace(state.inner, not_picked=state.not_picked)
+        proposal = self.inner.ask(inner, max_q=max_q, pending=inside, generator=generator)
         if isinstance(proposal, Wait):
             return proposal
         return Proposal(state.from_cube(self.embedding.lift(proposal.picks)), proposal.rechecked)

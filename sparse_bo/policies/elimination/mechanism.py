@@ -289,8 +289,7 @@ class BoxElimination(Elimination):
 
     def _design(self, state: EliminationState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return the next points of the run's Sobol sequence. Draws nothing."""
-        lost = 0 if state.failures is None else state.failures.total
-        return self.domain.design(q, start=state.pulls + lost + len(pending), generator=generator)
+        return self.domain.design(q, start=state.picked(len(pending)), generator=generator)
 
     def _candidates(self, state: EliminationState, q: int, generator: torch.Generator) -> BatchCandidates:
         """Draw scrambled Sobol points; add the last batch's survivors if these are too few."""
