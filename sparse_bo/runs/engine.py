@@ -272,8 +272,12 @@ class Engine:
         self._effort[on] = self._effort.get(on, 0.0) + seconds
 
     def freeze(self) -> dict[str, Any] | None:
-        """Return a snapshot of the machine right after an update; ``None`` if the policy has no snapshots."""
-        frozen = self.mechanism.freeze(self.state)
+        """Return a snapshot of the machine right after an update.
+
+        ``None`` if the policy has no snapshots, and where an update by added observations has left results of asked evaluations
+        for the next one: a snapshot has none of these.
+        """
+        frozen = None if self.ledger.answered else self.mechanism.freeze(self.state)
         if frozen is None:
             return None
         tickets = self.ledger.pending

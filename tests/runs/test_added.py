@@ -127,6 +127,34 @@ def test_both_are_in_the_journal_and_resumed(kind, seconds, tmp_path):
     assert recorded.history.column("added") == whole.history.column("added")
 
 
+@pytest.mark.parametrize("kind", [*DOMAINS, "outcomes"])
+def test_results_of_a_part_of_a_batch_told_before_an_addition_are_resumed(kind, tmp_path):
+    domain, X, y = DOMAINS["box" if kind == "outcomes" else kind]
+    if kind == "outcomes":
+        domain, y = {**domain, "objectives": {"a": "max", "b": "min"}}, [{"a": value, "b": 1.0} for value in y]
+
+    def result(batch, k):
+        if batch.parameters:
+            return score(batch.parameters[k])
+        value = float(waves(batch.X[k : k + 1].double()))
+        return {"a": value, "b": value} if kind == "outcomes" else value
+
+    def course(loop, resumed):
+        batch = loop.ask(4)
+        loop.tell(batch.tickets[:3], [result(batch, k) for k in range(3)])
+        loop.add(X, y)
+        loop = resumed(loop)
+        assert loop.pending == batch.tickets[3:]
+        loop.tell(batch.tickets[3:], [result(batch, 3)])
+        loop.ask(2)
+        return loop
+
+    whole, again = whole_and_resumed(course, domain, Storage(tmp_path / "run.journal", replay_seconds=0.0))
+    assert sorted(t for row in again.history.rows for t in row.tickets) == list(range(4 + len(y)))
+    assert repr(again.history.column("values")) == repr(whole.history.column("values"))
+    assert picked(again) == picked(whole)
+
+
 @pytest.mark.parametrize("kind", DOMAINS)
 def test_results_at_other_inputs_than_asked_are_those_of_these_inputs(kind):
     domain, X, y = DOMAINS[kind]
