@@ -11,6 +11,7 @@ from botorch.exceptions.errors import InputDataError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms import Log, Normalize, Standardize
 from botorch.models.transforms.input import Warp
+from botorch.models.transforms.outcome import ChainedOutcomeTransform
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
@@ -37,11 +38,15 @@ def first(**options):
 
 
 def anew(like, X, Y, **options):
-    """Return a model without a past, with the hyper-parameters and dictionary of ``like``."""
+    """Return a model without a past, with the hyper-parameters, units and dictionary of ``like``."""
     fresh = SparseGP(
         X, Y, dictionary=None if like.cache().holds_all(like.train_targets.shape[-1]) else like.dictionary.indices, **options
     )
     fresh.load_state_dict({**fresh.state_dict(), **dict(like.named_parameters())})
+    if hasattr(like, "outcome_transform"):
+        fresh.outcome_transform.load_state_dict(like.outcome_transform.state_dict())
+        Z, _ = fresh.outcome_transform.eval()(Y)
+        fresh.set_train_data(targets=Z.mT if Y.shape[-1] > 1 else Z.squeeze(-1), strict=False)
     return fresh
 
 
@@ -152,6 +157,43 @@ def test_after_another_fit_nothing_of_the_old_posterior_is_used():
     torch.testing.assert_close(now.likelihood.noise, torch.tensor([0.02], dtype=torch.float64))
     fit_gpytorch_mll(ExactMarginalLogLikelihood(now.likelihood, now))
     assert_same(now, anew(now, X, Y), X[-7:])
+
+
+NOISES = {"learned": None, "known": 0.02, "known to be tiny": 1e-12}
+
+
+@pytest.mark.filterwarnings("ignore:Very small noise values:linear_operator.utils.warnings.NumericalWarning")
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("transform", [lambda m: Standardize(m), lambda m: ChainedOutcomeTransform(a=Log(), b=Standardize(m))])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_rows_of_another_spread_leave_hyperparameters_in_the_users_units_as_they_are(outputs, transform, noise):
+    """The posterior is that of the previous model, conditioned on the new rows."""
+    X, Y = data(outputs)
+    Y[N:] = 9.0 + 5.0 * Y[N:]
+    known = torch.full_like(Y, NOISES[noise] or 0.0)
+    train = [{"train_X": X[:n], "train_Y": Y[:n], "train_Yvar": None if noise == "learned" else known[:n]} for n in (N, len(X))]
+    if noise != "learned" and not isinstance(transform(1), Standardize):
+        pytest.skip("BoTorch's Log takes no known noise")
+    old = SparseGP(**train[0], outcome_transform=transform(outputs))
+    old.covar_module.lengthscale = 0.3
+    grown = SparseGP(**train[1], outcome_transform=transform(outputs), previous=old)
+    if noise != "learned":  # which conditioning takes in standardised units, at least 1e-6
+        scaled = {"noise": (known[N:] / old.outcome_transform.stdvs.square()).clamp_min(1e-6)}
+    old.posterior(X[:1])
+    conditioned = old.condition_on_observations(X[N:], Y[N:], **({} if noise == "learned" else scaled))
+    with torch.no_grad():
+        ours, theirs = (model.eval().posterior(X[-7:] + 0.01) for model in (grown, conditioned))
+        torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-5, atol=1e-9)
+    if isinstance(transform(1), Standardize):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(grown.likelihood, grown))
+        torch.testing.assert_close(grown.outcome_transform.stdvs, Y.std(dim=0, keepdim=True))
+        back, variances = grown.outcome_transform.untransform(
+            grown.train_targets.reshape(outputs, -1).mT, grown.likelihood.noise.reshape(outputs, -1).mT
+        )
+        torch.testing.assert_close(back, Y)
+        if noise == "known":
+            torch.testing.assert_close(variances, known)
 
 
 def test_a_loop_keeps_one_model():

@@ -109,6 +109,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     outlying_rows: Tensor | None = None
     """Rows of ``train_X`` that a fit with ``robust=True`` has left out, ascending; ``None``: none."""
     _previous: PreviousPosterior | None = None
+    has_units_of_previous = False
+    """Whether outcomes are transformed as those of the model that this one follows; until a fit."""
     _certified: tuple[PosteriorCache, Certificate] | None = None
     _stored_inputs: Any  # a tensor, ``Appended`` rows that are joined when they are read, or None
     _stored_targets: Any
@@ -141,13 +143,14 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)
-        learner = Learner(fit, seed, settings.learning, robust=robust, given_noise=train_Yvar if robust else None)
+        given = train_Yvar if robust or previous is not None else None
+        learner = Learner(fit, seed, settings.learning, robust=robust, given_noise=given)
         self.settings, self.rule, self.learner = settings, rule, learner
         self.register_buffer("data_noise_factor", None)  # of a calibrated model alone
         diagnostics.log_defaults(self)
         if previous is None:
             return
-        self._previous = followed(self, previous)
+        self._previous, self.has_units_of_previous = followed(self, previous), True
         self.rule = replace(previous.rule, most=rule.most or previous.rule.most, seed=rule.seed)
 
     @property

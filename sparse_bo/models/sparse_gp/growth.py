@@ -9,8 +9,8 @@ Notation: ``(D, α, R)`` the DTC posterior before (:mod:`sparse_bo.models.sparse
 
     R' = [R, W],      α' = α + W C⁻¹ (r_F − K_FD α).
 
-As data grow, a standardising transform moves and scales the old targets, ``r → a r + b``. So α is a times the old one and b
-times the response to residuals of one.
+The hyper-parameters were learned in units of the outcome transform, as the mean and spread of ``Standardize``; a model that
+follows another keeps these units, or else noise and kernel would change with the spread of the data. A fit standardises anew.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points, warn_if_far
 from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix, standardize_again
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix, take_units
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
-from sparse_bo.models.sparse_gp.row_sums import fit_dtc, sweep
+from sparse_bo.models.sparse_gp.row_sums import fit_dtc
 from sparse_bo.models.sparse_gp.state import (
     Appended,
-    GrowthState,
     PosteriorCache,
     Stamp,
     check_width,
@@ -52,33 +51,17 @@ SAME = 1e-9
 """Tolerance for unchanged inputs and targets, relative to their spread: transforms round."""
 
 
-def affine(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return scale and shift (``batch_shape`` each) from old to new targets (``batch_shape x n``), if there are any. O(n)."""
-    centred = old - old.mean(dim=-1, keepdim=True)
-    squares = centred.square().sum(dim=-1)
-    safe = squares.clamp_min(torch.finfo(old.dtype).tiny)
-    scale = torch.where(squares > 0, (centred * (new - new.mean(dim=-1, keepdim=True))).sum(dim=-1) / safe, 1.0)
-    shift = new.mean(dim=-1) - scale * old.mean(dim=-1)
-    return (scale, shift) if _same(new, scale.unsqueeze(-1) * old + shift.unsqueeze(-1)) else None
-
-
-def growth_state(kernel: PriorKernel, representation: Representation, X: Tensor, noise: Tensor) -> GrowthState | None:
-    """Return the state of a DTC posterior to which rows are added, or None without factors in float64. O(n m + m²)."""
-    factors, D = representation.at_dictionary, representation.points
-    if factors is None or D.dtype != torch.float64:
+def dictionary_whitening(representation: Representation) -> NystromFactor | None:
+    """Return the factor ``L`` of a DTC posterior to which rows are added, or ``None`` without factors in float64. O(m²)."""
+    factors = representation.at_dictionary
+    if factors is None or representation.points.dtype != torch.float64:
         return None
-    L, L_B = factors.prior_root(), factors.gram_root()
-    total = torch.zeros_like(D[..., :1])
-    for rows in sweep(D, X):
-        total = total + kernel_matrix(kernel, D, X[..., rows, :]) @ noise[..., rows].reciprocal().unsqueeze(-1)
-    whitening = NystromFactor(L, True, 0.0, "cholesky")
-    response = torch.cholesky_solve(torch.linalg.solve_triangular(L, total, upper=False), L_B)  # B⁻¹ L⁻¹ K_DX N⁻¹ 1
-    return GrowthState(whitening.lift(response).squeeze(-1), whitening)
+    return NystromFactor(factors.prior_root(), True, 0.0, "cholesky")
 
 
 def extended(
-    kernel: PriorKernel, old: Representation, growth: GrowthState, F: Tensor, *, residuals: Tensor, noise: Tensor
-) -> tuple[Representation, GrowthState]:
+    kernel: PriorKernel, old: Representation, whitening: NystromFactor, F: Tensor, *, residuals: Tensor, noise: Tensor
+) -> Representation:
     """Return a DTC posterior with k more rows ``F``, ``batch_shape x k x d``. O(m² k + k³) and one copy of the root.
 
     Raises:
@@ -86,20 +69,14 @@ def extended(
     """
     K = kernel_matrix(kernel, F, old.points)  # k x m
     h = K @ old.root  # k x r
-    V = growth.whitening.features(K.mT)  # k x m
+    V = whitening.features(K.mT)  # k x m
     C = safe_cholesky(V @ V.mT - h @ h.mT + torch.diag_embed(noise))  # k x k
-    lifted = growth.whitening.lift(V.mT) - old.root @ h.mT  # m x k
+    lifted = whitening.lift(V.mT) - old.root @ h.mT  # m x k
     W = torch.linalg.solve_triangular(C, lifted.mT, upper=False).mT
     root = old.root.expand(*broadcast_shapes(W.shape[:-2], old.root.shape[:-2]), *old.root.shape[-2:])
-
-    def updated(alpha: Tensor, r: Tensor) -> Tensor:
-        surprise = r.unsqueeze(-1) - K @ alpha.unsqueeze(-1)
-        return alpha + (W @ torch.linalg.solve_triangular(C, surprise, upper=False)).squeeze(-1)
-
-    grown = Representation(
-        old.points, updated(old.alpha, residuals), torch.cat([root, W], dim=-1), recent=Recent(old.recent.sizes)
-    )
-    return grown, GrowthState(updated(growth.ones, torch.ones_like(residuals)), growth.whitening)
+    surprise = residuals.unsqueeze(-1) - K @ old.alpha.unsqueeze(-1)
+    alpha = old.alpha + (W @ torch.linalg.solve_triangular(C, surprise, upper=False)).squeeze(-1)
+    return Representation(old.points, alpha, torch.cat([root, W], dim=-1), recent=Recent(old.recent.sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +85,7 @@ class PreviousPosterior:
 
     cache: PosteriorCache
     X: Tensor  # batch_shape x n x d, transformed
-    residuals: Tensor  # batch_shape x n: targets less the prior mean, in the previous model's units
+    residuals: Tensor  # batch_shape x n: targets less the prior mean
     noise: Tensor  # batch_shape x n
 
     @classmethod
@@ -137,38 +114,33 @@ class PreviousPosterior:
 
     def grown(
         self, kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor, factor: float
-    ) -> tuple[Representation, GrowthState | None] | None:
-        """Return the posterior of all rows over :meth:`dictionary`; ``None`` where it costs no more to make it anew.
+    ) -> tuple[Representation, NystromFactor | None] | None:
+        """Return the posterior of all rows over :meth:`dictionary`, and the factor ``L`` of a DTC posterior.
+
+        ``None`` where it costs no more to make it anew, or old residuals have changed.
 
         That is where the root would have more than ``factor`` columns for each dictionary point. ``X`` and ``noise`` as in
         :meth:`dictionary`; ``residuals`` (``batch_shape x n'``) are targets less the prior mean.
         """
-        n, old, growth = self.X.shape[-2], self.cache.representation, self.cache.growth
-        exact, moved = self.cache.holds_all(n), affine(self.residuals, residuals[..., :n])
-        if moved is None or (not exact and old.root.shape[-1] + X.shape[-2] - n > factor * old.root.shape[-2]):
+        n, old, exact = self.X.shape[-2], self.cache.representation, self.cache.holds_all(self.X.shape[-2])
+        if not _same(self.residuals, residuals[..., :n]):
             return None
-        if exact:
-            ones = (old.root @ old.root.sum(dim=-2).unsqueeze(-1)).squeeze(-1)
-        else:
-            growth = growth or growth_state(kernel, old, self.X, self.noise)
-            if growth is None:
-                return None
-            ones = growth.ones
-        scale, shift = (part.unsqueeze(-1) for part in moved)
-        old = replace(old, alpha=scale * old.alpha + shift * ones)
+        whitening = None if exact else self.cache.whitening or dictionary_whitening(old)
+        if not exact and (whitening is None or old.root.shape[-1] + X.shape[-2] - n > factor * old.root.shape[-2]):
+            return None
         if X.shape[-2] == n:
-            return old, growth
+            return old, whitening
         new = {"residuals": residuals[..., n:], "noise": noise[..., n:]}
-        if growth is None:
+        if whitening is None:
             return old.condition(kernel, X[..., n:, :], **new).full(kernel), None
-        return extended(kernel, old, growth, X[..., n:, :], **new)
+        return extended(kernel, old, whitening, X[..., n:, :], **new), whitening
 
 
 def computed(model: Any, stamp: Stamp) -> PosteriorCache:
     """Return the posterior of a sparse model's data; from the previous model's where it can be. O(n m² + m³)."""
     (X, targets), kernel, chosen, grown = model.training_data(), model.prior_kernel, None, None
     data: dict[str, Any] = {"residuals": targets - model.prior_mean(X), "noise": model.data_noise(X, targets.shape)}
-    previous, chosen_at, growth = model._previous, X.shape[-2], None
+    previous, chosen_at, whitening = model._previous, X.shape[-2], None
     try:
         if previous is not None and not torch.is_grad_enabled():
             chosen = previous.dictionary(model, stamp, X, data["noise"])
@@ -177,7 +149,7 @@ def computed(model: Any, stamp: Stamp) -> PosteriorCache:
                 grown = previous.grown(kernel, X, **data, factor=model.settings.growth)
         rows, points, unexplained = chosen or chosen_dictionary(model, X)
         if grown is not None:
-            representation, growth = grown
+            representation, whitening = grown
         elif points is None and len(rows) == X.shape[-2]:
             representation = exact_representation(kernel, X, **data, sizes=model.settings.products)
         else:
@@ -192,7 +164,7 @@ def computed(model: Any, stamp: Stamp) -> PosteriorCache:
         raise NotPSDError(str(error)) from error
     if unexplained is not None:
         diagnostics.log_dictionary(X.shape[-2], len(rows), unexplained)
-    cache = PosteriorCache(representation, stamp, rows, points, unexplained, chosen_at=chosen_at, growth=growth)
+    cache = PosteriorCache(representation, stamp, rows, points, unexplained, chosen_at=chosen_at, whitening=whitening)
     if chosen is not None:  # the dictionary stays until parameters change
         model._previous = PreviousPosterior(cache, X, **data)
     elif not model.training:  # when inputs are not transformed
@@ -205,7 +177,7 @@ def _same(old: Tensor, new: Tensor) -> bool:
 
 
 def followed(model: Any, previous: Any) -> PreviousPosterior:
-    """Set a new model's hyper-parameters to those of ``previous``, and return the posterior that it can grow from.
+    """Set a new model's hyper-parameters and units to those of ``previous``, and return the posterior that it can grow from.
 
     Raises:
         TypeError: If ``previous`` is no model of the same class.
@@ -256,27 +228,16 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
         )
-    robust = model.learner.robust or previous.outlying_rows is not None
-    if robust:  # an outlying new row would change the units of all others
-        standardize_again(model, previous.outlying_rows, first=n)
-    moved = affine(previous.train_targets, model.train_targets[..., :n])
-    if moved is None:
-        raise InputDataError(
-            "expected train_Y to begin with that of previous, up to a shift and a scale by the outcome transform; make a new "
-            "model without previous"
-        )
-    model.outlying_rows = _outlying_rows(model, previous, *moved)
-    if robust:
-        standardize_again(model, model.outlying_rows)
+    take_units(model, previous)
+    if not _same(previous.train_targets, model.train_targets[..., :n]):
+        raise InputDataError("expected train_Y to begin with that of previous; make a new model without previous")
+    model.outlying_rows = _outlying_rows(model, previous)
     model.train()
     return PreviousPosterior.of(previous)
 
 
-def _outlying_rows(model: Any, previous: Any, scale: Tensor, shift: Tensor) -> Tensor | None:
-    """Return the rows that a model leaves out: those of ``previous``, and of a robust model new ones far off its predictions.
-
-    ``scale`` and ``shift`` (``batch_shape``) take targets of ``previous`` to those of the model.
-    """
+def _outlying_rows(model: Any, previous: Any) -> Tensor | None:
+    """Return the rows that a model leaves out: those of ``previous``, of a robust one also new ones far off its predictions."""
     known, n = previous.outlying_rows, previous.train_targets.shape[-1]
     if not model.learner.robust or model.train_targets.shape[-1] == n:
         return known
@@ -284,9 +245,8 @@ def _outlying_rows(model: Any, previous: Any, scale: Tensor, shift: Tensor) -> T
     with torch.no_grad():
         at = previous(X[..., n:, :])
         least = 0.01 * previous.train_targets.std(dim=-1)  # as of the rows of a fit
-        variance = scale.unsqueeze(-1).square() * (at.variance + least.square().unsqueeze(-1))
-        variance = variance + model.noise_at(X, targets.shape)[..., n:]
-        errors = (targets[..., n:] - scale.unsqueeze(-1) * at.mean - shift.unsqueeze(-1)) / variance.sqrt()
+        variance = at.variance + least.square().unsqueeze(-1) + model.noise_at(X, targets.shape)[..., n:]
+        errors = (targets[..., n:] - at.mean) / variance.sqrt()
         off = errors.abs().reshape(-1, errors.shape[-1]).amax(dim=0) > model.learner.settings.robust
     new = n + off.nonzero().squeeze(-1)
     if not len(new):

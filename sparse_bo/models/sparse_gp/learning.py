@@ -181,6 +181,9 @@ class Learner:
         options = {"closure": closure, "closure_kwargs": closure_kwargs, "optimizer_kwargs": optimizer_kwargs, **kwargs}
         self.active = True  # the model then has no custom_fit, so that BoTorch's own loop runs
         try:
+            if mll.model.has_units_of_previous:  # priors expect those of all rows
+                standardize_again(mll.model, mll.model.outlying_rows)
+                mll.model.has_units_of_previous = False
             if self.robust and mll.model.train_targets.shape[-1] >= self.settings.residuals_from:
                 self._leave_out(mll)
             fitted, model = fit_gpytorch_mll(mll, optimizer=optimizer, **options), mll.model

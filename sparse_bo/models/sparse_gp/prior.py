@@ -258,32 +258,49 @@ def outlying_noise(model: Any) -> Tensor | None:
     return noise
 
 
-@torch.no_grad()
-def standardize_again(model: Any, outlying: Tensor | None, *, first: int | None = None) -> None:
-    """Standardise the outcomes by the ``first`` rows (all) but outlying ones, if the outcome transform is ``Standardize``.
+def standardize_again(model: Any, outlying: Tensor | None) -> None:
+    """Standardise the outcomes by all rows but outlying ones, if the outcome transform is ``Standardize``.
 
     By a row that is 10⁴ standard deviations off all others would lie within the least noise of BoTorch's likelihood. That
-    noise is in standardised units, too: known noise is standardised anew from what was given.
+    noise is in standardised units, too: known noise is standardised anew.
     """
     transform: Any = getattr(model, "outcome_transform", None)
     if type(transform) is not Standardize:
         return
+
+    def learn(Y: Tensor) -> None:
+        good = torch.ones(Y.shape[-2], dtype=torch.bool, device=Y.device)
+        if outlying is not None:
+            good[outlying] = False
+        transform.train()(Y[..., good, :])
+
+    _transform_again(model, learn)
+
+
+def take_units(model: Any, previous: Any) -> None:
+    """Transform the outcomes, and known noise, as ``previous`` does: by its means and standard deviations."""
+    transform: Any = getattr(model, "outcome_transform", None)
+    if transform is not None and transform.state_dict():
+        _transform_again(model, lambda Y: transform.load_state_dict(previous.outcome_transform.state_dict()))
+
+
+@torch.no_grad()
+def _transform_again(model: Any, change: Callable[[Tensor], object]) -> None:
+    """Transform outcomes and known noise anew, after a ``change`` of the outcome transform, which gets the outcomes."""
+    transform, trains = model.outcome_transform, model.outcome_transform.training
     several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1  # tasks are rows
-    targets, before, trains = model.train_targets, transform.stdvs, transform.training
-    Y, _ = transform.eval().untransform(targets.mT if several else targets.unsqueeze(-1))
-    good = torch.arange(Y.shape[-2], device=Y.device) < (Y.shape[-2] if first is None else first)
-    if outlying is not None:
-        good[outlying] = False
-    transform.train()(Y[..., good, :])  # learns mean and standard deviation
-    Y, _ = transform.eval()(Y)
+
+    def turned(values: Tensor, *, back: bool = False) -> Tensor:
+        return values.mT if several else values.squeeze(-1) if back else values.unsqueeze(-1)
+
+    known = model.likelihood.noise_covar if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
+    noise = None if known is None else turned(known.noise)
+    X = model.transform_inputs(model.original_inputs())
+    Y, noise = transform.eval().untransform(turned(model.train_targets), noise, X=X)
+    change(Y)
+    given = model.learner.given_noise  # BoTorch's least noise is in the units before
+    Y, noise = transform.eval()(Y, noise if given is None else given.to(Y), X=X)
     transform.train(trains)
-    model.train_targets = Y.mT if several else Y.squeeze(-1)
-    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-        known, given = model.likelihood.noise_covar, model.learner.given_noise
-        if given is None:
-            ratio = (before / transform.stdvs).square()  # … x 1 x m
-            known.noise = known.noise * (ratio.mT if several else ratio.squeeze(-1))
-        else:
-            noise = given.to(Y) / transform.stdvs.square()
-            least = min_fixed_noise.value(noise.dtype)
-            known.noise = (noise.mT if several else noise.squeeze(-1)).clamp_min(least)
+    model.train_targets = turned(Y, back=True)
+    if known is not None:
+        known.noise = turned(noise, back=True).clamp_min(min_fixed_noise.value(noise.dtype))

@@ -100,10 +100,11 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         robust: Whether a fit leaves out rows that are far off what the others predict (``outlying_rows``), of all outputs: the
             learning and the posterior are without them. One bad row in a hundred, 20 standard deviations off, otherwise raises
             errors thirtyfold; then there is a warning.
-        previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms. Its hyper-parameters are
-            copied, its dictionary and factor extended, O(m² k + n) for k new rows. The dictionary is chosen anew when the
-            data have grown by half; a given one stays. After another fit the posterior is made anew. With ``robust=True`` new
-            rows far off its predictions are left out.
+        previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms. Its hyper-parameters and
+            the units that they were learned in, as the spread of ``Standardize``, are copied, its dictionary and factor
+            extended, O(m² k + n) for k new rows: in the exact case it is ``previous`` conditioned on these. The dictionary is
+            chosen anew when the data have grown by half; a given one stays. After another fit, which standardises
+            anew, the posterior is made anew. With ``robust=True`` new rows far off its predictions are left out.
         settings: Sizes and tolerances of dictionary, learning and joint posterior.
 
     Raises:

@@ -129,14 +129,6 @@ def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class GrowthState:
-    """Factors of a DTC posterior to which further rows of data are added; see :mod:`sparse_bo.models.sparse_gp.growth`."""
-
-    ones: Tensor  # batch_shape x m: the weights α if every residual were 1
-    whitening: NystromFactor  # of the dictionary
-
-
-@dataclass(frozen=True, eq=False)
 class PosteriorCache:
     """A posterior, its stamp, and its dictionary."""
 
@@ -147,7 +139,7 @@ class PosteriorCache:
     unexplained: float | None = None  # mean prior variance at the data that a default dictionary leaves, in noise variances
     baseline: Baseline = field(default_factory=Baseline)
     chosen_at: int = 0  # number of rows when the dictionary was chosen
-    growth: GrowthState | None = None  # of a posterior that has grown
+    whitening: NystromFactor | None = None  # L of K_DD = L Lᵀ, of a posterior that has grown
 
     def carries_graph(self) -> bool:
         """Return whether the posterior is in a graph of the parameters (that of a fantasy is one of its points)."""
