@@ -72,7 +72,8 @@ def test_sparse_model_follows_its_in_batch_update(in_batch):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_least_q_goes_beyond_the_ratio_with_the_picks_of_a_larger_one(sampled):
     model = build(SparseGP)
-    how = {"acq_function": qUpperConfidenceBound(model, beta=4.0)} if sampled else {}
+    short = {"num_restarts": 2, "raw_samples": 32}
+    how = {"acq_function": qUpperConfidenceBound(model, beta=4.0), **short} if sampled else {}
     few, _ = optimize_batch(model, BOUNDS, ratio_threshold=1.5, **how)
     assert len(few) < 4
     X, values = optimize_batch(model, BOUNDS, ratio_threshold=1.5, min_q=4, **how)

@@ -51,7 +51,7 @@ def test_exact_picks_are_those_of_full_recomputation(kernel, noise, device):
 def test_sparse_picks_are_those_of_full_recomputation(threshold):
     """A deterministic dictionary that soon no longer holds every pick; no stretch is cut short by the cost of refreshing."""
     compared = 0
-    for seed in range(6):
+    for seed in range(4):
         noise = [0.05, 0.5][seed % 2]
         prior = make_prior(arms(60, seed=seed), kernel=matern_kernel(), noise=noise, sizes=Sizes(sweep_share=1e-9))
         K = cross(prior, prior.arms, prior.arms)
@@ -63,7 +63,7 @@ def test_sparse_picks_are_those_of_full_recomputation(threshold):
         assert got.indices.tolist() == expected, seed
         assert got.dictionary.m == 8
         assert not got.exact
-    assert compared >= 4
+    assert compared >= 3
 
 
 def test_exact_picks_do_not_depend_on_how_they_are_computed():

@@ -108,21 +108,21 @@ ONCE += [ExpectedImprovement(repeats=False)]
 @pytest.mark.parametrize("policy", ONCE)
 @pytest.mark.parametrize("executor", [None, "threads"])
 def test_a_run_in_which_each_candidate_is_tried_once_ends_with_the_last_one(policy, executor):
-    X, g = arms(60, 2), torch.Generator().manual_seed(0)
-    noise = 0.5 * torch.randn(60, generator=g, dtype=torch.float64)  # so that repeats would pay
+    X, g = arms(36, 2), torch.Generator().manual_seed(0)
+    noise = 0.5 * torch.randn(36, generator=g, dtype=torch.float64)  # so that repeats would pay
     how = {"executor": executor, "workers": 3} if executor else {"vectorized": True}
     measured = waves(X) + noise
-    result = maximize(measured.__getitem__, arms=X, policy=policy, budget=80, seed=0, call_with="indices", **how)
-    assert sorted(result.history.indices) == list(range(60))
+    result = maximize(measured.__getitem__, arms=X, policy=policy, budget=48, seed=0, call_with="indices", **how)
+    assert sorted(result.history.indices) == list(range(36))
     assert result.ended is not None
     assert "repeats=False" in result.ended
-    loop = AskTell(X, policy, seed=0, initial=(torch.arange(59), measured[:59]))
+    loop = AskTell(X, policy, seed=0, initial=(torch.arange(35), measured[:35]))
     last = loop.ask(5)
-    assert last.indices.tolist() == [59]
+    assert last.indices.tolist() == [35]
     with pytest.raises(PendingBatchError):
         loop.ask(1)
-    loop.tell(last, measured[59:])
-    with pytest.raises(ScheduleComplete, match="all 60 candidates"):
+    loop.tell(last, measured[35:])
+    with pytest.raises(ScheduleComplete, match="all 36 candidates"):
         loop.ask(1)
 
 
@@ -216,6 +216,7 @@ def test_on_a_box_batches_have_the_size_and_repeats_are_no_setting():
         BBKB(repeats=False).on(Box(unit_box()))
 
 
+@pytest.mark.slow  # tests/cli/test_settings.py gives the other policies their settings
 def test_the_command_line_takes_plates(tmp_path):
     settings = ("--policy", "bbkb", "--batch-size", "7", "--set", "repeats=no", "--set", "initial_design=7")
     done = invoke(*QUICK, *settings, "--out", str(tmp_path), "--quiet")
@@ -241,7 +242,7 @@ FULL = [
 def test_every_plate_from_the_first_on_is_full(how, size):
     """The design of 3 inputs needs 6 results."""
     loop = AskTell(**({} if "arms" in how else {"bounds": [(0.0, 1.0)] * 3}), **how)
-    for _ in range(3):
+    for _ in range(2):
         batch = loop.ask()
         assert len(batch) == size
         y = batch.X.double()

@@ -267,7 +267,7 @@ def test_reports_are_in_the_units_and_directions_of_the_users():
 
 
 def test_a_maximum_on_a_limit_is_found_to_three_digits():
-    _, state = searched(TrustRegion(), unit_box(), LIMITED, limited, budget=17)
+    _, state = searched(TrustRegion(), unit_box(), LIMITED, limited, budget=15)
     assert state.report().best_mean == pytest.approx(0.5, abs=1e-3)
 
 
