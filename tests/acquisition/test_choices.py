@@ -21,6 +21,7 @@ def rows_of(X):
     return [int((row == CHOICES).all(dim=-1).nonzero()[0]) for row in X]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [SparseGP, SingleTaskGP, Ordinary])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("width", [2.0, 30.0])

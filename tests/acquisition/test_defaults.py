@@ -149,6 +149,7 @@ BUILT: dict[str, Callable[[], AcquisitionFunction]] = {
     "without logarithm": lambda: qNoisyExpectedImprovement(MODEL, X_baseline=data()[0], prune_baseline=False),
 }
 """Functions whose samples are drawn before :func:`optimize_batch` sees them."""
+AT_EACH_CHANGE = {("half", "used"), ("double", "noisy")}
 WORK: dict[str, Callable[[], list[Tensor]]] = {
     "upper confidence": batch,
     "fixed dictionary": lambda: batch(in_batch="fixed"),
@@ -208,10 +209,15 @@ def test_the_default_dtype_changes_nothing(name: str, dtype: torch.dtype) -> Non
     assert all(tensor.dtype in (torch.float64, torch.int64) for tensor in got)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.NumericsWarning")  # BoTorch prefers the logarithm
-@pytest.mark.parametrize("name", BUILT)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=["double", "half"])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        pytest.param(dtype, name, id=f"{kind}-{name}", marks=[] if (kind, name) in AT_EACH_CHANGE else pytest.mark.slow)
+        for kind, dtype in (("double", torch.float64), ("half", torch.float16))
+        for name in BUILT
+    ],
+)
 def test_nor_does_the_one_under_which_a_function_was_built(name: str, dtype: torch.dtype) -> None:
     found, samples = [], []
     for built, later in ((torch.float32, torch.float32), (dtype, torch.float32), (dtype, dtype)):

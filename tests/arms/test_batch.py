@@ -55,13 +55,13 @@ def _expected(
 @pytest.mark.parametrize("kind", RULES)
 def test_picks_are_those_of_full_recomputation(kind, in_batch, device):
     sizes = set()
-    for seed in range(12):
+    for seed in range(8):
         p = _problem(seed, device=device)
         expected = _expected(p, kind, in_batch, threshold=_threshold(seed))
         if expected.gap < DECISIVE:
             continue
         sizes.add(len(expected.picks))
-        for block in (2, 3, 8, 64):
+        for block in (2, 8, 64):
             got = _picks(p.with_prior(sizes=Sizes(block=block)), kind, in_batch, threshold=_threshold(seed))
             assert got == expected.picks, f"{seed=} {block=}"
     assert len(sizes) >= (1 if kind == "single" else 4), "the problems should give batches of many sizes"
@@ -71,7 +71,7 @@ def test_picks_are_those_of_full_recomputation(kind, in_batch, device):
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("kind", RULES)
 def test_a_batch_picked_in_pieces_is_the_batch_picked_at_once(kind, in_batch, device):
-    for seed in range(8):
+    for seed in range(5):
         p = _problem(seed, device=device)
         whole = _expected(p, kind, in_batch, threshold=_threshold(seed))
         if whole.gap < DECISIVE:
@@ -91,7 +91,7 @@ def test_a_batch_picked_in_pieces_is_the_batch_picked_at_once(kind, in_batch, de
 def test_picks_go_on_from_any_arms_that_are_out(kind, in_batch, generator):
     """Arms nobody would have picked, repeats included, as after a resparsification with late results."""
     sizes = set()
-    for seed in range(12):
+    for seed in range(8):
         p = _problem(seed)
         out = torch.randint(20, (seed % 5 + 1,), generator=generator)
         threshold = 3.0 * _threshold(seed)
@@ -185,7 +185,7 @@ def test_scores_never_rise_inside_a_batch(in_batch):
 @pytest.mark.parametrize("in_batch", UPDATES)
 def test_leverages_inside_a_batch_stay_within_lemma_4(in_batch):
     """``leverage_fb/(1 + Σ leverage_fb(x_s)) ≤ leverage_t ≤ leverage_fb``."""
-    for seed in range(8):
+    for seed in range(4):
         p = _problem(seed)
         start = p.posterior().leverages
         picks = _picks(p, "global", in_batch, threshold=6.0)

@@ -33,7 +33,7 @@ def _design(prior: ArmPrior, q: int, sampler: Sampler, *, ratio_threshold: float
 @pytest.mark.parametrize("noise", [0.01, 0.3, 5.0])
 def test_exact_picks_are_those_of_full_recomputation(kernel, noise, device):
     compared = 0
-    for seed in range(3):
+    for seed in range(2):
         prior = make_prior(arms(70, seed=seed).to(device), kernel=kernel, noise=noise)
         expected, gap = exact_design(cross(prior, prior.arms, prior.arms), noise, 50)
         if gap < DECISIVE:
@@ -43,15 +43,15 @@ def test_exact_picks_are_those_of_full_recomputation(kernel, noise, device):
             assert _design(replace(prior, sizes=Sizes(block=block)), 50, AllSampler()).indices.tolist() == expected, (
                 f"{seed=} {block=}"
             )
-    assert compared >= 2
+    assert compared >= 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 4.0])
 def test_sparse_picks_are_those_of_full_recomputation(threshold):
     """A deterministic dictionary that soon no longer holds every pick; no stretch is cut short by the cost of refreshing."""
     compared = 0
-    for seed in range(6):
+    for seed in range(4):
         noise = [0.05, 0.5][seed % 2]
         prior = make_prior(arms(60, seed=seed), kernel=matern_kernel(), noise=noise, sizes=Sizes(sweep_share=1e-9))
         K = cross(prior, prior.arms, prior.arms)
@@ -63,17 +63,17 @@ def test_sparse_picks_are_those_of_full_recomputation(threshold):
         assert got.indices.tolist() == expected, seed
         assert got.dictionary.m == 8
         assert not got.exact
-    assert compared >= 4
+    assert compared >= 3
 
 
 def test_exact_picks_do_not_depend_on_how_they_are_computed():
-    prior = make_prior(arms(400, seed=3), kernel=matern_kernel(), noise=0.05)
-    reference = _design(prior, 300, AllSampler())
-    assert len(reference.indices) == 300
-    assert reference.observations.n < 300, "some arms should be worth repeating"
+    prior = make_prior(arms(200, seed=3), kernel=matern_kernel(), noise=0.05)
+    reference = _design(prior, 180, AllSampler())
+    assert len(reference.indices) == 180
+    assert reference.observations.n < 180, "some arms should be worth repeating"
     for share, longest in ((1e-9, 10_000), (1_000, 10_000), (8, 3)):
         cut = replace(prior, sizes=Sizes(sweep_share=share, longest_stretch=longest))
-        assert torch.equal(_design(cut, 300, AllSampler()).indices, reference.indices), (share, longest)
+        assert torch.equal(_design(cut, 180, AllSampler()).indices, reference.indices), (share, longest)
 
 
 def test_a_sampler_that_keeps_everything_gives_the_exact_design():
@@ -92,7 +92,7 @@ def test_a_float32_sweep_gives_the_same_picks(sampler):
     high = make_prior(X, kernel=matern_kernel(), noise=0.2)
     low = make_prior(X, kernel=matern_kernel(), noise=0.2, sweep_dtype=torch.float32)
     assert torch.equal(
-        _design(low, 120, sampler, ratio_threshold=1.0).indices, _design(high, 120, sampler, ratio_threshold=1.0).indices
+        _design(low, 60, sampler, ratio_threshold=1.0).indices, _design(high, 60, sampler, ratio_threshold=1.0).indices
     )
 
 

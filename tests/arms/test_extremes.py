@@ -52,6 +52,7 @@ def run(policy, results, unit, **settings):
     return loop.history.indices
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("results", RESULTS)
 @pytest.mark.parametrize("policy", [BBKB, GPUCB])
 def test_with_a_given_prior_a_run_is_that_of_results_scaled_down(policy, results):

@@ -37,7 +37,18 @@ print(result.history.indices)
 """
 
 
-@pytest.mark.sampled(1)
+def test_the_settings_are_read_and_left_alone():
+    flags = lambda: (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)  # noqa: E731
+    before, picks = flags(), []
+    for dtype in (torch.float32, torch.float64):
+        policy = BBKB(covar_module=rbf_kernel(0.3), regularization=0.05, sweep_dtype=dtype)
+        picks.append(AskTell(arms(200), policy, seed=0).run(waves, 30).history.indices)
+    assert flags() == before
+    assert sweep.float32_products(torch.device("cuda")) == sweep.ROUNDINGS["ieee"]
+    assert picks[0] == picks[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "expected"), SETTINGS.items())
 def test_any_way_to_set_the_precision_is_read_and_left_alone(setting, expected):
     """In a process of its own: torch remembers which way was used, and refuses the others."""

@@ -72,7 +72,7 @@ def _problem(seed: int, device: torch.device | str = "cpu", **changes: object) -
     return random_problem(seed, device=device, kernel=rbf_kernel(0.3, scale=1.0), **{**settings, **changes})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 4.0])
 def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch, threshold):
@@ -102,6 +102,7 @@ def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device)
     assert kind == "single" or len(lengths) >= 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("precision", SETTINGS)
 @pytest.mark.parametrize("capacity", [5, 1000])
 def test_low_precision_streams_pick_alike(precision, capacity, monkeypatch):
@@ -238,7 +239,7 @@ def _run(arms: object, policy: object, budget: int) -> AskTell:
     ids=["bbkb", "bbkb process float32", "bkb"],
 )
 def test_runs_on_a_grid_are_those_in_memory(policy):
-    budget = 12 if policy().name == "bkb" else 60
+    budget = 12 if policy().name == "bkb" else 40
     held, lazy = _run(GRID, policy(), budget), _run(GRID, policy(memory_bytes=2**20), budget)
     assert isinstance(held.state.arms, torch.Tensor)
     assert lazy.state.arms is not None

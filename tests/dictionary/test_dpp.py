@@ -23,14 +23,14 @@ def _marginals(A: torch.Tensor, size: int) -> torch.Tensor:
     return hits / total
 
 
-@pytest.mark.parametrize(("n", "size", "repeats"), [(12, 4, False), (8, 3, True)], ids=["12 choose 4", "counts"])
+@pytest.mark.parametrize(("n", "size", "repeats"), [(9, 3, False), (8, 3, True)], ids=["9 choose 3", "counts"])
 def test_marginals_are_the_exact_ones(n, size, repeats):
     counts = torch.tensor([1.0, 6.0] * (n // 2), dtype=torch.float64) if repeats else torch.ones(n, dtype=torch.float64)
     X = torch.cat([0.2 * arms(n - 3, seed=5), 0.2 + arms(3, seed=6)])
     of = candidates(X, lengthscale=0.3, counts=counts)
     exact = _marginals(kernel_matrix(of) * counts.sqrt() * counts.sqrt().unsqueeze(-1), size)
     assert float(exact.max() - exact.min()) > 0.4, "the marginals must differ for this test to say anything"
-    generator, rounds = torch.Generator().manual_seed(0), 400
+    generator, rounds = torch.Generator().manual_seed(0), 200
     hits, of = torch.zeros(n, dtype=torch.float64), tabulated(of)
     for _ in range(rounds):
         hits[KDPPSampler(size=size, steps=20).sample(of, generator=generator).indices] += 1

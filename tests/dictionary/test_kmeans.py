@@ -29,7 +29,7 @@ def test_sets_have_the_probabilities_of_the_law(device):
     of = candidates(arms(5, seed=2, device=device), lengthscale=0.4, counts=counts)
     law = _law(kernel_matrix(of).cpu(), counts.cpu(), 3)
     assert sum(law.values()) == pytest.approx(1.0)
-    generator, rounds, seen = torch.Generator().manual_seed(0), 2000, dict.fromkeys(law, 0)
+    generator, rounds, seen = torch.Generator().manual_seed(0), 1000, dict.fromkeys(law, 0)
     of = tabulated(of)
     for _ in range(rounds):
         seen[tuple(KMeansPlusPlusSampler(size=3).sample(of, generator=generator).indices.tolist())] += 1

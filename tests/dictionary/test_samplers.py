@@ -44,6 +44,7 @@ def _check(dictionary, of) -> None:
     assert bool(((dictionary.probabilities > 0.0) & (dictionary.probabilities <= 1.0)).all())
 
 
+@pytest.mark.sampled
 @everyone
 @pytest.mark.parametrize("regularization", [1e-8, 1.0, 1e6])
 @pytest.mark.parametrize("size", [1, 39])

@@ -188,7 +188,7 @@ class Plain(gpytorch.kernels.RBFKernel):
     """A kernel of the user's own, which a journal cannot rebuild."""
 
 
-@pytest.mark.parametrize("kind", ["arms", "box"])
+@pytest.mark.parametrize("kind", ["arms", pytest.param("box", marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_learned_scale_of_a_kernel_of_ones_own(kind, tmp_path):
     def loop(**where):
         kernel = Plain().double()

@@ -29,6 +29,8 @@ from sparse_bo import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMult
 from sparse_bo.dictionary import Dictionary, LeverageSampler, UniformSampler
 
 D = 3
+QUICK = {"optimizer_kwargs": {"num_restarts": 2, "raw_samples": 16}}
+"""Options of a short search for candidates."""
 pytestmark = [
     # Ax and what it stands on warn about themselves, and BoTorch about data that Ax does not standardise as BoTorch would.
     pytest.mark.filterwarnings("ignore"),
@@ -75,23 +77,23 @@ def model_of(ax_adapter):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_ax_fits_a_sparse_model_and_generates_candidates(objectives):
-    fitted = adapter(experiment(120, objectives=objectives), max_dictionary=40)
+    fitted = adapter(experiment(60, objectives=objectives), max_dictionary=20)
     assert isinstance(model_of(fitted), SparseGP)
     assert model_of(fitted).num_outputs == objectives
-    run = fitted.gen(2)
+    run = fitted.gen(2, model_gen_options=QUICK)
     assert len(run.arms) == 2
     assert all(0.0 <= value <= 1.0 for arm in run.arms for value in arm.parameters.values())
-    assert model_of(fitted).dictionary.m <= 40
+    assert model_of(fitted).dictionary.m <= 20
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_cross_validation_is_closed_form_and_agrees_with_the_exact_model(objectives):
-    made = experiment(60, objectives=objectives)
+    made = experiment(25, objectives=objectives)
     exact, sparse = adapter(made, SingleTaskGP), adapter(made, SparseGP)
     model_of(sparse).load_state_dict(model_of(exact).state_dict())
     theirs, ours = (cross_validation.cross_validate(one, folds=-1) for one in (exact, sparse))
-    assert len(ours) == 60
+    assert len(ours) == 25
     for one, two in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one.predicted.means, two.predicted.means, atol=1e-6)
         np.testing.assert_allclose(one.predicted.covariance, two.predicted.covariance, atol=1e-6)
@@ -113,10 +115,10 @@ def test_choice_parameters_reach_the_mixed_model():
 
 SAVED = {
     "none": {},
-    "a sampler": {"dictionary": LeverageSampler(oversampling=3.0), "max_dictionary": 30},
-    "another sampler": {"dictionary": UniformSampler(size=20), "seed": 3, "fit": "subset"},
+    "a sampler": {"dictionary": LeverageSampler(oversampling=3.0), "max_dictionary": 15},
+    "another sampler": {"dictionary": UniformSampler(size=10), "seed": 3, "fit": "subset"},
     "points": {"dictionary": Dictionary(torch.rand(5, D, dtype=torch.float64), torch.ones(5))},
-    "rows": {"dictionary": torch.arange(0, 40, 3)},
+    "rows": {"dictionary": torch.arange(0, 20, 3)},
 }
 
 
@@ -124,8 +126,8 @@ SAVED = {
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_experiment_loads_with_its_model_and_sampler(name, tmp_path):
     register_with_ax()
-    made, options = experiment(40), SAVED[name]
-    made.new_trial(generator_run=adapter(made, **options).gen(1))
+    made, options = experiment(20), SAVED[name]
+    made.new_trial(generator_run=adapter(made, **options).gen(1, model_gen_options=QUICK))
     path = str(tmp_path / "experiment.json")
     save_experiment(made, path)
     loaded = load_experiment(path)
@@ -143,7 +145,7 @@ def test_a_saved_experiment_loads_with_its_model_and_sampler(name, tmp_path):
         else:
             assert again == value
     again = adapter(loaded, config.botorch_model_class, **config.model_options)
-    assert len(again.gen(1).arms) == 1
+    assert len(again.gen(1, model_gen_options=QUICK).arms) == 1
 
 
 def test_every_model_and_sampler_is_registered_and_twice_is_once():
@@ -165,6 +167,7 @@ def test_a_name_that_is_taken_is_refused(monkeypatch):
         register_with_ax()
 
 
+@pytest.mark.slow  # at each change tests/test_package.py imports every name where Ax is missing
 def test_importing_the_package_does_not_import_ax():
     code = "import sparse_bo, sys; sparse_bo.SparseGP, sparse_bo.register_with_ax; print('ax' in sys.modules)"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,7 @@
-"""Importing and using the package changes nothing of PyTorch, GPyTorch, linear_operator and BoTorch."""
+"""Importing and using the package changes nothing of PyTorch, GPyTorch, linear_operator and BoTorch.
+
+Each night: a process imports every module of these.
+"""
 
 import subprocess
 import sys
@@ -13,6 +16,7 @@ def changes(*code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_hosts_is_changed():
     assert changes() == "untouched"
 

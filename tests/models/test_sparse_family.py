@@ -179,8 +179,7 @@ def test_every_way_to_learn_is_the_siblings_likelihood_or_its_dense_approximatio
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("case", ["mixed", "tasks", "fidelity"])
+@pytest.mark.parametrize("case", [*(pytest.param(case, marks=pytest.mark.slow) for case in ("mixed", "tasks")), "fidelity"])
 def test_a_fit_beyond_the_subset_finds_what_predicts(case, scale):
     scale(learning={"subset": 60})
     (_, ours), options = CASES[case]

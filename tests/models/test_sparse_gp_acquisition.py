@@ -218,14 +218,16 @@ def test_a_list_of_sparse_models_serves_several_objectives(name, scale):
         torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["LogEI", "qLogEI", "qUCB", "qKG"])
-@pytest.mark.parametrize("sequential", [False, True])
+OTHERS = [("qLogEI", False), ("qUCB", False), ("qUCB", True), ("qKG", False), ("qKG", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sequential"),
+    [("LogEI", False), ("qLogEI", True), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
+)
 def test_optimize_acqf_finds_what_a_grid_finds(name, sequential):
     make, _ = ONE_OUTPUT[name]
     model = pair("plain", dictionary=ROWS)[1]
-    if isinstance(make(model), AnalyticAcquisitionFunction) and sequential:
-        pytest.skip("analytic functions take one point")
     q = 1 if isinstance(make(model), AnalyticAcquisitionFunction) or name == "qKG" else 2
     torch.manual_seed(0)  # optimize_acqf draws starting points from torch's own generator
     X, value = optimize_acqf(make(model), BOUNDS, q=q, num_restarts=3, raw_samples=32, sequential=sequential)

@@ -249,6 +249,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("configuration", ["plain", "normalized inputs", "two outputs"])
 def test_every_kind_of_dictionary_works(name, configuration):

@@ -35,6 +35,7 @@ def batch_of(model, *shape):
     return points(*shape[:-1], *model.batch_shape, shape[-1])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 @pytest.mark.parametrize("shape", [(1,), (3,), (4, 1), (5, 3), (2, 3, 2)], ids=str)
 def test_posterior_is_the_exact_one(configuration, shape):

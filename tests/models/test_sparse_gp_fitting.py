@@ -131,7 +131,7 @@ def test_no_more_points_than_the_posterior_is_worth(model, monkeypatch, scale):
     assert set(likelihoods(monkeypatch, model(*data()))) == {20, 40}
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("outputs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_kernels_without_a_closed_form_learn_from_neighbourhoods_too(outputs, monkeypatch, scale):
     scale(learning={"subset": 40})
     scale(refinement={"work": 2.0 * outputs})

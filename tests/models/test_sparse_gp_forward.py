@@ -102,6 +102,7 @@ def agree(one, two, tolerance=TOLERANCE):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("train", TRAINS)
 @pytest.mark.parametrize("shape", [(0,), (3,), (4, 1), (2, 3, 2)], ids=str)

@@ -67,6 +67,7 @@ def test_subset_likelihood_is_the_exact_one_of_the_subset_scaled_up(configuratio
     torch.testing.assert_close(value, expected, rtol=TOLERANCE, atol=0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fit", ["subset", "vfe", "dtc"])
 @pytest.mark.parametrize("configuration", ["plain", "warped inputs", "Matern", "two outputs"])
 def test_gradient_of_the_objective_is_that_of_finite_differences(configuration, fit, scale):

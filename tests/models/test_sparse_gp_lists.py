@@ -48,6 +48,7 @@ def test_log_densities_and_entropies_are_those_of_the_dense_path(shape, exact_me
     torch.testing.assert_close(lazy.entropy(), dense.entropy(), rtol=0, atol=1e-9)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sampler", [SobolQMCNormalSampler, IIDNormalSampler])
 @pytest.mark.parametrize("observation_noise", [False, True])
 @pytest.mark.parametrize(
@@ -147,6 +148,7 @@ def test_outputs_that_only_samples_can_untransform_stay_a_list(nothing_dense):
 WEIGHTED = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), offset=0.3)
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized:botorch.exceptions.InputDataWarning")
 @pytest.mark.parametrize("sampler", [SobolQMCNormalSampler])
 @pytest.mark.parametrize("observation_noise", [False, True])
@@ -256,6 +258,7 @@ def test_an_acquisition_function_keeps_its_root_of_the_baseline(nothing_dense):
     assert bool(torch.isfinite(values).all())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("q", [5, Q], ids=["dense", "lazy"])
 @pytest.mark.parametrize("outputs", [[2, 1, 0], [1, 0], [0, 2, 1], [2, 0], [-1, 1], [1], [0, 1, 2]], ids=str)
 def test_outputs_come_in_the_order_that_is_asked_for(outputs, q, many):

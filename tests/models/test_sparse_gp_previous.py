@@ -72,6 +72,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # "raw" is not standardised, and means to
 @pytest.mark.parametrize("options", TRANSFORMS)
 @pytest.mark.parametrize("exact", [True, False])

@@ -114,6 +114,7 @@ def test_equal_points_are_multiplied_once():
     assert len(made) == 7
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
 @pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
 @pytest.mark.parametrize("q", [1, 2])

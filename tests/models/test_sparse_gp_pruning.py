@@ -77,6 +77,7 @@ def test_a_weighted_sum_of_outputs_is_one_objective(way, many):
     assert len(rows) < 150
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("outcomes", [None, [1, 0]])
 @pytest.mark.parametrize("listed", [False, True])
 def test_every_point_of_a_front_is_left(listed, outcomes, many):

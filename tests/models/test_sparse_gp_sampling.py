@@ -254,7 +254,7 @@ def test_noise_added_after_scaling_is_in_the_scaled_units(many):
 def test_thompson_sampling_over_many_candidates():
     model = pair("plain", dictionary=ROWS)[1]
     assert isinstance(model.covar_module, RBFKernel)
-    candidates = points(20_000)
+    candidates = points(5_000)
     with torch.no_grad():
         chosen = MaxPosteriorSampling(model)(candidates, num_samples=3)
     assert chosen.shape == (3, 2)

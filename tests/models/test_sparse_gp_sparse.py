@@ -244,6 +244,7 @@ def test_caches_are_never_stale(change):
     torch.testing.assert_close(model.posterior(points(3)).mean, after, rtol=0, atol=0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "normalized inputs", "two outputs"])
 def test_copies_of_models_and_fantasies_answer_alike(clone, configuration):

@@ -79,8 +79,8 @@ def test_the_likelihood_is_the_product_of_its_conditionals(device):
 
 
 def test_it_fits_and_optimises_as_a_botorch_model():
-    X, Y = _data(n=40)
-    exact, vecchia = SingleTaskGP(X, Y, covar_module=VecchiaGP(X, Y).covar_module), VecchiaGP(X, Y, neighbors=40)
+    X, Y = _data(n=25)
+    exact, vecchia = SingleTaskGP(X, Y, covar_module=VecchiaGP(X, Y).covar_module), VecchiaGP(X, Y, neighbors=25)
     for model in (exact, vecchia):
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     torch.testing.assert_close(vecchia.covar_module.lengthscale, exact.covar_module.lengthscale, rtol=0.02, atol=0.01)

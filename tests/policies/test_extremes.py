@@ -73,6 +73,7 @@ def bowl(X, at):
     return -(X - at).square().sum(dim=-1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("goal", ["best", "cumulative"])
 @pytest.mark.parametrize("size", [LARGEST, 1e-300])
 def test_the_size_of_an_objective_changes_no_search(size, goal):
@@ -81,6 +82,7 @@ def test_the_size_of_an_objective_changes_no_search(size, goal):
     assert math.isfinite(result.best_mean)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [LARGEST, 1e-300])
 def test_the_size_of_outcomes_changes_no_search(size):
     def outcomes(X):

@@ -24,7 +24,7 @@ PLATES = {
     "box": ({"bounds": BOX, "policy": TrustRegion(**WHOLE)}, 12),
     "box, two outcomes": ({"bounds": BOX, "policy": TrustRegion(**WHOLE), **TWO}, 12),
     "workers": ({"bounds": BOX, "workers": 8}, 8),
-    "GSSBO": ({"bounds": BOX, "policy": GSSBO(**WHOLE)}, 12),
+    "GSSBO": ({"bounds": BOX, "policy": GSSBO(**WHOLE, num_restarts=2, raw_samples=8)}, 12),
 }
 
 
@@ -90,7 +90,9 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("case", BATCHES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case == "BBKB on a box" else ()) for case in BATCHES]
+)
 def test_other_picks_take_the_place_of_repeats_after_a_failure(case):
     loop, noise = AskTell(**BATCHES[case], seed=2), torch.Generator().manual_seed(3)
     succeeded = set()

@@ -204,7 +204,7 @@ def test_each_outcome_has_its_own_noise(where):
     bounds = where.pop("bounds", None)
     where |= {} if bounds is None else {"bounds": [*zip(*bounds, strict=True)]}
     limits = {"cost": (None, 0.8), "heat": (None, 0.9)}
-    result = optimize(objective, **where, objectives={"gain": "max"}, constraints=limits, budget=12, seed=1)
+    result = optimize(objective, **where, objectives={"gain": "max"}, constraints=limits, budget=9, seed=1)
     gain, cost, heat = result.state.replicates
     assert (gain.exact, cost.exact, heat.sds) == (False, True, None)
     once = gain.counts == 1
@@ -213,5 +213,5 @@ def test_each_outcome_has_its_own_noise(where):
     slope = result.state.fitted[0].warp.inverse_slope(torch.zeros(1, dtype=torch.float64))
     if result.state.fitted[0].warp.kind == "plain":
         assert gp.noise_variance == pytest.approx(float((0.3 / slope) ** 2), rel=0.5)
-    assert result.to_pandas()["gain_sd"].tolist() == [0.3] * 12
+    assert result.to_pandas()["gain_sd"].tolist() == [0.3] * 9
     assert result.to_pandas()["heat_sd"].isna().all()

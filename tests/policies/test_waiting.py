@@ -34,6 +34,7 @@ def results_needed(loop: AskTell) -> int:
 @pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:A not p.d., added jitter:linear_operator.utils.warnings.NumericalWarning")
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.sampled(2)
 def test_the_number_of_results_that_a_policy_waits_for_is_right(policy):
     loop = AskTell(policy=policy, bounds=box(), seed=1)
     assert len(loop.ask()) == 4  # the initial design

@@ -43,6 +43,7 @@ def test_a_plate_is_that_of_dense_algebra():
         evaluated = torch.cat([evaluated, batch.indices]).unique()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("prior", [{}, KNOWN], ids=["learned", "known"])
 def test_every_plate_is_full_and_no_arm_is_evaluated_twice(prior):
     X = arms(100, 2)
@@ -58,9 +59,9 @@ def test_every_plate_is_full_and_no_arm_is_evaluated_twice(prior):
 
 def test_without_a_batch_size_the_stop_rule_ends_batches_of_different_arms():
     X = arms(120, 2)
-    result = maximize(lambda Z: waves(Z), arms=X, policy=BBKB(repeats=False), budget=100, seed=0)
-    assert len(set(result.history.indices)) == 100
-    assert result.best_index == int(waves(X).argmax())
+    result = maximize(lambda Z: waves(Z), arms=X[:60], policy=BBKB(repeats=False), budget=50, seed=0)
+    assert len(set(result.history.indices)) == 50
+    assert result.best_index == int(waves(X[:60]).argmax())
     policy = BBKB(repeats=False, **KNOWN)
     loop, sizes = AskTell(X, policy, seed=0), []
     while sum(sizes) < 100:
@@ -88,15 +89,15 @@ def test_a_plate_in_pieces_is_the_plate_at_once():
 
 @pytest.mark.parametrize("kind", [BBKB, ExpectedImprovement])
 def test_arms_that_fail_leave_room_for_others(kind):
-    X = arms(60, 2)
+    X = arms(36, 2)
     failing = X[:, 0] < 0.3  # among them, arms of which nobody knows are avoided, but not for those that were tried
     values = waves(X).masked_fill(failing, torch.nan)
     policy = kind(batch_size=6, repeats=False, initial_design=6)
-    result = maximize(values.__getitem__, arms=X, policy=policy, budget=90, seed=0, call_with="indices", vectorized=True)
-    succeeded = [i for i in result.history.indices[:40] if not failing[i]]
+    result = maximize(values.__getitem__, arms=X, policy=policy, budget=54, seed=0, call_with="indices", vectorized=True)
+    succeeded = [i for i in result.history.indices[:24] if not failing[i]]
     assert len(succeeded) == len(set(succeeded))
-    assert sorted(result.history.indices) == list(range(60))  # those that have failed are used up, too
-    assert result.ended == "all 60 candidates have been evaluated, or have failed, and repeats=False evaluates none again"
+    assert sorted(result.history.indices) == list(range(36))  # those that have failed are used up, too
+    assert result.ended == "all 36 candidates have been evaluated, or have failed, and repeats=False evaluates none again"
     assert result.best_index == int(values.nan_to_num(-torch.inf).argmax())
 
 
@@ -108,21 +109,21 @@ ONCE += [ExpectedImprovement(repeats=False)]
 @pytest.mark.parametrize("policy", ONCE)
 @pytest.mark.parametrize("executor", [None, "threads"])
 def test_a_run_in_which_each_candidate_is_tried_once_ends_with_the_last_one(policy, executor):
-    X, g = arms(60, 2), torch.Generator().manual_seed(0)
-    noise = 0.5 * torch.randn(60, generator=g, dtype=torch.float64)  # so that repeats would pay
+    X, g = arms(36, 2), torch.Generator().manual_seed(0)
+    noise = 0.5 * torch.randn(36, generator=g, dtype=torch.float64)  # so that repeats would pay
     how = {"executor": executor, "workers": 3} if executor else {"vectorized": True}
     measured = waves(X) + noise
-    result = maximize(measured.__getitem__, arms=X, policy=policy, budget=80, seed=0, call_with="indices", **how)
-    assert sorted(result.history.indices) == list(range(60))
+    result = maximize(measured.__getitem__, arms=X, policy=policy, budget=48, seed=0, call_with="indices", **how)
+    assert sorted(result.history.indices) == list(range(36))
     assert result.ended is not None
     assert "repeats=False" in result.ended
-    loop = AskTell(X, policy, seed=0, initial=(torch.arange(59), measured[:59]))
+    loop = AskTell(X, policy, seed=0, initial=(torch.arange(35), measured[:35]))
     last = loop.ask(5)
-    assert last.indices.tolist() == [59]
+    assert last.indices.tolist() == [35]
     with pytest.raises(PendingBatchError):
         loop.ask(1)
-    loop.tell(last, measured[59:])
-    with pytest.raises(ScheduleComplete, match="all 60 candidates"):
+    loop.tell(last, measured[35:])
+    with pytest.raises(ScheduleComplete, match="all 36 candidates"):
         loop.ask(1)
 
 
@@ -134,7 +135,7 @@ def test_equal_candidates_are_tried_once_each(policy):
 
 
 def test_each_candidate_is_tried_once_with_several_outcomes():
-    X = arms(40, 2)
+    X = arms(24, 2)
     policy = ExpectedImprovement(batch_size=8, repeats=False)
     g = torch.Generator().manual_seed(0)
 
@@ -142,8 +143,8 @@ def test_each_candidate_is_tried_once_with_several_outcomes():
         return {"a": float(waves(x.unsqueeze(0))) + float(torch.randn((), generator=g)), "b": float(x[0])}
 
     how = {"objectives": {"a": "max", "b": "max"}, "policy": policy, "seed": 0}
-    result = optimize(measure, arms=X, budget=50, vectorized=False, **how)
-    assert sorted(result.history.indices) == list(range(40))
+    result = optimize(measure, arms=X, budget=30, vectorized=False, **how)
+    assert sorted(result.history.indices) == list(range(24))
     assert "repeats=False" in result.ended
     repeated = torch.arange(12) % 6  # shows noise, which would make repeats pay
     told = AskTell(X, initial=(repeated, [measure(X[i]) for i in repeated]), **how)
@@ -172,13 +173,13 @@ def test_a_resumed_run_goes_on_with_the_same_plates(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "inputs", "design"),
     [
-        (BBKB(batch_size=96, repeats=False), 6, [96, 96]),
-        (BBKB(batch_size=96, repeats=False), 120, [96, 96]),
+        (BBKB(batch_size=32, repeats=False), 6, [32, 32]),
+        (BBKB(batch_size=32, repeats=False), 120, [96, 32]),
         (BBKB(batch_size=7), 6, [7, 7]),
-        (ExpectedImprovement(batch_size=96), 120, [96, 96]),
+        (ExpectedImprovement(batch_size=32), 120, [96, 32]),
         (ExpectedImprovement(batch_size=5), 6, [10, 5]),
-        (ExpectedImprovement(batch_size=96), 6, [96, 96]),
-        (ExpectedImprovement(batch_size=96, initial_design=10), 6, [10, 96]),
+        (ExpectedImprovement(batch_size=32), 6, [32, 32]),
+        (ExpectedImprovement(batch_size=32, initial_design=10), 6, [10, 32]),
     ],
 )
 def test_the_random_start_is_of_whole_batches(policy, inputs, design):
@@ -216,6 +217,7 @@ def test_on_a_box_batches_have_the_size_and_repeats_are_no_setting():
         BBKB(repeats=False).on(Box(unit_box()))
 
 
+@pytest.mark.slow  # tests/cli/test_settings.py gives the other policies their settings
 def test_the_command_line_takes_plates(tmp_path):
     settings = ("--policy", "bbkb", "--batch-size", "7", "--set", "repeats=no", "--set", "initial_design=7")
     done = invoke(*QUICK, *settings, "--out", str(tmp_path), "--quiet")
@@ -236,11 +238,12 @@ FULL = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("how", "size"), FULL, ids=range(len(FULL)))
 def test_every_plate_from_the_first_on_is_full(how, size):
     """The design of 3 inputs needs 6 results."""
     loop = AskTell(**({} if "arms" in how else {"bounds": [(0.0, 1.0)] * 3}), **how)
-    for _ in range(3):
+    for _ in range(2):
         batch = loop.ask()
         assert len(batch) == size
         y = batch.X.double()

@@ -104,9 +104,9 @@ def test_global_generator_is_untouched():
 def test_bbkb_with_threshold_one_is_bkb():
     X = arms(100)
     common = {"covar_module": rbf_kernel(0.3), "regularization": 0.05, "width": ConstantWidth(2.0)}
-    one = AskTell(X, BBKB(ratio_threshold=1.0, **common), seed=5).run(noisy(X), 60, call_with="indices").history
+    one = AskTell(X, BBKB(ratio_threshold=1.0, **common), seed=5).run(noisy(X), 30, call_with="indices").history
     assert set(one.column("batch_size")) == {1}
-    assert one.indices == AskTell(X, BKB(**common), seed=5).run(noisy(X), 60, call_with="indices").history.indices
+    assert one.indices == AskTell(X, BKB(**common), seed=5).run(noisy(X), 30, call_with="indices").history.indices
 
 
 def test_bbkb_with_every_pulled_arm_process_and_product_rule_is_gp_bucb():
@@ -189,7 +189,7 @@ def test_information_sums_the_leverages_at_the_start_of_each_batch():
     assert loop.state.fitted.information == pytest.approx(expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -210,7 +210,7 @@ def test_other_dictionaries_can_take_the_place_of_leverage_sampling(sampler):
     for kind in (BKB, BBKB):
         policy = kind(covar_module=rbf_kernel(0.3), dictionary=sampler, max_batch_size=10, **SETTINGS)
         loop = AskTell(X, policy, seed=0)
-        loop.run(noisy(X), 40, call_with="indices")
+        loop.run(noisy(X), 20, call_with="indices")
         assert loop.state.dictionary.m == (4 if isinstance(sampler, FixedSampler) else 5)
     if isinstance(sampler, FixedSampler):
         assert torch.equal(loop.state.dictionary.points, sampler.points)

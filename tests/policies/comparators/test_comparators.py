@@ -194,7 +194,7 @@ def test_a_batch_of_posterior_epsilon_greedy_mixes_the_best_arm_and_random_ones(
     assert 0.25 < float((picks != best).double().mean()) < 0.35
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("epsilon", "decay"), [(0.4, 0.0), (3.0, 1.0), (1.5, 0.5)])
 def test_exploration_follows_its_schedule(epsilon, decay, generator):
     state = AskTell(arms(1000), EpsilonGreedy()).state
@@ -208,8 +208,8 @@ def test_exploration_follows_its_schedule(epsilon, decay, generator):
 
 
 def test_decaying_epsilon_greedy_explores_less_and_less():
-    history = AskTell(arms(10_000), EpsilonGreedy(epsilon=1.0, decay=0.5), seed=0).run(lambda X: X[:, 0], 600).history
-    early, late = set(history.indices[:100]), set(history.indices[500:])
+    history = AskTell(arms(4_000), EpsilonGreedy(epsilon=1.0, decay=0.5), seed=0).run(lambda X: X[:, 0], 400).history
+    early, late = set(history.indices[:100]), set(history.indices[300:])
     assert 2 * len(late) < len(early)
 
 

@@ -54,7 +54,7 @@ def test_what_is_certified_is_what_dense_algebra_gives(sampler):
 def test_the_error_stays_within_both_bounds(record_property):
     """Theorem 3.5 with the variances reached, and Theorem 4.1 with its constant corrected, on members of known norm."""
     held, margin = 0, math.inf
-    for seed in range(10):
+    for seed in range(6):
         g = torch.Generator().manual_seed(seed)
         A, centres = arms(120, seed=seed), torch.rand(6, 2, generator=g, dtype=torch.float64)
         weights = torch.randn(6, generator=g, dtype=torch.float64)
@@ -70,9 +70,9 @@ def test_the_error_stays_within_both_bounds(record_property):
         assert plan.error_bound(width) <= plan.rate_bound(width)
         held += error <= plan.error_bound(width)
         margin = min(margin, plan.error_bound(width) / error)
-    record_property("held", f"{held} of 10")
+    record_property("held", f"{held} of 6")
     record_property("smallest bound / error", margin)
-    assert held == 10
+    assert held == 6
     assert margin < 20.0, "a bound that is never near the error is worth little"
 
 

@@ -394,7 +394,7 @@ def test_picks_along_other_directions_depend_on_no_device(device):
     X = arms(200, 2)
     y = -(X[:, 0] + 0.7 * X[:, 1] - 0.6).square() - 1e3 * (X[:, 1] - 0.7 * X[:, 0] - 0.1).square()
     picks = []
-    for place in (device, X.device):
+    for place in {device, X.device}:
         loop = AskTell(X.to(place), ExpectedImprovement(batch_size=3), seed=0)
         asked = []
         for _ in range(12):
@@ -404,4 +404,4 @@ def test_picks_along_other_directions_depend_on_no_device(device):
         assert loop.state.surrogate.learned.rotated
         assert loop.state.surrogate.learned.axes.device == batch.X.device
         picks.append(asked)
-    assert picks[0] == picks[1]
+    assert picks[0] == picks[-1]

@@ -124,7 +124,7 @@ def test_the_loop_is_the_one_that_a_user_of_botorch_writes(learning):
     runs = []
     for policy in (BoTorchUCB(**settings), BoTorchUCB(**settings, fitter=fit_by_botorch, acquisition=bound_by_botorch)):
         loop = AskTell(policy=policy, bounds=bounds, seed=1)
-        loop.run(f, 9)
+        loop.run(f, 8)
         runs.append(loop.state)
     torch.testing.assert_close(runs[0].X, runs[1].X, rtol=0.0, atol=2e-3)
 

@@ -27,7 +27,7 @@ def test_the_front_of_zdt1_is_reached():
     assert volume(test_functions.ZDT1(dim=6), reference=11.0, budget=44) > 120.4  # of 120.66
 
 
-@pytest.mark.slow  # at each change zdt1 has two objectives, and DTLZ2 three, or a constraint
+@pytest.mark.slow  # at each change zdt1 has two objectives, and DTLZ2 three
 def test_the_front_of_dtlz2_is_reached():
     assert volume(test_functions.DTLZ2(dim=4, num_objectives=2), reference=1.1, budget=40) > 0.37  # of 0.4246
 
@@ -52,6 +52,7 @@ def test_three_objectives_are_searched():
     assert volume(test_functions.DTLZ2(dim=4, num_objectives=3), reference=1.1, budget=24) > 0.4  # of 0.8; random points 0.36
 
 
+@pytest.mark.slow  # at each change the reactor above has a front and a limit
 def test_a_constrained_front_is_reached():
     assert (
         volume(test_functions.C2DTLZ2(dim=4, num_objectives=2), limits={"c": (0.0, None)}, reference=1.1, budget=32) > 0.28

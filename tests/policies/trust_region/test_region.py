@@ -354,6 +354,7 @@ def test_candidates_along_other_directions_lie_in_their_box(generator):
     assert bool((steps[800:].square().mean(dim=0).sqrt() < 0.6).all())
 
 
+@pytest.mark.slow
 def test_a_valley_across_the_inputs_is_followed_to_its_end():
     """With lengthscales along the inputs 5e-8 are left after 80 evaluations."""
     bounds = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)

@@ -62,7 +62,7 @@ def test_a_second_best_maximum_is_left():
 
 
 def test_batches_are_distinct_and_as_large_as_asked_for():
-    for size in (1, 7, 30):
+    for size in (1, 12):
         mechanism, state, generator = told(TrustRegion(batch_size=size))
         picks = mechanism.ask(state, max_q=10**6, pending=NOTHING, generator=generator).picks
         assert picks.shape == (size, 2)
@@ -87,6 +87,7 @@ def sizes(objective, **settings):
     return seen
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("objective", [lambda X: X.sum(dim=-1), bowl], ids=["maximum in a corner", "maximum inside"])
 def test_until_a_repeat_has_shown_noise_only_the_best_point_is_evaluated_twice(objective):
     loop = AskTell(policy=TrustRegion(batch_size=12), bounds=box(), seed=0)
@@ -330,7 +331,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_values_end_in_a_sensible_recommendation(name):
     result = maximize(HOSTILE[name], bounds=box(), budget=20, seed=1)
