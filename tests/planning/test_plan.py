@@ -170,7 +170,7 @@ def test_what_cannot_fit_is_said_aloud():
     assert any("does NOT fit: 1.0 GiB may be used; arms in a file" in note for note in made.notes)
 
 
-@pytest.mark.parametrize("dims", [62, 1000])
+@pytest.mark.parametrize("dims", [62, pytest.param(1000, marks=pytest.mark.slow)])
 def test_arms_of_many_inputs(dims, generator):
     """Two values of every input are more arms than can be counted; the plan is that of uniform arms in memory."""
     made = quick(300, dims, kernel=None, budget=10)
