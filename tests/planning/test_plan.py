@@ -49,11 +49,11 @@ def test_arrays_and_lists_are_arms_as_in_a_run(generator):
 def test_a_plan_of_a_small_run_is_near_the_run(generator):
     X = torch.rand(600, 3, generator=generator, dtype=torch.float64)
     policy = BBKB(covar_module=rbf_kernel(), regularization=0.05)
-    made = plan(X, budget=200, policy=policy, pilot_seconds=100.0)
+    made = plan(X, budget=100, policy=policy, pilot_seconds=100.0)
     assert (made.arms, made.dims) == (600, 3)
     loop = AskTell(X, policy, seed=5)
     truth = (4.0 * X).sin().sum(dim=-1)
-    loop.run(lambda i: truth[i] + 0.2 * torch.randn(len(i), generator=generator, dtype=torch.float64), 200, call_with="indices")
+    loop.run(lambda i: truth[i] + 0.2 * torch.randn(len(i), generator=generator, dtype=torch.float64), 100, call_with="indices")
     last = loop.history.rows[-1]
     assert made.dictionary_size == pytest.approx(last.dictionary_size, rel=1.0)
     assert 0.4 < made.batches / last.round < 2.5
@@ -137,10 +137,10 @@ def test_the_planned_policy_learns_what_the_given_one_learns(generator):
 
 
 def test_tiles_shrink_before_the_dictionary_does():
-    free = quick(200_000, kernel=rbf_kernel(0.2), pilot_seconds=ONE_BATCH)
+    free = quick(60_000, kernel=rbf_kernel(0.2), pilot_seconds=ONE_BATCH)
     vectors = free.memory["arms"] + free.memory["vectors"]
-    tight = quick(200_000, kernel=rbf_kernel(0.2), memory=vectors + 2**24, pilot_seconds=ONE_BATCH)
-    assert tight.memory_bytes <= vectors + 2**24
+    tight = quick(60_000, kernel=rbf_kernel(0.2), memory=vectors + 2**22, pilot_seconds=ONE_BATCH)
+    assert tight.memory_bytes <= vectors + 2**22
     assert tight.settings["memory_bytes"] < free.settings["memory_bytes"]
     assert tight.settings["max_dictionary"] is None
     assert tight.settings["sweep_dtype"] == torch.float64  # never lowered: low precision is slower
