@@ -30,6 +30,7 @@ def check(name: str, tries: int, seed: int) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 @pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.usefixtures("undrawn_figures")
 def test_attack_in_short(name):
     check(name, SHORT[name], 0)
 
