@@ -29,6 +29,8 @@ from tests.evaluations.light import EndsAtLoading
 from tests.forked import Forked, forked
 from tests.journal.runs import arms
 
+pytestmark = pytest.mark.usefixtures("undrawn_figures")
+
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 SLOW = """
 import time

@@ -20,6 +20,8 @@ from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.runs.records import about_of
 from tests.builders import rbf_kernel, unit_box
 
+pytestmark = pytest.mark.usefixtures("undrawn_figures")
+
 DENSE = BBKB(covar_module=rbf_kernel(0.1), regularization=0.01, oversampling=10.0, width=10.0, batch_size=10)
 """Explores, and keeps all that it has seen."""
 
