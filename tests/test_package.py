@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import sparse_bo
+from tests.forked import forked
 
 ROOT = Path(__file__).parent.parent
 STUB = Path(sparse_bo.__file__).with_suffix(".pyi")
@@ -75,6 +76,8 @@ def test_public_names_are_there_and_listed(name):
 
 FRESH = """
 import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "sparse_bo"]:
+    del sys.modules[name]
 sys.modules["ax"] = None
 import sparse_bo
 print(sparse_bo.policies.BBKB is sparse_bo.BBKB)
@@ -87,8 +90,10 @@ print(set(sparse_bo.__all__) <= set(globals()))
 """
 
 
-def test_in_a_fresh_interpreter_modules_are_attributes_ax_is_asked_for_and_a_star_brings_every_name():
-    modules, missing, star = python(FRESH).splitlines()
+def test_where_nothing_is_imported_modules_are_attributes_ax_is_asked_for_and_a_star_brings_every_name(tmp_path):
+    done = forked(lambda: exec(FRESH, {}), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    modules, missing, star = done.stdout.decode().splitlines()
     assert modules == "True"
     assert missing == "register_with_ax needs Ax; install it with: pip install '.[ax]' in a checkout of sparse_bo"
     assert star == "True"
@@ -132,11 +137,11 @@ def test_an_editable_install_is_a_plain_path_entry(tmp_path):
     with zipfile.ZipFile(built) as file:
         file.extractall(tmp_path / "site")
     assert (tmp_path / "site" / "_sparse_bo.pth").read_text(encoding="utf-8").split() == [str(ROOT)]
-    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); import sparse_bo; print(sparse_bo.maximize.__module__)"
+    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); import sparse_bo; print(sparse_bo.__version__)"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     line = [sys.executable, "-c", code]
     done = subprocess.run(line, cwd=tmp_path / "parent", env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "sparse_bo.runs.maximize\n", done.stderr
+    assert done.stdout == f"{sparse_bo.__version__}\n", done.stderr
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares with the files of the repository")

@@ -155,9 +155,11 @@ def test_botorchs_loop_over_arms_finds_the_best_of_few_and_is_reproducible() -> 
     assert task.best - runs[0]["recommended"][-1] < 0.05 * task.range
 
 
-def test_a_seed_decides_which_function_a_draw_is_and_nothing_else() -> None:
-    make = part("problems").make
-    first, again, other = make("gp-draw-4", 0), make("gp-draw-4", 0), make("gp-draw-4", 1)
+def test_a_seed_decides_which_function_a_draw_is_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = part("problems")
+    make, anew = problems.make, problems._make.__wrapped__
+    monkeypatch.setattr(problems, "_climbed", lambda function, X: X)  # a search for the maximum, which nothing here needs
+    first, again, other = (anew("gp-draw-4", seed) for seed in (0, 0, 1))
     X = points(first.problem.bounds, 5)
     assert torch.equal(first.truth(X), again.truth(X))
     assert not torch.allclose(first.truth(X), other.truth(X))
@@ -362,7 +364,7 @@ def test_checkpoints_are_few_and_end_with_the_budget(budget: int) -> None:
     assert max(np.diff([0, *at])) <= math.ceil(budget / 40) + 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "default" else []) for name in PEERS])
 def test_a_peer_spends_its_budget_within_the_box_and_learns(name: str) -> None:
     package, budget = PEERS[name]

@@ -10,14 +10,14 @@ from tests.attacks.builders import OUTCOMES
 from tests.attacks.every import ATTACKS
 
 SHORT = {
-    "kills": 5,
-    "interrupts": 6,
-    "damaged journals": 20,
-    "full, read-only and slow disks": 4,
-    "full journals, other writers": 4,
-    "wrong inputs": 25,
-    "wrong options": 10,
-    "numeric horrors": 4,
+    "kills": 3,
+    "interrupts": 3,
+    "damaged journals": 10,
+    "full, read-only and slow disks": 2,
+    "full journals, other writers": 2,
+    "wrong inputs": 12,
+    "wrong options": 5,
+    "numeric horrors": 2,
 }
 
 
@@ -30,6 +30,7 @@ def check(name: str, tries: int, seed: int) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 @pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.usefixtures("undrawn_figures")
 def test_attack_in_short(name):
     check(name, SHORT[name], 0)
 

@@ -142,8 +142,7 @@ def test_an_audit_finds_an_objective_that_changes_with_time(slope, tmp_path):
     assert drift.slope == pytest.approx(slope, abs=0.001)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("where", ["arms", "box"])
+@pytest.mark.parametrize("where", ["arms", pytest.param("box", marks=pytest.mark.slow)])
 def test_an_audit_finds_a_model_that_is_too_sure(where, tmp_path):
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     domain = {"arms": arms(60)} if where == "arms" else {"bounds": bounds}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -25,7 +26,10 @@ from sparse_bo.policies import BBKB, RandomSearch
 from sparse_bo.runs.interrupts import Boundary
 from tests.cli.builders import QUICK, invoke
 from tests.evaluations.light import EndsAtLoading
+from tests.forked import Forked, forked
 from tests.journal.runs import arms
+
+pytestmark = pytest.mark.usefixtures("undrawn_figures")
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 SLOW = """
@@ -86,15 +90,14 @@ def measure(x):
     pathlib.Path({str(tmp_path)!r}, f"worker-{{os.getpid()}}").touch()
     time.sleep(60)
 """
-    process = started(script(tmp_path, f"sleeps_{executor}", text, executor, None))
+    path = script(tmp_path, f"sleeps_{executor}", text, executor, None)
+    process = Forked(lambda: runpy.run_path(str(path), run_name="__main__"), folder=tmp_path)
     deadline = time.monotonic() + 100
     while not (workers := list(tmp_path.glob("worker-*"))):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    process.stdout.close()
-    process.stderr.close()
     pids = [int(path.name.removeprefix("worker-")) for path in workers]
     deadline = time.monotonic() + 20
     while any(_alive(pid) for pid in pids):
@@ -111,10 +114,10 @@ def _alive(pid: int) -> bool:
 
 
 def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path):
-    process = started(script(tmp_path, "hangs", "import time\n\ndef measure(x):\n    time.sleep(60)\n", "threads", 0.2))
+    path = script(tmp_path, "hangs", "import time\n\ndef measure(x):\n    time.sleep(60)\n", "threads", 0.2)
     start = time.monotonic()
-    out, _ = process.communicate(timeout=50)
-    assert out == "failed 4\n"
+    done = forked(lambda: runpy.run_path(str(path), run_name="__main__"), folder=tmp_path)
+    assert done.stdout == b"failed 4\n", done.stderr
     assert time.monotonic() - start < 45
 
 
@@ -163,6 +166,7 @@ def test_workers_that_cannot_be_started_are_said_in_one_line(tmp_path, monkeypat
     assert ".loop" not in done.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
 @pytest.mark.parametrize("executor", ["processes", "loky"])
 def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, seconds, tmp_path, monkeypatch):

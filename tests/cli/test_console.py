@@ -11,6 +11,8 @@ from rich.console import Console
 from sparse_bo.cli.console import complain, say
 from sparse_bo.cli.options import accept_any_encoding, app
 from tests.cli.builders import invoke
+from tests.forked import command as command_line
+from tests.forked import forked
 
 HOSTILE = "failed in [/opt/solver] [red]x[/red] :bug: [link=a]"
 OBJECTIVE = f"""
@@ -99,9 +101,8 @@ def test_lines_are_not_broken(capsys):
         ("ascii", ["run", "--seed", "λ"], 2, b"got 'lambda'"),
     ],
 )
-def test_outputs_that_cannot_write_greek_get_its_names(encoding, command, code, written):
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run([sys.executable, "-m", "sparse_bo", *command], env=environment, capture_output=True, check=False)
+def test_outputs_that_cannot_write_greek_get_its_names(encoding, command, code, written, tmp_path):
+    done = forked(command_line(*command), folder=tmp_path, encoding=encoding)
     assert done.returncode == code, done.stderr
     assert written in done.stdout + done.stderr
     assert b"Traceback" not in done.stderr
@@ -127,11 +128,17 @@ def test_a_terminal_of_unknown_encoding_gets_ascii(tmp_path, monkeypatch):
     assert not any("\u2800" <= c <= "\u28ff" for c in written)  # dots of a figure
 
 
+def test_a_run_without_a_stream_to_print_to(tmp_path):
+    run = ["run", "--problem", "hartmann6", "--policy", "random", "--budget", "4", "--out", "out"]
+    done = forked(command_line(*run), folder=tmp_path, stdout=None)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "out/hartmann6-random-seed0.jsonl").exists()
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device of a full disk")
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        ("run --problem hartmann6 --policy random --budget 4 --out out >&-", 0, ""),
         pytest.param("run --problem hartmann6 --policy random --budget 4 --out out >&- 2>&-", 0, "", marks=pytest.mark.slow),
         ("--version >&- 2>&-", 0, ""),
         ("--version >/dev/full", 1, "error: could not print everything (No space left on device)\n"),

@@ -4,8 +4,6 @@ import errno
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,8 @@ from sparse_bo import History
 from sparse_bo.report.figures import NotebookFigure
 from sparse_bo.runs.ask_tell import AskTell
 from tests.cli.builders import QUICK, invoke
+from tests.forked import command as command_line
+from tests.forked import forked
 
 RUN = [*QUICK, "--policy", "random"]
 FILES = ["gp-draw-random-seed1.jsonl", "gp-draw-random-seed1.png"]
@@ -145,7 +145,6 @@ def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path):
     assert done.stderr.startswith(f"error: could not write the history and the figure into {out} (File exists)")
 
 
-PROGRAM = [sys.executable, "-m", "sparse_bo"]
 HUGE = """
 import torch
 def largest(X):
@@ -160,7 +159,7 @@ def test_a_reader_who_leaves_costs_no_results(order, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run([*PROGRAM, *RUN, *order, "--out", tmp_path], stdout=writing, stderr=subprocess.PIPE, check=False)
+        done = forked(command_line(*RUN, *order, "--out", tmp_path), folder=tmp_path, stdout=writing)
     finally:
         os.close(writing)
     assert done.returncode == (0 if order else 1)
@@ -176,10 +175,10 @@ def test_a_reader_who_leaves_costs_no_results(order, tmp_path):
 )
 def test_an_output_that_is_full_is_said_in_one_line(command, tmp_path):
     with open("/dev/full", "w") as full:
-        line = [*PROGRAM, *command, *(["--out", tmp_path] if "--arms" in command else [])]
-        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        line = [*command, *(["--out", tmp_path] if "--arms" in command else [])]
+        done = forked(command_line(*line), folder=tmp_path, stdout=full.fileno())
     assert done.returncode == 1
-    assert done.stderr == "error: could not print everything (No space left on device)\n"
+    assert done.stderr == b"error: could not print everything (No space left on device)\n"
     if command is RUN:
         assert len(History.load(tmp_path / FILES[0]).indices) == 30
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -14,6 +13,8 @@ from sparse_bo.policies.improvement.policy import ArmSearch
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.recording import read_run
 from tests.cli.builders import QUICK, invoke
+from tests.forked import Forked, forked
+from tests.forked import command as command_line
 
 SLOW = """
 import os, time
@@ -22,13 +23,6 @@ def measure(X):
     return -(X - 0.3).square().sum(dim=-1)
 """
 PLAIN = ["run", "--objective", "slow_one:measure", "--grid", "20x15", "--budget", "40", "--policy", "random", "--seed", "1"]
-CODE = """
-import signal, sys
-from sparse_bo.cli.options import main
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
-    main()
-"""
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
@@ -83,22 +77,17 @@ def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path, monk
     (tmp_path / "slow_one.py").write_text(SLOW)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    script, path = tmp_path / "command.py", tmp_path / "run.journal"
-    script.write_text(CODE)
-    command = [sys.executable, str(script), *PLAIN, "--storage", str(path), "--out", str(tmp_path / "a")]
-    command += ["--executor", executor, "--workers", "1", "--asynchronous"]
-    with (tmp_path / "stderr").open("w") as stderr:
-        child = subprocess.Popen(
-            command, process_group=0, stdout=subprocess.DEVNULL, stderr=stderr, env={**os.environ, "SECONDS": "0.2"}
-        )
-        deadline = time.monotonic() + 240.0
-        while time.monotonic() < deadline and not (path.exists() and read_run(path).told >= 3):
-            assert child.poll() is None, (tmp_path / "stderr").read_text()
-            time.sleep(0.1)
-        os.killpg(child.pid, signal.SIGINT)
-        child.wait(timeout=60)
-    said = (tmp_path / "stderr").read_text()
-    assert child.returncode == 130
+    path = tmp_path / "run.journal"
+    run = [*PLAIN, "--storage", path, "--out", tmp_path / "a", "--executor", executor, "--workers", "1", "--asynchronous"]
+    child = Forked(command_line(*run), folder=tmp_path, environment={"SECONDS": "0.2"})
+    deadline = time.monotonic() + 240.0
+    while time.monotonic() < deadline and not (path.exists() and read_run(path).told >= 3):
+        assert not child.ended(), child.wait().stderr
+        time.sleep(0.1)
+    os.killpg(child.pid, signal.SIGINT)
+    done = child.wait()
+    said = done.stderr.decode()
+    assert done.returncode == 130
     assert said.startswith("stopped: interrupted after ")
     assert said.endswith(f"Go on with: python -m sparse_bo resume {path}\n")
     assert "Traceback" not in said
@@ -218,11 +207,8 @@ def test_unusual_acts_of_an_objective_lose_nothing(act, evaluations, code, said,
 
 def test_an_objective_that_closes_the_output_loses_nothing(unusual):
     """Results are saved before anything is printed."""
-    path = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-m", "sparse_bo", *UNUSUAL_RUN]
-    environment = {**os.environ, "UNUSUAL": "close", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "error: could not print everything (I/O operation on closed file.)\n")
+    done = forked(command_line(*UNUSUAL_RUN), folder=unusual, environment={"UNUSUAL": "close"})
+    assert (done.returncode, done.stderr) == (1, b"error: could not print everything (I/O operation on closed file.)\n")
     assert left_by(unusual) == 9
 
 

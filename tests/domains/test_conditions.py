@@ -210,7 +210,7 @@ def test_a_run_evaluates_what_is_there_and_a_resume_goes_on(policy, tmp_path):
 
 
 def test_the_best_branch_is_found():
-    result = maximize(objective, space=LEARNER, budget=40, seed=0, policy=TrustRegion())
+    result = maximize(objective, space=LEARNER, budget=28, seed=0, policy=TrustRegion())
     assert result.best_observed_parameters["kind"] == "tree"
     assert result.best_observed_mean > -0.15
 

@@ -140,7 +140,7 @@ def test_a_box_evaluates_feasible_points_alone(policy):
     assert all(map(uneven, result.history.parameters))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("q", [1, 4])
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.recording import read_run
 from tests.builders import arms, bbkb, unit_box
 from tests.evaluations import flaky, light
+from tests.forked import forked
 
 distributed = pytest.importorskip("distributed")
 loky = pytest.importorskip("loky")
@@ -258,10 +258,16 @@ for executor in ("processes", own, "loky"):
 """
 
 
-def test_a_function_of_a_notebook_is_refused_before_anything_is_asked_or_runs():
+def test_a_function_of_a_notebook_is_refused_before_anything_is_asked_or_runs(tmp_path):
     """Workers import modules; a pool of the standard library broke at the first evaluation."""
-    done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, check=True, timeout=120)
-    *refused, loky = done.stdout.splitlines()
+
+    def notebook():
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(NOTEBOOK, vars(module))
+
+    done = forked(notebook, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *refused, loky = done.stdout.decode().splitlines()
     assert len(refused) == 2  # by processes of ours and by a pool of the user's
     for line in refused:
         assert line.startswith("0 the objective cannot be sent to another process (a worker cannot load it: AttributeError")
@@ -658,7 +664,7 @@ def test_evaluations_that_a_pool_cancels_are_not_waited_for():
     assert errors == ["the objective failed on ticket 1 (CancelledError: )"]
 
 
-@pytest.mark.parametrize("kind", ["processes", "loky"])
+@pytest.mark.parametrize("kind", ["processes", pytest.param("loky", marks=pytest.mark.slow)])
 def test_what_ran_on_a_pool_that_takes_no_more_is_evaluated_again(kind, monkeypatch):
     """The standard library's pool, at a death while it starts a worker: what was cancelled with it was waited for."""
     submit, calls, ended = Pool.submit, [], []

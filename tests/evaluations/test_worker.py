@@ -3,8 +3,7 @@
 import math
 import multiprocessing
 import pickle
-import subprocess
-import sys
+import runpy
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -18,6 +17,7 @@ from sparse_bo.evaluations.job import Evaluate, PlainBatch, evaluate_remotely
 from sparse_bo.evaluations.results import answers_of, results_of
 from sparse_bo.policies import RandomSearch
 from tests.evaluations import light
+from tests.forked import forked
 
 KINDS = {"torch": torch.Tensor, "numpy": np.ndarray, "list": list}
 X = torch.tensor([[0.25, 0.5], [1.0, 0.0], [0.75, 0.125]], dtype=torch.float64)
@@ -125,10 +125,12 @@ def test_answers_of_the_wrong_kind_are_named(y, error, message):
         answers_of([0, 1], y)
 
 
-def test_a_worker_of_a_plain_objective_loads_nothing_heavy():
-    evaluate = Evaluate(light.loaded, "X", True, "list")
+@pytest.mark.parametrize(
+    "loads", [{"list": 0.0, "numpy": 1.0}, pytest.param({"torch": 3.0}, marks=pytest.mark.slow)], ids=["light", "torch"]
+)
+def test_a_worker_of_a_plain_objective_loads_nothing_heavy(loads):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for arrays, expected in (("list", 0.0), ("numpy", 1.0), ("torch", 3.0)):
+        for arrays, expected in loads.items():
             evaluate = Evaluate(light.loaded, "X", True, arrays)
             outcome = pool.submit(evaluate_remotely, evaluate, evaluate.packed(BATCH), 0).result()
             assert outcome.values == [expected] * 3, arrays
@@ -146,13 +148,15 @@ def main():
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_the_main_guard_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + "main()\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = forked(lambda: runpy.run_path(str(script), run_name="__main__"), folder=tmp_path)
+    said = done.stderr.decode()
     assert done.returncode == 1
-    assert "RuntimeError: the worker processes end before their first task" in done.stderr
-    assert "under `if __name__ == '__main__':`" in done.stderr
+    assert "RuntimeError: the worker processes end before their first task" in said
+    assert "under `if __name__ == '__main__':`" in said
 
 
 @pytest.mark.parametrize("executor", [None, "threads", "processes"])

@@ -35,19 +35,27 @@ VALUES = [None, True, -1, 0, 3, 2**70, 0.5, 1e308, float("nan"), "", "x", "cuda:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> dict[str, bytes]:
+def written(tmp_path_factory) -> Written:
     """Journals of short runs, with a snapshot after every update."""
-    made = {}
-    for name, how in RUNS.items():
-        path = tmp_path_factory.mktemp("forged") / "run.journal"
+    return Written(tmp_path_factory)
+
+
+class Written(dict[str, bytes]):
+    """Makes a journal when it is asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self.factory = factory
+
+    def __missing__(self, name: str) -> bytes:
+        how, path = RUNS[name], self.factory.mktemp("forged") / "run.journal"
         with AskTell(**how, storage=Storage(path, replay_seconds=0.0), seed=1) as loop:
             for _ in range(8):
                 batch = loop.ask(2)
                 y = batch.X.double().sum(-1)
                 loop.tell(batch.tickets, torch.stack([y, batch.X[:, 0].double()], dim=-1) if "objectives" in how else y)
             loop.ask(2)
-        made[name] = path.read_bytes()
-    return made
+        self[name] = path.read_bytes()
+        return self[name]
 
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -20,6 +20,8 @@ from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.runs.recording import about_of
 from tests.builders import rbf_kernel, unit_box
 
+pytestmark = pytest.mark.usefixtures("undrawn_figures")
+
 DENSE = BBKB(covar_module=rbf_kernel(0.1), regularization=0.01, oversampling=10.0, width=10.0, batch_size=10)
 """Explores, and keeps all that it has seen."""
 
@@ -49,11 +51,11 @@ def test_arrays_and_lists_are_arms_as_in_a_run(generator):
 def test_a_plan_of_a_small_run_is_near_the_run(generator):
     X = torch.rand(600, 3, generator=generator, dtype=torch.float64)
     policy = BBKB(covar_module=rbf_kernel(), regularization=0.05)
-    made = plan(X, budget=200, policy=policy, pilot_seconds=100.0)
+    made = plan(X, budget=100, policy=policy, pilot_seconds=100.0)
     assert (made.arms, made.dims) == (600, 3)
     loop = AskTell(X, policy, seed=5)
     truth = (4.0 * X).sin().sum(dim=-1)
-    loop.run(lambda i: truth[i] + 0.2 * torch.randn(len(i), generator=generator, dtype=torch.float64), 200, call_with="indices")
+    loop.run(lambda i: truth[i] + 0.2 * torch.randn(len(i), generator=generator, dtype=torch.float64), 100, call_with="indices")
     last = loop.history.rows[-1]
     assert made.dictionary_size == pytest.approx(last.dictionary_size, rel=1.0)
     assert 0.4 < made.batches / last.round < 2.5
@@ -137,10 +139,10 @@ def test_the_planned_policy_learns_what_the_given_one_learns(generator):
 
 
 def test_tiles_shrink_before_the_dictionary_does():
-    free = quick(200_000, kernel=rbf_kernel(0.2), pilot_seconds=ONE_BATCH)
+    free = quick(60_000, kernel=rbf_kernel(0.2), pilot_seconds=ONE_BATCH)
     vectors = free.memory["arms"] + free.memory["vectors"]
-    tight = quick(200_000, kernel=rbf_kernel(0.2), memory=vectors + 2**24, pilot_seconds=ONE_BATCH)
-    assert tight.memory_bytes <= vectors + 2**24
+    tight = quick(60_000, kernel=rbf_kernel(0.2), memory=vectors + 2**22, pilot_seconds=ONE_BATCH)
+    assert tight.memory_bytes <= vectors + 2**22
     assert tight.settings["memory_bytes"] < free.settings["memory_bytes"]
     assert tight.settings["max_dictionary"] is None
     assert tight.settings["sweep_dtype"] == torch.float64  # never lowered: low precision is slower
@@ -170,7 +172,7 @@ def test_what_cannot_fit_is_said_aloud():
     assert any("does NOT fit: 1.0 GiB may be used; arms in a file" in note for note in made.notes)
 
 
-@pytest.mark.parametrize("dims", [62, 1000])
+@pytest.mark.parametrize("dims", [62, pytest.param(1000, marks=pytest.mark.slow)])
 def test_arms_of_many_inputs(dims, generator):
     """Two values of every input are more arms than can be counted; the plan is that of uniform arms in memory."""
     made = quick(300, dims, kernel=None, budget=10)

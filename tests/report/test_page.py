@@ -69,7 +69,7 @@ class Checker(HTMLParser):
 def pages(tmp_path_factory):
     """Pages of a run on a space with failures, of one over arms with a certificate, and of their results."""
     folder = tmp_path_factory.mktemp("pages")
-    on_space = maximize(score, space=SPACE, budget=24, storage=folder / "space.journal", policy=None, seed=2)
+    on_space = maximize(score, space=SPACE, budget=16, storage=folder / "space.journal", policy=None, seed=2)
     X = arms(80)
     loop = AskTell(X, bbkb(), certify_every=2, storage=folder / "arms.journal", notes={"who": EVIL})
     on_arms = loop.run(noisy(X), 60, call_with="indices")
@@ -115,7 +115,7 @@ def test_a_page_tells_of_a_run_on_a_space(pages):
     sections += ["Where the time went", "Failed evaluations", "Settings and versions"]
     for expected in [*sections, "95 % interval", "3 named parameters", EVIL, "depth & more", "version of torch"]:
         assert expected in text
-    assert re.search(r"24 asked, \d+ told, \d+ failed", text)
+    assert re.search(r"16 asked, \d+ told, \d+ failed", text)
     assert EVIL in " ".join(Checker(pages["card"]).texts)
 
 
@@ -202,11 +202,11 @@ def many(n):
 
 
 def test_a_page_does_not_grow_with_its_run():
-    history, start = many(20_000), time.process_time()
+    history, start = many(10_000), time.process_time()
     page = run_page(view_of(history, None, None))
     assert time.process_time() - start < 3.0
     assert len(page) < 400_000
-    assert "20,000 asked" in page
+    assert "10,000 asked" in page
 
 
 DESCRIBED = {

@@ -86,16 +86,15 @@ def test_policies_of_one_noise_refuse_before_anything_is_recorded(tmp_path):
 def test_a_resumed_run_knows_the_noise(seconds, tmp_path):
     storage = Storage(tmp_path / "run.journal", replay_seconds=seconds)
     initial = ([[0.2], [0.9]], [Measured(0.1, 0.2), 0.3])
-    whole = asked(AskTell(bounds=LINE, seed=2, initial=initial), 24)
-    with asked(AskTell(bounds=LINE, seed=2, initial=initial, storage=storage), 16) as loop:
+    with asked(AskTell(bounds=LINE, seed=2, initial=initial, storage=storage), 12) as loop:
         loop.add([[0.4]], [Measured(0.2, 0.7)])
         sd, rows = loop.state.sd, loop.history.rows
     whole = AskTell(bounds=LINE, seed=2, initial=initial)
-    asked(whole, 16).add([[0.4]], [Measured(0.2, 0.7)])
+    asked(whole, 12).add([[0.4]], [Measured(0.2, 0.7)])
     with AskTell.resume(storage) as again:
         assert repr(again.history.rows) == repr(rows)
         assert torch.equal(again.state.sd.nan_to_num(-1.0), sd.nan_to_num(-1.0))
-        assert asked(again, 24).history.points == asked(whole, 24).history.points
+        assert asked(again, 16).history.points == asked(whole, 16).history.points
         assert rows_of(again) == rows_of(whole)
     recorded = read_run(tmp_path / "run.journal")
     assert repr(recorded.history.column("sds")) == repr(whole.history.column("sds"))

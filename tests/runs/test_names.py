@@ -25,8 +25,9 @@ def test_names_are_in_batches_results_tables_and_the_page():
     assert result.history.names == [NAMES[i] for i in result.history.indices]
     frame = result.to_pandas()
     assert frame["name"].tolist() == result.history.names
-    assert f"{result.best.name} (arm {result.best_index})" in result.report()
-    assert result.report().count("mol-") > 10
+    page = result.report()
+    assert f"{result.best.name} (arm {result.best_index})" in page
+    assert page.count("mol-") > 10
     batch = loop.ask(2)
     assert [one["name"] for one in batch.parameters] == [NAMES[i] for i in batch.indices]
 

@@ -49,7 +49,7 @@ CONDITIONAL = {
 
 @pytest.mark.parametrize("by", ["table", "csv"])
 def test_the_table_of_a_run_starts_another(by, pandas, tmp_path):
-    result = maximize(lambda point: point["rate"] + point.get("depth", 0), space=CONDITIONAL, budget=20, seed=1)
+    result = maximize(lambda point: point["rate"] + point.get("depth", 0), space=CONDITIONAL, budget=12, seed=1)
     table = result.to_pandas()
     assert str(table["depth"].dtype) == "Int64"
     if by == "csv":  # integers beside empty cells come back as floats, None as an empty cell
@@ -95,11 +95,11 @@ def test_arms_are_in_the_table_by_number_and_inputs(pandas, tmp_path):
 
 
 def test_the_history_is_a_table_of_batches(pandas):
-    history = maximize(lambda X: X.sum(dim=-1), bounds=unit_box(), budget=24).history
+    history = maximize(lambda X: X.sum(dim=-1), bounds=unit_box(), budget=12).history
     table = history.to_pandas()
     assert len(table) == len(history.rows)
     assert table["best_mean"].tolist() == history.column("best_mean")
-    assert table["batch_size"].sum() == 24
+    assert table["batch_size"].sum() == 12
     assert table["seconds_objective"].tolist() == [row.seconds["objective"] for row in history.rows]
     assert not {"indices", "points", "values", "tickets", "seconds"} & set(table.columns)
     empty = AskTell(bounds=unit_box()).result()

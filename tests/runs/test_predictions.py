@@ -164,7 +164,7 @@ def test_intervals_of_a_known_model_are_those_of_the_exact_gaussian_process(kind
     X, chosen = arms(40), GPUCB(covar_module=rbf_kernel(0.3), regularization=0.01)
     domain = {"arms": X} if kind == "arms" else {"bounds": unit_box()}
     loop = AskTell(**domain, policy=chosen, seed=0)
-    loop.run(lambda X: torch.sin(9.0 * X).sum(dim=-1), 12)
+    loop.run(lambda X: torch.sin(9.0 * X).sum(dim=-1), 12 if kind == "arms" else 6)
     history = loop.history
     seen = X[history.indices] if kind == "arms" else torch.tensor(history.points, dtype=torch.float64)
     y = torch.tensor([v for row in history.rows for v in row.values], dtype=torch.float64)

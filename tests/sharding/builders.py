@@ -67,8 +67,8 @@ def picks_in(history: Any) -> list[int]:
     return [index for row in history.rows for index in row.indices]
 
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.sharding.builders"])
+_CONTEXT = multiprocessing.get_context("fork")
+"""To import torch in another process takes longer than these runs."""
 
 
 def on_processes(size: int, script: Any, folder: Path, **more: Any) -> list[Any]:

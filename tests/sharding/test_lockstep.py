@@ -26,15 +26,17 @@ def test_the_objective_is_evaluated_once_and_every_rank_has_the_result(tmp_path)
         calls.append(len(X))
         return objective(X)
 
-    alone = maximize(objective, arms=scattered(), policy=bbkb(), budget=40, seed=3)
+    alone = maximize(objective, arms=scattered(), policy=bbkb(), budget=25, seed=3)
     outcomes = rehearse(
-        3,
-        lambda group: run(group, objective=counted, storage=tmp_path / "run.journal", callback=lambda _, row: rows.append(row)),
+        2,
+        lambda group: run(
+            group, budget=25, objective=counted, storage=tmp_path / "run.journal", callback=lambda _, row: rows.append(row)
+        ),
     )
-    assert sum(calls) == 40
+    assert sum(calls) == 25
     assert len(rows) == len(alone.history.rows)
-    assert [picks_in(result.history) for result in outcomes] == [picks_in(alone.history)] * 3
-    assert [result.best_index for result in outcomes] == [alone.best_index] * 3
+    assert [picks_in(result.history) for result in outcomes] == [picks_in(alone.history)] * 2
+    assert [result.best_index for result in outcomes] == [alone.best_index] * 2
     assert (tmp_path / "run.journal").exists()
 
 
@@ -75,10 +77,10 @@ def test_a_resume_on_another_number_of_ranks_makes_the_same_picks(then, tmp_path
         loop.close()
         return picks
 
-    whole = rehearse(3, lambda group: play(group, 9, resume=False))[0]
+    whole = rehearse(3, lambda group: play(group, 6, resume=False))[0]
     storage.unlink()
-    before = rehearse(3, lambda group: play(group, 5, resume=False))[0]
-    after = rehearse(then, lambda group: play(group, 4, resume=True))
+    before = rehearse(3, lambda group: play(group, 3, resume=False))[0]
+    after = rehearse(then, lambda group: play(group, 3, resume=True))
     assert [before + picks for picks in after] == [whole] * then
 
 
@@ -171,10 +173,10 @@ def test_a_wrong_argument_of_maximize_on_one_rank_is_an_error_everywhere(setting
 
 def test_a_wrong_argument_of_a_resume_on_one_rank_is_an_error_everywhere(tmp_path):
     storage = tmp_path / "run.journal"
-    rehearse(2, lambda group: run(group, storage=storage))
+    rehearse(2, lambda group: run(group, budget=10, storage=storage))
 
     def script(group, **how):
-        return run(group, **{"storage": storage, "resume": True, "budget": 45, **(how if group.rank else {})})
+        return run(group, **{"storage": storage, "resume": True, "budget": 12, **(how if group.rank else {})})
 
     for wrong in ({"initial": ([0], [1.0])}, {"initial": ([0, 1], [1.0])}):
         first, second = rehearse(2, lambda group, wrong=wrong: script(group, **wrong))
@@ -189,7 +191,7 @@ def test_a_wrong_argument_of_a_resume_on_one_rank_is_an_error_everywhere(tmp_pat
     assert isinstance(first, RankError)
     assert "expected the policy of the run" in str(first)
     assert isinstance(second, ValueError)
-    assert all(result.history.observations == 45 for result in rehearse(2, script))
+    assert all(result.history.observations == 12 for result in rehearse(2, script))
 
 
 def test_ranks_of_other_versions_find_out_at_the_start():

@@ -44,7 +44,7 @@ FEW = ("sbpe-inexact", "bbkb-process", "bbkb-float32", "bbkb-learning", "quadrat
 """Of these, three ranks are enough: what they share with the others is tried there."""
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [(name, ranks) for name in POLICIES for ranks in (1, 2, 3, 8) if ranks == 3 or name not in FEW],
@@ -56,7 +56,7 @@ def test_the_picks_are_those_of_one_process(name, ranks):
     assert outcomes == [alone(name)[: len(outcomes[0])]] * ranks
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(cuts=st.lists(st.integers(0, 60), min_size=1, max_size=4), rule=st.sampled_from(["global", "local", "gp-bucb"]))
 def test_where_the_cuts_lie_is_of_no_account(cuts, rule):
     arms, policy = scattered(60), bbkb(stop_rule=rule)

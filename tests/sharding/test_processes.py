@@ -57,15 +57,18 @@ def going_on(group, where: str):
     return picks_in(result.history)
 
 
-def hanging(group):
-    """Let rank 1 never come."""
-    if group.rank == 1:
-        time.sleep(6.0)
-        return None
+def hanging(group, waited: Path):
+    """Let rank 1 never come, until rank 0 waits no more."""
     start = time.monotonic()
+    if group.rank == 1:
+        while not waited.exists() and time.monotonic() < start + 20.0:
+            time.sleep(0.02)
+        return None
     with pytest.raises(RankError, match="waited more than 1 s"):
         group.exchange("step")
-    return time.monotonic() - start
+    seconds = time.monotonic() - start
+    waited.touch()
+    return seconds
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,7 @@ def test_two_processes_go_on_where_four_lost_one(outcomes):
 
 
 def test_a_process_that_never_comes_is_an_error_within_the_time_limit(tmp_path):
-    waited = on_processes(2, hanging, tmp_path, time_limit=1.0)
+    waited = on_processes(2, hanging, tmp_path, time_limit=1.0, waited=tmp_path / "waited")
     assert 0.5 < waited[0] < 5.0
 
 
