@@ -218,7 +218,7 @@ class BatchMechanism(Mechanism[S]):
 
         Where no size of the design is given, its batches are full.
         """
-        left, room = self.design_left(state), self.settings.largest_batch(state.pulls) - len(pending)
+        left, room = self.design_left(state), self.settings.largest_batch(state.picked(0)) - len(pending)
         if left > 0:
             q = design_batch(left, state, room=room, out=len(pending), max_q=max_q, fills=self.settings.initial_design is None)
         else:

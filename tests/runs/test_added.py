@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize
+from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize, optimize
 from sparse_bo.errors import ResumeWarning
-from sparse_bo.policies import REMBO, SBPE, BoTorchUCB, RandomSearch, TrustRegion
+from sparse_bo.policies import REMBO, SBPE, BoTorchUCB, ExpectedImprovement, RandomSearch, TrustRegion
 from sparse_bo.runs import read_run
 from sparse_bo.sharding import rehearse
 from tests.builders import arms, bbkb, rbf_kernel, waves
@@ -427,3 +427,30 @@ def test_a_wrong_part_of_a_queued_point_is_named(points, message):
     with pytest.raises(ValueError, match=message):
         loop.enqueue(points)
     assert loop.ask(1).parameters == AskTell(space=TREES, seed=0).ask(1).parameters
+
+
+FROM_1200 = {
+    "box": ({"bounds": [(0.0, 1.0)] * 2}, None),
+    "outcomes": ({"bounds": [(0.0, 1.0)] * 2, "objectives": {"a": "max", "b": "max"}}, None),
+    "arms": ({"arms": torch.rand(1300, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)}, 1200),
+}
+
+
+@pytest.mark.parametrize("kind", FROM_1200)
+def test_an_archive_makes_no_batch_larger(kind):
+    """A batch grows by one for every 200 evaluations that the policy has picked."""
+    domain, count = FROM_1200[kind]
+    X = (
+        torch.rand(1200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        if count is None
+        else domain["arms"][:count]
+    )
+    y = [{"a": float(a), "b": float(b)} for a, b in X] if kind == "outcomes" else (X**2).sum(dim=-1)
+    policy = ExpectedImprovement(model_size=40) if kind == "arms" else TrustRegion(model_size=40)
+    domain = {**domain, "policy": policy, "seed": 0, "initial": (X if count is None else torch.arange(count), y)}
+    assert len(AskTell(**domain).ask()) == 4
+    if kind != "arms":  # where they are made in this process each is learned from before the next
+        run = maximize if kind == "box" else optimize
+        answer = (lambda x: float((x**2).sum())) if kind == "box" else lambda x: {"a": float(x[0]), "b": float(x[1])}
+        result = run(answer, **domain, budget=3, vectorized=False)
+        assert [len(row.tickets) for row in result.history.rows[1:]] == [1, 1, 1]

@@ -117,7 +117,7 @@ class OutcomeArmSearch(ArmBatches[OutcomeArmState]):
 
     def design_left(self, state: OutcomeArmState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.pulls))
+        return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.picked(0)))
 
     def picks(self, state: OutcomeArmState, *, pending: Tensor, failing: Tensor, noisy: bool) -> OutcomePicks:
         """See :meth:`.ArmBatches.picks`."""

@@ -56,7 +56,7 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
     def serial_batch(self, state: OutcomeState, evaluations: int) -> int | None:
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
         noisy = state.exact is False
-        return None if noisy or evaluations < self.design_size else self.settings.serial_batch(evaluations)
+        return None if noisy or evaluations + state.not_picked < self.design_size else self.settings.serial_batch(evaluations)
 
     def init(self) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -65,7 +65,7 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
 
     def design_left(self, state: OutcomeState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.pulls))
+        return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.picked(0)))
 
     def ask_beyond_batch(self, state: OutcomeState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return points of a Sobol sequence before the first models, then maximisers of expected improvement.

@@ -52,7 +52,7 @@ class RegionSearch(BatchMechanism[RegionState]):
     def serial_batch(self, state: RegionState, evaluations: int) -> int | None:
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
         noisy = state.replicates.exact is False
-        return None if noisy or evaluations < self.design_size else self.settings.serial_batch(evaluations)
+        return None if noisy or evaluations + state.not_picked < self.design_size else self.settings.serial_batch(evaluations)
 
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""

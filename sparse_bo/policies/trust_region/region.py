@@ -52,7 +52,7 @@ class ImprovementSettings:
         check_count("model_size", self.model_size)
 
     def largest_batch(self, evaluations: int) -> int:
-        """Return the largest number of pending points after some evaluations."""
+        """Return the largest number of pending points after some evaluations of the policy's."""
         return default_batch(evaluations) if self.batch_size is None else self.batch_size
 
     def design_size(self, inputs: int) -> int:
