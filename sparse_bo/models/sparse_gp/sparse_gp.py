@@ -100,8 +100,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
             Default: ``"exact"`` up to 1,040 points, then ``"subset"``.
         seed: Seed of the choices of dictionary and subset; torch's own generator is not used.
         robust: Whether a fit leaves out rows far off the predictions from the others (``outlying_rows``). A row that is far
-            off in one output is left out in all, in learning and posterior. With ``False`` a fit warns of such rows: one
-            in a hundred, 20 standard deviations off, makes prediction errors thirty times larger.
+            off in one output is left out in all, in learning and posterior. With ``False`` a fit (not ``previous=`` alone)
+            warns of such rows: one in a hundred, 20 standard deviations off, makes prediction errors thirty times larger.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms. Its hyper-parameters are
             copied, its dictionary and factor extended, O(m² k + n) for k new rows. The dictionary is chosen anew when the
             data have grown by half; a given one stays. After another fit the posterior is made anew. With ``robust=True`` new
