@@ -77,8 +77,8 @@ FRESH = """
 import sys
 sys.modules["ax"] = None
 import sparse_bo
-print(sparse_bo.policies.BBKB is sparse_bo.BBKB)
 print(sparse_bo.kernels.TanimotoKernel, sparse_bo.models.prune_baseline)  # as pages write them
+print(sparse_bo.policies.BBKB is sparse_bo.BBKB)
 try:
     sparse_bo.register_with_ax()
 except ImportError as error:
@@ -89,7 +89,7 @@ print(set(sparse_bo.__all__) <= set(globals()))
 
 
 def test_in_a_fresh_interpreter_modules_are_attributes_ax_is_asked_for_and_a_star_brings_every_name():
-    modules, named, missing, star = python(FRESH).splitlines()
+    named, modules, missing, star = python(FRESH).splitlines()
     assert modules == "True"
     assert all(name in named for name in ("TanimotoKernel", "prune_baseline"))
     assert missing == "register_with_ax needs Ax; install it with: pip install '.[ax]' in a checkout of sparse_bo"
