@@ -80,6 +80,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "sparse_b
     del sys.modules[name]
 sys.modules["ax"] = None
 import sparse_bo
+print(sparse_bo.kernels.TanimotoKernel, sparse_bo.models.prune_baseline)  # as pages write them
 print(sparse_bo.policies.BBKB is sparse_bo.BBKB)
 try:
     sparse_bo.register_with_ax()
@@ -93,8 +94,9 @@ print(set(sparse_bo.__all__) <= set(globals()))
 def test_where_nothing_is_imported_modules_are_attributes_ax_is_asked_for_and_a_star_brings_every_name(tmp_path):
     done = forked(lambda: exec(FRESH, {}), folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    modules, missing, star = done.stdout.decode().splitlines()
+    named, modules, missing, star = done.stdout.decode().splitlines()
     assert modules == "True"
+    assert all(name in named for name in ("TanimotoKernel", "prune_baseline"))
     assert missing == "register_with_ax needs Ax; install it with: pip install '.[ax]' in a checkout of sparse_bo"
     assert star == "True"
 

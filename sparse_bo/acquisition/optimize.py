@@ -79,12 +79,12 @@ def optimize_batch(
         bounds: ``2 x d`` finite lower and upper corner of a box.
         acq_function: An acquisition function of BoTorch, built on ``model``, that takes ``X_pending``, such as
             ``qLogExpectedImprovement(model, best_f=best_f)``. It is left as it was; points that it has pending already stay
-            so, but only those of the argument ``X_pending`` count towards the ratio. ``None``: upper confidence bounds. Its
-            Sobol samples are those of torch's default dtype float32, whatever the default was when it was built; a number
-            given as ``best_f`` BoTorch has rounded to that default: pass a tensor.
+            so, but only those of the argument ``X_pending`` count towards the ratio. ``None``: upper confidence bounds. Pass
+            ``best_f`` as a float64 tensor: BoTorch rounds a Python number to float32. Sobol samples are drawn in float32,
+            torch's default dtype, whatever it was when the function was built.
         ratio_threshold: C̃ ≥ 1. 1 gives batches of one; ``math.inf`` gives ``max_q`` points.
         max_q: The batch has at most so many points.
-        min_q: The batch has at least so many points, as many as workers would be idle otherwise. Points beyond the first that
+        min_q: The batch has at least so many points; ``min_q=8, max_q=8`` for eight idle workers. Points beyond the first that
             exceeds the ratio are conditioned on the others too, but variances may have fallen further than the ratio says.
         stop_rule: ``"global"`` (above), ``"gp-bucb"``: ``Π_s (1 + σ²(x_s)/λ) ≤ ratio_threshold``, or ``"single"``.
         in_batch: ``"process"``: condition the posterior process on each pick; ``"fixed"``: the paper's fixed-dictionary update
@@ -101,8 +101,9 @@ def optimize_batch(
         nonlinear_inequality_constraints: ``(callable, True)`` with ``callable(x) ≥ 0`` for a point (``d``).
         fixed_features: Maps columns to the values that they are fixed to.
         post_processing_func: Applied to each pick (``… x 1 x d``), before it is conditioned on.
-        refuse: From points of the box (``n x d``) to which of them are left out (``n`` booleans), as long as a sample is left:
-            for regions where evaluations fail. For upper confidence bounds; a search that ends in one is thrown away.
+        refuse: A function from points (``n x d``) to ``n`` booleans, true for those not to pick, such as points where
+            evaluations fail. If it refuses all samples of the box, none is refused. A search that ends in a refused point is
+            discarded. For upper confidence bounds.
         generator: CPU generator, the only source of randomness; default: a new one with seed 0. torch's own is not touched.
 
     Returns:

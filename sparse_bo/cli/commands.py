@@ -141,7 +141,7 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     checksums = damaged if audit.damaged else "all checksums fit"
     lines = {
         "evaluations": f"{counts(view)}; {checksums}",
-        "picks": "; ".join(audit.differing) if audit.differing else "made again from the last snapshot on: as recorded",
+        "picks": "; ".join(audit.differing) if audit.differing else "as recorded; computed again from the last snapshot on",
         "failures": failures if failing.failed else "none",
     }
     if failing.missing:
@@ -154,7 +154,7 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     lines["certificate"] = seen.get("certificate", "none: only upper-confidence policies over arms have one")
     one = audit.recorded.history.outcomes is None
     lines["leave-one-out"] = (
-        "none: of runs with one outcome" if not one else "none: no model of which the prior is at hand, or too few inputs"
+        "only for runs with one outcome" if not one else "none: no model of which the prior is at hand, or too few inputs"
     )
     if audit.calibration is not None:
         lines["leave-one-out"] = (

@@ -314,7 +314,8 @@ def ask(
     out: Annotated[Path | None, path("Run", "CSV file to write (default: print it).")] = None,
     again: Annotated[bool, option("Run", "All points without a result, in place of new ones.", "--again")] = False,
     beyond_batch: Annotated[
-        bool, option("Run", "N points, although the policy waits for results.", "--beyond-batch", show_default=False)
+        bool,
+        option("Run", "N points, although results are pending; policies like bbkb wait.", "--beyond-batch", show_default=False),
     ] = False,
     arms_file: options.JournalArms = None,
 ) -> None:

@@ -175,8 +175,10 @@ def policy_of(
     if several and (certified or (other := own.keys() - _fields(chosen))):
         wrong = "certificates and plans are" if certified else f"{', '.join(sorted(other))} is"
         raise ValueError(f"{wrong} of policies for one outcome, got several by --objectives; drop that")
-    if not isinstance(chosen, TrustRegion | BBKB) and (certified or preset == "published" or own.keys() - _fields(chosen)):
-        return ChosenPolicy(make_policy("bbkb", given, **build), "it has what is asked for")
+    if not isinstance(chosen, TrustRegion | BBKB):
+        has = [*["certificates and plans"] * certified, *["the published preset"] * (preset == "published")]
+        if has := has + sorted(map(flag, own.keys() - _fields(chosen))):
+            return ChosenPolicy(make_policy("bbkb", given, **build), f"it has {', '.join(has)}")
     if isinstance(chosen, BBKB):
         return ChosenPolicy(make_policy("bbkb", given, **build), why)
     if isinstance(chosen, TwoStage):

@@ -98,17 +98,22 @@ def certified_factor(ratio: float) -> float:
 
 
 class Certificate(NamedTuple):
-    """``variance_exact / factor ≤ variance_DTC ≤ factor · variance_exact`` for every point, for this dictionary and data."""
+    """``variance_exact / factor ≤ variance_DTC ≤ factor · variance_exact`` for every point, for this dictionary and data.
+
+    Attributes:
+        factor: ``1 + t ≥ 1`` with ``t = (r + √(r² + 4r))/2`` and r = ``ratio``; 1 when the dictionary spans the data, 2.62 at
+            r = 1.
+        ratio: Upper bound on ``ρ = λ_max(diag(c)^{1/2}(K − Q)diag(c)^{1/2})/λ``: the largest variance of the data in one
+            direction that the dictionary leaves unexplained, in noise variances.
+        ratio_lower: Lower bound on ρ. Far below ``ratio``, more ``steps`` may give a smaller factor; near it, only another
+            dictionary.
+        failure_probability: Probability that the upper bound fails, over the random start of the Lanczos iteration.
+    """
 
     factor: float
-    """``1 + t ≥ 1`` with ``t = (r + √(r² + 4r))/2`` and r = ``ratio``; 1 when the dictionary spans the data, 2.62 at r = 1."""
     ratio: float
-    """Upper bound on ``ρ = λ_max(diag(c)^{1/2}(K − Q)diag(c)^{1/2})/λ``: the largest variance of the data in one direction that
-    the dictionary leaves unexplained, in noise variances."""
     ratio_lower: float
-    """Lower bound on ρ. Far below ``ratio``, more ``steps`` may give a smaller factor; near it, only another dictionary."""
     failure_probability: float
-    """Probability that the upper bound fails, over the random start of the Lanczos iteration."""
 
 
 def certify(

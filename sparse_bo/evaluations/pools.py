@@ -54,9 +54,10 @@ class Workers:
         asynchronous: ``True``: a free worker gets a new evaluation at once, conditioned on the pending ones. Picks depend on
             the order of results; a journal records it, and a resume repeats it. As many evaluations are pending as there are
             workers, whatever ``batch_size`` a policy has; only policies whose bounds limit the pending ones, such as
-            :class:`sparse_bo.BBKB`, let workers wait. Where evaluations take no more than 50 times as long as an ask, some are
-            submitted in advance, unless there is a ``timeout``. ``False``: batch by batch; picks depend on the seed only, not
-            on executor or timing. ``None``: asynchronous where the objective takes one point at a time.
+            :class:`sparse_bo.BBKB`, let workers wait. Where an evaluation takes 1 to 50 times as long as an ask, up to as many
+            again as there are workers are submitted in advance, unless there is a ``timeout``. ``False``: batch by batch;
+            picks depend on the seed only, not on executor or timing. ``None``: asynchronous where the objective takes one
+            point at a time.
         timeout: Seconds per evaluation, without the worker's imports; ``None``: no limit. It counts from the submission, on
             Dask once there are workers for it; so the executor should be free of other work. A thread that exceeds it cannot
             be ended, but does not keep the process from ending.

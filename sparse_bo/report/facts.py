@@ -209,7 +209,7 @@ def dictionary(view: RunView) -> str:
 def predictions(view: RunView) -> str:
     """Return the word for predictions before the results, of which every outcome has its own."""
     several = 0 if view.outcomes is None else len(view.outcomes.values)
-    return f"predictions of {several} outcomes" if several > 1 else "predictions"
+    return f"predictions, {several} outcomes together" if several > 1 else "predictions"
 
 
 def calibrated(found: Calibration) -> str:

@@ -213,7 +213,7 @@ def _calibration(view: RunView) -> Plot:
     if view.calibration is not None:
         text += f" Of {view.calibration.results:,}, {facts.calibrated(view.calibration)}."
     if len(z) < view.succeeded:
-        text += " The others have none: the model had too little data, or a snapshot of the state came after them."
+        text += " The others have none here: there was no model yet, or they are older than the snapshot the page starts from."
     return histogram("Standardised residuals", text, z)
 
 

@@ -170,7 +170,8 @@ class AskTell:
 
         Args:
             storage: Path of the journal, or :class:`sparse_bo.Storage`.
-            arms: Arms of the run; required only if they were too large for the journal (more than 8 MB).
+            arms: Arms of the run; required only if they are not in the journal: more than 8 MiB, or in a file
+                (:class:`sparse_bo.MemmapArms`, ``--arms-file``) of any size.
             feasible: Feasibility function of the run; required only if a space was searched as a box.
             policy: Policy of the run; required only if it has parts of your own, or a kernel that cannot be rebuilt.
             device: Device of the computations; default: the recorded one.
@@ -301,9 +302,9 @@ class AskTell:
             tickets: Of :meth:`ask`: ``batch.tickets``, some of them, or the batch itself for all.
             y: One finite value per ticket, of known noise a :class:`sparse_bo.Measured`; NaN marks a failed evaluation, as
                 :meth:`fail` does. With several outcomes a dictionary or a row for each ticket, see :func:`sparse_bo.optimize`.
-            X: Where they were measured, if not where they were asked for (at 67 °C in place of 65): an input for each ticket,
-                as those of :meth:`add`. It replaces the asked one in state, history and journal, there also if the
-                results cannot be written then.
+            X: Where they were measured, if not where they were asked for (at 70 °C in place of 65): an input for each ticket,
+                as those of :meth:`add`; it must be in the domain, and at a step where there are steps. It replaces the asked
+                one in state, history and journal, in the journal even if writing the results fails then.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.

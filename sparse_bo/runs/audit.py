@@ -80,7 +80,7 @@ class Audit(NamedTuple):
 def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     """Audit a run from its journal, also while it is being written. Computes on the CPU.
 
-    Certificate and leave-one-out predictions are of runs with one outcome.
+    Certificate and leave-one-out predictions exist only for runs with one outcome.
 
     Cost: a resume, the certificate (:func:`sparse_bo.certify`), and O(min(n, 2,000)³).
 

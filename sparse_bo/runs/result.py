@@ -240,7 +240,9 @@ class Result(Report):
         return table
 
     def to_pandas(self) -> DataFrame:
-        """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch``, ``arm``, and ``value`` (y).
+        """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch`` and ``value`` (y).
+
+        Candidates have ``arm``, their row number, too.
 
         With a space, ``initial=``, :meth:`sparse_bo.AskTell.add` and ``enqueue`` take the table as inputs: a parameter that is
         not there has an empty cell. Arms with names have ``name``, too; ``added`` says which evaluations the run has not asked

@@ -150,7 +150,7 @@ def test_every_command_works_on_a_run_with_outcomes(folder):
     assert audit.exit_code == 0, audit.output
     assert re.search(r"failures\s*│ 1 of 10", audit.output)
     assert re.search(r"missing\s*│ yield in 0 of 9, cost in 0 of 9, impurity in 0 of 9", audit.output)
-    assert re.search(r"leave-one-out\s*│ none: of runs with one outcome", audit.output)
+    assert re.search(r"leave-one-out\s*│ only for runs with one outcome", audit.output)
 
 
 def test_an_audit_counts_what_is_missing_and_finds_what_drifts(tmp_path):

@@ -127,7 +127,7 @@ def test_a_grid_is_in_its_journal(tmp_path):
         following = loop.ask(3).indices.tolist()
     done = invoke("audit", path)
     assert done.exit_code == 0, done.stderr
-    assert "made again from the last snapshot on: as recorded" in done.stdout
+    assert "as recorded; computed again from the last snapshot on" in done.stdout
     assert invoke("report", path, "--html", tmp_path / "run.html").exit_code == 0
     with AskTell.resume(path) as loop:
         assert loop.reissue().indices.tolist() == following

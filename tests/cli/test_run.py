@@ -75,7 +75,9 @@ def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_
     assert history.info["why"].startswith("the best candidate counts in a run of 24 evaluations")
     done = invoke(*line, *asked)
     assert done.exit_code == 0, done.output
-    assert "policy bbkb: it has what is asked for" in done.output
+    plans = "certificates and plans"
+    has = {"--preset": "the published preset", "--certify-every": plans, "--memory": plans}
+    assert f"policy bbkb: it has {has.get(asked[0], asked[0])}" in done.output
     assert len(History.load(tmp_path / "abalone-bbkb-seed0.jsonl").indices) == 24
 
 
@@ -88,7 +90,7 @@ def test_without_a_name_long_runs_over_arms_begin_with_expected_improvement(tmp_
     assert why.startswith("the best candidate counts in a run of 5,000 evaluations; BBKB goes on after ")
     policy, why = policy_of(None, {"width": "2"}, **build)
     assert isinstance(policy, BBKB)
-    assert (policy.width, why) == (2.0, "it has what is asked for")
+    assert (policy.width, why) == (2.0, "it has --width")
 
 
 def test_observations_of_other_runs_count_in_the_choice_of_the_policy(tmp_path):

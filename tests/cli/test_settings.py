@@ -129,7 +129,7 @@ def test_an_audit_without_arms_names_the_option(tmp_path):
     assert "pass --arms-file FILE.npy" in done.stderr
     assert "arms=" not in done.stderr
     np.save(tmp_path / "arms.npy", X.numpy())
-    assert "made again from the last snapshot on" in invoke("audit", path, "--arms-file", tmp_path / "arms.npy").stdout
+    assert "computed again from the last snapshot on" in invoke("audit", path, "--arms-file", tmp_path / "arms.npy").stdout
 
 
 def test_the_help_has_an_example_of_each_command_that_is_one_line_of_a_shell():

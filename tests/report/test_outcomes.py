@@ -97,8 +97,8 @@ def test_facts_of_a_front_and_of_a_best_feasible_point():
     assert lines["front"] == f"{len(front)} evaluations"
     assert lines["aims"] == "maximise yield, minimise cost, impurity at most 0.5"
     assert "best" not in lines
-    assert lines["calibration"].startswith("of 100 predictions of 3 outcomes, ")
-    assert "Of 100 predictions of 3 outcomes, " in run_page(replace(found, residuals=np.empty(0)))
+    assert lines["calibration"].startswith("of 100 predictions, 3 outcomes together, ")
+    assert "Of 100 predictions, 3 outcomes together, " in run_page(replace(found, residuals=np.empty(0)))
     one = seen(ONE, best_mean=0.125, best={"a": 0.5, "b": 1.0})
     lines = facts(one)
     row = one.outcomes.best_row

@@ -266,9 +266,10 @@ def calibrated(
         worst = float(found.log_error.max())
         if not worst <= 0.25:
             within = f"{worst:.0%} only" if worst < 1.0 else "no better than 100%"
+            known = ", or Yvar= if their noise is known to be smaller" if Yvar is None else ""
             raise InputDataError(
                 f"{errors[0].shape[-1]} held-out rows tell the factor to within {within} (wanted: 25%), "
-                "the rest is noise; give more rows, or Yvar= if their noise is known to be smaller"
+                f"the rest is noise; give more rows{known}"
             )
         if not bool((found.factor.log().abs() < RANGE).all()):
             raise InputDataError(

@@ -18,7 +18,16 @@ from sparse_bo.sharding import Alone
 
 @dataclass(frozen=True)
 class DictionarySettings:
-    """Sizes of the default dictionary. Measurements: docs/decisions/042-default-dictionary.md."""
+    """Sizes of the default dictionary. A user sets two of them; the others are in docs/decisions/042-default-dictionary.md.
+
+    Attributes:
+        need: The dictionary ends once its mean unexplained variance is below this share of ``m/n`` noise variances. Where the
+            cap does not bind, a smaller one takes more points, and variances are nearer those of the exact GP: on Hartmann-6
+            (n = 5,000, noise 0.1) 0.05 takes half as many points again, and the largest ratio of these variances is 1.9 in
+            place of 3.0.
+        memory_bytes: Memory for the ``m x m`` matrices of all batch elements, four of them in float64 at the peak. The cap
+            (:meth:`cap`) is lower where they would need more.
+    """
 
     largest: int = 4096
     """No dictionary is larger; up to so many training points the default model is the exact GP."""
@@ -35,9 +44,6 @@ class DictionarySettings:
     oversampling: float = 8.0
     """Dictionary points per unit of effective dimension, before the cap."""
     need: float = 0.5
-    """The dictionary ends once its mean unexplained variance is below this share of ``m/n`` noise variances. Where the cap does
-    not bind, a smaller one takes more points, and variances are nearer those of the exact GP: on Hartmann-6 (n = 5,000, noise
-    0.1) 0.05 takes half as many points again, and the largest ratio of these variances is 1.9 in place of 3.0."""
     first_size: int = 512
     """First size at which the unexplained variance is computed; then twice as many, and so on."""
     judged_by: int = 1024
@@ -45,7 +51,6 @@ class DictionarySettings:
     work: float = 1.7e13
     """Largest ``n m²`` over all batch elements: 10⁶ points with the largest dictionary."""
     memory_bytes: int = 4 * 2**30
-    """Memory for the ``m x m`` matrices of all batch elements, four of them in float64 at the peak."""
 
     def cap(self, n: int, batch: int) -> int:
         """Return the cap of the default dictionary for ``n`` points and ``batch`` GPs (batch elements times outputs), ≥ 1.

@@ -57,8 +57,9 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
 
     Differences to ``SingleTaskGP``:
 
-    - Gradients of multi-step look-ahead and of qNIPV are those of finite differences; GPyTorch detaches the covariance cache
-      of a fantasy. After ``condition_on_observations(..., noise=...)`` the mean uses the given noise.
+    - Gradients of multi-step look-ahead and of qNIPV include the change of a fantasy's covariance cache (they agree with
+      finite differences); GPyTorch detaches this cache. After ``condition_on_observations(..., noise=...)`` the mean uses the
+      given noise.
     - The joint posterior of more than 4,096 points is lazy. Means and variances are exact. Samples and cached roots (qLogNEI,
       qLogNEHVI) are exact on variances, at 1,024 pivots and inside blocks of 256 neighbours; between blocks they correlate as
       the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`). Log densities, solutions and determinants are those
@@ -88,7 +89,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         dictionary: A sampler (:mod:`sparse_bo.dictionary`), a ``Dictionary``, a tensor of distinct row indices, or an
             ``m x d`` tensor of points in the units of ``train_X``; shared by batch and outputs. Default: all inputs up to
             ``max_dictionary``. Beyond, that many by leverage-score sampling with the current kernel, or fewer, once the mean
-            unexplained variance is below ``m/(2n)`` noise variances (``repr`` shows it).
+            unexplained variance is below ``need · m/n`` noise variances (``repr`` shows it), with ``need`` 0.5
+            (:class:`~sparse_bo.models.sparse_gp.leverage_sampling.DictionarySettings`).
         max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points are
             not capped. Default: 4,096 up to n = 4,096, 2,896 at n = 20,000, 3,627 at 10⁵
             (:meth:`~sparse_bo.models.sparse_gp.leverage_sampling.DictionarySettings.cap`).
@@ -97,9 +99,9 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
             (:mod:`sparse_bo.models.sparse_gp.refinement`). ``"vfe"`` (Titsias 2009) or ``"dtc"``: over at most 512 points.
             Default: ``"exact"`` up to 1,040 points, then ``"subset"``.
         seed: Seed of the choices of dictionary and subset; torch's own generator is not used.
-        robust: Whether a fit leaves out rows that are far off what the others predict (``outlying_rows``), of all outputs: the
-            learning and the posterior are without them. One bad row in a hundred, 20 standard deviations off, otherwise raises
-            errors thirtyfold; then there is a warning.
+        robust: Whether a fit leaves out rows far off the predictions from the others (``outlying_rows``). A row that is far
+            off in one output is left out in all, in learning and posterior. With ``False`` a fit (not ``previous=`` alone)
+            warns of such rows: one in a hundred, 20 standard deviations off, makes prediction errors thirty times larger.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms. Its hyper-parameters and
             the units that they were learned in, as the spread of ``Standardize``, are copied, its dictionary and factor
             extended, O(m² k + n) for k new rows: in the exact case it is ``previous`` conditioned on these. The dictionary is

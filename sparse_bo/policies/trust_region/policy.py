@@ -229,8 +229,8 @@ class TrustRegion(RegionSettings):
 
     O(n³) per batch, n at most ``model_size``, for any number of evaluations.
 
-    The settings are those of :class:`.RegionSettings`. Each part beyond TuRBO has a measurement of its gain:
-    ``benchmarks/results/ABLATIONS.md``.
+    The settings are those of :class:`.RegionSettings`; ``python -m sparse_bo settings trust-region`` lists them. Each part
+    beyond TuRBO has a measurement of its gain: ``benchmarks/results/ABLATIONS.md``.
     """
 
     @property

@@ -28,11 +28,12 @@ class ImprovementSettings:
     """Settings of expected improvement with an exact GP of part of the data, on boxes and over arms.
 
     Attributes:
-        batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
-            that is more; after n of them on a box, where they are made in this process without noise, 1 + n // 50 at most.
-        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most 10, or d if more, up to 20 on a box
-            and up to 100 over arms; in full batches (of ``workers`` where these ask for fewer). On a box, a category counts as
-            one of the d inputs.
+        batch_size: Largest number of pending points: the number of workers. ``None``: 4, or n // 200 if that is more, after n
+            evaluations of the run (those of ``initial=`` do not count). On a box without noise, after the initial design,
+            evaluations made in this process come at most 1 + n // 50 at a time.
+        initial_design: Points before the first model. ``None``: 2d, but from 5 to 10; with more than 10 inputs d, but at most
+            20 on a box and 100 over arms; in full batches (of ``workers`` where these ask for fewer). On a box, a category
+            counts as one of the d inputs.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
             one, and some of the whole run. A batch costs O(n³) of them.
 
