@@ -11,7 +11,6 @@ from sparse_bo import AskTell, Float, Int, Storage
 from sparse_bo.errors import PendingBatchError, ResumeWarning, ScheduleComplete
 from sparse_bo.policies import ExpectedImprovement, TrustRegion
 from tests.builders import arms, bbkb
-from tests.runs.test_added import picked
 
 SPACE = {"rate": Float(1e-3, 1.0, log=True), "layers": Int(1, 5), "width": Int(8, 64, when={"layers": [2, 3, 4, 5]})}
 TWO = {"objectives": {"a": "max", "b": "min"}, "constraints": {"c": (None, 0.5)}}
@@ -22,6 +21,11 @@ DOMAINS = {
     "space": {"space": SPACE, "policy": TrustRegion(initial_design=12)},
     "outcomes": {"bounds": [(0.0, 1.0)] * 2, "policy": TrustRegion(initial_design=12), **TWO},
 }
+
+
+def picked(loop):
+    """Return the inputs of all evaluations."""
+    return loop.history.parameters or loop.history.indices or loop.history.points
 
 
 def elsewhere(kind, chance):
