@@ -271,6 +271,9 @@ class _Search:
         self.out: dict[int, Tensor] = {}
         self.ended: set[int] = set()
         self.completed: list[float] = []
+        self.highest = (-math.inf, self.domain.no_picks)  # of the (first) objective, and its pick
+        self.hidden = False
+        """Whether another process has a trial whose parameters are not stored yet."""
 
     def fits(
         self, study: optuna.Study, search_space: Mapping[str, BaseDistribution], conditions: Mapping[str, Condition]
@@ -302,6 +305,8 @@ class _Search:
         if isinstance(self.state, PointState):
             known = torch.cat([self.state.X, self.state.left_alone(), pending])
         self.state = self.state.with_not_picked(self.state.picked(len(pending)) - self.picked)
+        if self.hidden:  # it may be the best point again, a policy's check for noise: workers that join together need one
+            pending = torch.cat([pending, self.highest[1]])
         made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
         while isinstance(made, Wait):  # Optuna never waits: what has been out for longest is forgotten
             pending = pending[1 + len(pending) // 2 :]
@@ -316,6 +321,7 @@ class _Search:
         """Update the policy by ended trials, and collect running ones."""
         good: list[tuple[Mapping[str, Any], float | list[float]]] = []
         bad: list[Mapping[str, Any]] = []
+        self.hidden = False
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number == current or trial.number in self.ended:
                 continue
@@ -325,6 +331,7 @@ class _Search:
             if not trial.state.is_finished():
                 if point is not None:
                     self.out[trial.number] = self.domain.check("trials", [point])
+                self.hidden |= trial.number not in self.out
                 continue
             self.ended.add(trial.number)
             self.out.pop(trial.number, None)
@@ -338,6 +345,9 @@ class _Search:
             picks = self.domain.check("trials", [point for point, _ in good])
             y = torch.tensor([value for _, value in good], dtype=torch.float64, device="cpu")
             self.state = self.mechanism.observe(self.state, picks, y, generator=self.generator)
+            first = y if y.dim() == 1 else y[:, 0]
+            row = int(first.argmax())
+            self.highest = max(self.highest, (float(first[row]), picks[row : row + 1]), key=lambda found: found[0])
         if bad:
             self.state = self.mechanism.fail(self.state, self.domain.check("trials", bad), generator=self.generator)
 

@@ -277,6 +277,29 @@ def test_a_trial_that_ended_before_it_asked_leaves_the_others_to_the_model(ends,
     assert len(search_of(made.sampler).state.y) == 28
 
 
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_of_workers_that_join_together_one_repeats_the_best_trial(direction):
+    """It shows whether there is noise; a trial whose parameters are not stored yet may be that repeat."""
+    storage = optuna.storages.InMemoryStorage()
+    made = optuna.create_study(storage=storage, direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
+    made.optimize(mixed, n_trials=15)
+    best = made.best_params
+
+    def joined(sampler):
+        return optuna.load_study(study_name=made.study_name, storage=storage, sampler=sampler)
+
+    def joins(seed):
+        trial = joined(SparseBOSampler(seed=seed)).ask()
+        mixed(trial)
+        return trial.params
+
+    hidden = joined(optuna.samplers.RandomSampler(seed=1)).ask()  # of another process, before it asks for parameters
+    assert joins(1) != best
+    mixed(hidden)
+    assert joins(2) == best
+    assert joins(3) != best
+
+
 @pytest.mark.parametrize("ends", ["pruned", *(pytest.param(ends, marks=pytest.mark.slow) for ends in ("nan", "raises"))])
 def test_trials_that_end_within_their_parameters_are_not_repeated(ends):
     """The failure was never told, as the trial had no point: the same point was asked for ever."""
