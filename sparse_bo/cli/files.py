@@ -37,7 +37,7 @@ from sparse_bo.problems.custom import own_arms
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import written_whole
 from sparse_bo.runs.recording import Evaluations, Recorded, about_of, read_run
-from sparse_bo.validation import check_device
+from sparse_bo.validation import check_device, nearest
 
 
 def create(options: Namespace) -> None:
@@ -254,6 +254,13 @@ def enqueue(options: Namespace) -> None:
     recorded, file, columns = _read(options)
     given = [name for name in columns.inputs if name in file.columns]
     left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
+    chosen = [name for name in columns.inputs if name not in given]  # by the policy
+    for name in left_out if chosen else ():
+        if name not in (*columns.results.values(), *columns.sds):
+            raise ValueError(
+                f"expected columns of {file.path} among {', '.join(columns.every)}, as the policy chooses {', '.join(chosen)}, "
+                f"which it lacks, got {name!r}" + (nearest(name, chosen) or "; rename it, or leave it out")
+            )
     with _by_files(options, recorded.about, file.lines) as loop:
         loop.enqueue(points := columns.points(file, whole=False))
         asked = loop.asked + len(points)

@@ -223,6 +223,10 @@ def test_a_colleagues_results_are_added_and_points_queued(lab):
     first, second = csv.DictReader(invoke("ask", "lab.journal", 2).stdout.splitlines())
     assert (first["temperature"], first["solvent"], second["temperature"]) == ("70.0", "ethanol", "80.0")
     assert first["hours"] in map(str, range(1, 25))
+    assert invoke("ask", "lab.journal", "--again", "--out", "again.csv").exit_code == 0
+    write("again.csv", [{**row, "hours": "", "value_sd": ""} for row in read("again.csv")])
+    done = invoke("enqueue", "lab.journal", "again.csv")  # all columns are those of a command
+    assert done.output.startswith("queued 2 points"), done.output
 
 
 def test_a_run_that_has_ended_goes_on_with_what_was_added_and_queued(tmp_path, monkeypatch):
@@ -300,6 +304,12 @@ WRONG = {
         "to have the columns temperature, hours, solvent, value, got temperature, hours, value; add solvent",
     ),
     "no column of the run": ("a,b\n1,2\n", "enqueue", "to have the columns temperature, hours, solvent, grade, got a, b"),
+    "a misspelt parameter": ("Temperatur,hours\n50,4\n", "enqueue", "got 'Temperatur'; did you mean 'temperature'?"),
+    "an unknown parameter": (
+        "T,hours\n50,4\n",
+        "enqueue",
+        "as the policy chooses temperature, solvent, grade, which it lacks, got 'T'",
+    ),
     "a missing value": (COLLEAGUE + "50,,water,2\n", "add", "got no 'hours' in line 3; add it"),
     "a missing result": (COLLEAGUE + "50,4,water,\n", "add", "expected a result in each line of file.csv, got none in line 3"),
     "a failed result": (COLLEAGUE + "50,4,water,failed\n", "add", "the first at line 3"),
