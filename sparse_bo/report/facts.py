@@ -32,6 +32,8 @@ def facts(view: RunView) -> dict[str, str]:
     if len(sizes):
         lines["batches"] = f"{len(sizes):,}, the largest of {int(sizes.max()):,}"
     if view.outcomes is not None:
+        lines["aims"] = aims(view.outcomes)
+    if view.outcomes is not None and len(view.values):
         lines |= outcome_facts(view, view.outcomes)
     elif view.best_mean is not None:
         lines["best"] = "; ".join(filter(None, [number(view.best_mean), interval(view)]))
@@ -54,9 +56,9 @@ def facts(view: RunView) -> dict[str, str]:
 
 
 def outcome_facts(view: RunView, outcomes: OutcomeColumns) -> dict[str, str]:
-    """Return the facts about several outcomes, by name."""
+    """Return the facts about several outcomes of at least one evaluation, by name."""
     n, feasible = len(outcomes.feasible), int(outcomes.feasible.sum())
-    lines = {"aims": aims(outcomes), "feasible": f"{feasible:,} of {n:,} evaluations"}
+    lines = {"feasible": f"{feasible:,} of {n:,} evaluations"}
     lines["missing"] = ", ".join(f"{name} in {count:,}" for name, count in missing_counts(outcomes).items())
     if not feasible:
         lines["best"] = nothing_feasible(outcomes)
@@ -99,8 +101,6 @@ def best_outcomes(outcomes: OutcomeColumns) -> dict[str, float]:
 def nothing_feasible(outcomes: OutcomeColumns) -> str:
     """Return by how much the limits are violated in the evaluation of the least violation."""
     row = outcomes.best_row
-    if row is None and not len(outcomes.feasible):
-        return "none yet: results count once those of all pending evaluations are told, or with the next ask"
     if row is None:
         return "no feasible evaluation yet"
     by = {name: float(distance[row]) for name, distance in outcomes.violations.items()}
@@ -142,7 +142,11 @@ def counts(view: RunView) -> str:
     text = f"{view.asked - view.added:,} asked, {view.succeeded - view.added:,} told, {view.failed:,} failed"
     text += f", {view.added:,} added" if view.added else ""
     text += f", {view.unseen:,} since the last update" if view.unseen else ""
-    return text + (f", {out:,} out" if out > 0 else "")
+    text += f", {out:,} out" if out > 0 else ""
+    n = view.waiting
+    return text + (
+        f" ({n:,} result{'s' * (n != 1)} of the unfinished batch {'is' if n == 1 else 'are'} not in yet)" if n > 0 else ""
+    )
 
 
 def searched(view: RunView) -> str:

@@ -76,7 +76,7 @@ def pages(tmp_path_factory):
     loop.close()
     return {
         "space": run_page(view_of_journal(folder / "space.journal")),
-        "arms": run_page(view_of_journal(folder / "arms.journal", regret=[0.5] * 60)),
+        "arms": run_page(view_of_journal(folder / "arms.journal", regret_of=lambda history: torch.full((60,), 0.5))),
         "space, of the result": on_space.report(folder / "space.html"),
         "arms, of the result": on_arms.report(),
         "card": on_space._repr_html_(),
