@@ -264,6 +264,11 @@ class Recorder:
         self._rows = 0  # rows written or among these
         self._snapshot_bytes, self._seconds = 0, 0.0  # of the last snapshot; computed until then
 
+    @property
+    def path(self) -> Path | None:
+        """The journal; ``None`` without a writer."""
+        return None if self._writer is None else self._writer.path
+
     @staticmethod
     def create(
         storage: str | Path | Storage | None,
