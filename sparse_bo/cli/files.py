@@ -146,6 +146,11 @@ def tell(options: Namespace) -> None:
         ticket = tickets[row]
         told = 0 <= ticket < len(seen.known) and seen.known[ticket] and not seen.added[ticket]
         (before if told else new).append(row)
+    rows = dict[int, int]()
+    for row in filled:
+        if (first := rows.setdefault(tickets[row], row)) != row:
+            where = f"lines {file.lines[first]} and {file.lines[row]} of {file.path}"
+            raise ValueError(f"expected each ticket once, got {tickets[row]} in {where}; leave one of them out")
     known = [tickets[row] for row in before]
     moved = _moved(columns.recorded(seen.picks[known].tolist()), columns, file, before)
     for row, ticket, other in zip(before, known, moved, strict=True):

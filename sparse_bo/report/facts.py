@@ -153,11 +153,15 @@ def searched(view: RunView) -> str:
     """Return the domain: arms, named parameters, or a box."""
     about = view.about
     if "space" in about:
-        return f"{len(about['space']['parameters'])} named parameters"
+        return _several(len(about["space"]["parameters"]), "named parameter")
     if "arms" in about:
         some = "" if view.distinct is None else f", {view.distinct:,} of them evaluated"
-        return f"{about['arms'][0]:,} arms with {about['arms'][1]} inputs{some}"
-    return f"a box of {len(about.get('bounds', [[]])[0])} inputs"
+        return f"{_several(about['arms'][0], 'arm')} with {_several(about['arms'][1], 'input')}{some}"
+    return f"a box of {_several(len(about.get('bounds', [[]])[0]), 'input')}"
+
+
+def _several(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def interval(view: RunView) -> str:
@@ -271,11 +275,18 @@ def _failures(view: RunView) -> Iterator[Advice]:
     out = view.asked - done - view.unseen
     if out > 0:
         yield Advice(
-            f"{out:,} evaluation{' is' if out == 1 else 's are'} out: asked for, with no result yet.",
-            "Tell their results when they come. If they were lost, AskTell.resume(…).reissue() hands them out again, or "
-            "`python -m sparse_bo ask --again`; `resume` of a run of the command line, or run(…) after AskTell.resume(…), "
-            "makes them first.",
+            f"{out:,} evaluation{' is' if out == 1 else 's are'} out: asked for, with no result yet.", _remedy_of(view, out)
         )
+
+
+def _remedy_of(view: RunView, out: int) -> str:
+    """Return how evaluations that are out come back, by the notes of the command that began the run."""
+    notes, it, s = view.about.get("notes", {}), "it" if out == 1 else "them", "s" * (out != 1)
+    if "created" in notes:
+        return f"`python -m sparse_bo tell` reports the result{s}; `ask --again` writes the point{s} into a file again."
+    if "problem" in notes:
+        return f"`python -m sparse_bo resume` makes {it} first."
+    return f"Tell the result{s}; AskTell.resume(…).reissue() hands {it} out again, and run(…) makes {it} first."
 
 
 def _of_outcomes(outcomes: OutcomeColumns | None) -> Iterator[Advice]:

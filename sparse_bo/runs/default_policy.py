@@ -82,7 +82,7 @@ def chosen_policy(
     if isinstance(domain, Box):
         counts = "the best point" if goal == "best" else "every evaluation"
         counts = "the front, or the best feasible point," if several else counts
-        why = f"on a box of {domain.dims} inputs where {counts} counts"
+        why = f"on a box of {domain.dims} input{'s' * (domain.dims != 1)} where {counts} counts"
         return _fitting(TrustRegion(goal=goal), domain, why, **fitting)
     if several:
         return _fitting(ExpectedImprovement(), domain, "several outcomes of candidates count", **fitting)

@@ -284,7 +284,7 @@ def test_candidates_are_told_by_name_or_by_number(tmp_path, monkeypatch):
     done = invoke("add", "numbered.journal", "add.csv")
     assert "expected a whole number for 'arm' in line 2 of add.csv, got '1.5'" in done.stderr
     (tmp_path / "arms.npy").rename(tmp_path / "moved.npy")
-    assert "pass --arms-file, where they are now" in invoke("ask", "numbered.journal", 1).stderr
+    assert "pass --arms-file PATH" in invoke("ask", "numbered.journal", 1).stderr
     assert invoke("ask", "numbered.journal", 1, "--arms-file", "moved.npy").exit_code == 0
 
 
@@ -335,6 +335,11 @@ WRONG = {
         "expected a number for 'temperature' in line 3 of file.csv, got 'hot'; write a number",
     ),
     "a decimal comma": (COLLEAGUE + '"50,5",4,water,1\n', "add", "got '50,5'; write a decimal point"),
+    "separated thousands": (
+        "temperature;hours;solvent;value\n50;4;water;1.234,5\n",
+        "add",
+        "got '1.234,5'; write no thousands sep",
+    ),
     "a result below a limit": (
         COLLEAGUE + "50,4,water,<0.01\n",
         "add",
@@ -359,7 +364,11 @@ WRONG = {
     "tickets": ("ticket," + COLLEAGUE.replace("\n50", "\n0,50"), "add", "got tickets; `tell` reports results of `ask`"),
     "no tickets": (COLLEAGUE, "tell", "to have the columns ticket, value, got temperature, hours, solvent, value; add ticket"),
     "an unknown ticket": ("ticket,value\n99,1\n", "tell", "tickets [99] are unknown: ask() has not returned them"),
-    "a ticket twice": ("ticket,value\n0,1\n0,2\n", "tell", "expected distinct tickets, got [0] more than once"),
+    "a ticket twice": (
+        "ticket,value\n0,1\n0,2\n",
+        "tell",
+        "expected each ticket once, got 0 in lines 2 and 3 of file.csv; leave",
+    ),
     "a broken ticket": (
         "ticket,value\n0.5,1\n",
         "tell",

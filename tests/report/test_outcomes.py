@@ -143,6 +143,13 @@ def test_results_of_an_incomplete_batch_are_in_the_view_of_one_outcome(tmp_path)
     assert facts(seen)["best"].startswith("4")
 
 
+@pytest.mark.parametrize(
+    ("rows", "caption"), [([(0.1, math.nan, 0.5)], "none with all outcomes: "), ([(0.1, 0.2, 0.3)], "the best one: ")]
+)
+def test_the_table_of_the_best_evaluations_counts_them(rows, caption):
+    assert caption in run_page(seen(ONE, rows))
+
+
 def test_without_a_feasible_evaluation_the_least_violation_is_named():
     rows = [(0.5, 0.1, 0.5), (0.6, 0.3, 1.5), (0.7, 0.35, 0.5), (0.1, math.nan, 0.5)]
     found = seen(ONE, rows, best_mean=0.7)

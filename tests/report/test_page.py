@@ -272,6 +272,24 @@ def test_warnings_are_given_where_there_is_reason(changes, expected):
 
 
 @pytest.mark.parametrize(
+    ("out", "notes", "remedy"),
+    [
+        (30, {}, "Tell the results; AskTell.resume(…).reissue() hands them out again, and run(…) makes them first."),
+        (1, {}, "Tell the result; AskTell.resume(…).reissue() hands it out again, and run(…) makes it first."),
+        (
+            1,
+            {"created": {}},
+            "`python -m sparse_bo tell` reports the result; `ask --again` writes the point into a file again.",
+        ),
+        (2, {"problem": {}}, "`python -m sparse_bo resume` makes them first."),
+    ],
+)
+def test_evaluations_that_are_out_come_back_by_the_command_of_their_run(out, notes, remedy):
+    given = view(asked=200 + out, about={"policy": "p", "seed": 0, "notes": notes})
+    assert [one.remedy for one in advice_of(given) if "out: asked for" in one.warning] == [remedy]
+
+
+@pytest.mark.parametrize(
     ("ends", "text"),
     [
         ((1.0, 3.0), "1 to 3"),
