@@ -88,12 +88,14 @@ def _by_files(options: Namespace, about: Mapping[str, Any], lines: Sequence[int]
     """Yield the run of a journal, which is closed at the end; errors name ``lines`` of a file in place of rows."""
     arms = noted_arms(about["notes"], options.arms_file)
     arms = None if arms is None else arms.to(check_device("--device", about["device"]))
-    try:
-        with AskTell.resume(options.storage, arms=arms) as loop:
+    with AskTell.resume(options.storage, arms=arms) as loop:
+        try:
             yield loop
-    except (ValueError, TypeError) as error:
-        text = re.sub(r"\brow (\d+)\b", lambda found: _line(found, lines), str(error))
-        raise type(error)(text) from error
+        except (ValueError, TypeError) as error:
+            text = re.sub(r"\brow (\d+)\b", lambda found: _line(found, lines), str(error))
+            if len(lines) == 1 and text == str(error):  # of a single point the row is not named
+                text = f"line {lines[0]}: {text}"
+            raise type(error)(text) from error
 
 
 def _line(found: re.Match[str], lines: Sequence[int]) -> str:

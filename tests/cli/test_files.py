@@ -323,6 +323,11 @@ WRONG = {
         "enqueue",
         "line 3 of the enqueued inputs: expected temp",
     ),
+    "the only result outside the bounds": (
+        "ticket,temperature,hours,solvent,grade,value\n1,50,4,water,,\n0,150,4,water,,1\n",
+        "tell",
+        "line 3: expected temperature in",
+    ),
     "another choice": (COLLEAGUE + "50,4,Water,1\n", "add", "got 'Water'; did you mean 'water'?"),
     "an inactive parameter": (
         "temperature,hours,solvent,grade,value\n50,4,water,2,1\n",
