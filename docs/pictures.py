@@ -232,8 +232,8 @@ def report_pictures() -> None:
         maximize(train, space=space, budget=60, storage=f"{folder}/named.journal")
         with AskTell(problem.arms, BBKB(), storage=f"{folder}/arms.journal", certify_every=4) as loop:
             loop.run(problem.objective(seed=1), 400, call_with="indices")
-        regret = problem.regret_of(loop.history).tolist()
-        named, over_arms = view_of_journal(f"{folder}/named.journal"), view_of_journal(f"{folder}/arms.journal", regret=regret)
+        named = view_of_journal(f"{folder}/named.journal")
+        over_arms = view_of_journal(f"{folder}/arms.journal", regret_of=problem.regret_of)
     sections = [*sections_of(named), *(section for section in sections_of(over_arms) if section.name != "inputs")]
     plots = {plot.title: plot for section in sections for plot in section.plots if plot.svg}
     colours = re.findall(r":root\{.*?\}", page_source(), re.DOTALL)

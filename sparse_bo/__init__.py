@@ -8,7 +8,7 @@ size itself. Comparators are in :mod:`sparse_bo.policies`, samplers in :mod:`spa
 
 from __future__ import annotations
 
-from importlib import import_module
+import importlib
 from pathlib import Path
 
 import lazy_loader
@@ -30,8 +30,8 @@ def __getattr__(name: str) -> object:
     try:
         return _imported(name)
     except AttributeError:
-        if (Path(__file__).parent / name / "__init__.py").is_file():
-            return import_module(f"{__name__}.{name}")
+        if (Path(__file__).parent / name / "__init__.py").is_file():  # in `__all__` are those alone that a user needs first
+            return importlib.import_module(f"{__name__}.{name}")
         lists = sorted(Path(__file__).parent.glob("*/__init__.py*"))
         found = [path.parent.name for path in lists if f'    "{name}",\n' in path.read_text(encoding="utf-8")]
         if not found:

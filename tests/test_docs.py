@@ -211,7 +211,7 @@ def test_public_names_are_documented(name):
             assert own
             assert all(f"``{name}``" in text for name in own)
             return
-        assert all(re.search(rf"^\s+{argument}: ", text, re.MULTILINE) for argument in arguments)
+        assert all(re.search(rf"^\s+(\*\*)?{argument}: ", text, re.MULTILINE) for argument in arguments)
 
 
 def test_all_is_sorted_as_a_reader_expects():

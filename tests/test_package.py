@@ -101,6 +101,12 @@ def test_where_nothing_is_imported_modules_are_attributes_ax_is_asked_for_and_a_
     assert star == "True"
 
 
+@pytest.mark.parametrize("package", ["acquisition", "domains", "evaluations", "kernels", "models", "widths"])
+def test_a_subpackage_is_an_attribute_in_a_fresh_interpreter(package):
+    """As pages write ``sparse_bo.models.SparseModelListGP``, whatever was imported before."""
+    assert python(f"import sparse_bo\nprint(sparse_bo.{package}.__name__)") == f"sparse_bo.{package}"
+
+
 def test_names_that_do_not_exist_are_refused():
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = sparse_bo.no_such_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from sparse_bo.acquisition.picking import BoxChooser, BoxSearch, Chooser, UpperC
 from sparse_bo.acquisition.posteriors import ClosedForm, batch_posterior
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.seeding import seeded
-from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
+from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points, nearest
 
 BoxRule = Literal["global", "gp-bucb", "single"]
 
@@ -56,6 +57,7 @@ def optimize_batch(
     post_processing_func: Callable[[Tensor], Tensor] | None = None,
     refuse: Refusal | None = None,
     generator: torch.Generator | None = None,
+    **unknown: Any,
 ) -> tuple[Tensor, Tensor]:
     """Choose a batch one point after another, conditioning on each, until the variance ratio says that results are needed.
 
@@ -105,6 +107,7 @@ def optimize_batch(
             evaluations fail. If it refuses all samples of the box, none is refused. A search that ends in a refused point is
             discarded. For upper confidence bounds.
         generator: CPU generator, the only source of randomness; default: a new one with seed 0. torch's own is not touched.
+        **unknown: Any other argument is refused.
 
     Returns:
         Points ``q x d``, and the acquisition value of each when it was picked (``q``). Without ``min_q`` nothing (``0 x d``) if
@@ -119,6 +122,10 @@ def optimize_batch(
     Example:
         >>> X_next, values = optimize_batch(model, bounds, ratio_threshold=2.0, max_q=256)
     """
+    if unknown:
+        name, known = next(iter(unknown)), inspect.signature(optimize_batch).parameters
+        fix = "; max_q= and min_q= limit the batch" if name == "q" else nearest(name, known)
+        raise TypeError(f"optimize_batch got an unexpected argument {name!r}{fix}")
     _check_settings(model, beta=beta, max_q=max_q, num_restarts=num_restarts, raw_samples=raw_samples, in_batch=in_batch)
     if str(stop_rule) == "local":
         raise ValueError(

@@ -215,7 +215,7 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
     if model.num_outputs != 1 or batch_shape:
         raise UnsupportedError(
             f"expected a model with one output and no batch shape, got {model.num_outputs} outputs and batch shape "
-            f"{batch_shape}; optimise one output, or scalarise first"
+            f"{batch_shape}; optimise one output, scalarise first, or use BoTorch's optimize_acqf(q=8, sequential=True)"
         )
     if in_batch == "fixed" and not isinstance(model, SparseModel):
         raise ValueError(f"in_batch='fixed' updates a fixed dictionary, got {type(model).__name__}; use SparseGP, or 'process'")

@@ -95,7 +95,8 @@ def report(options: Namespace) -> None:
     about, history = recorded.about, recorded.history
     made = noted_problem(about["notes"])
     problem = None if made is None or "objective" in made else make_problem(**made)
-    regret = problem.regret_of(history).tolist() if problem is not None and history.rows else None
+    regret_of = None if problem is None else problem.regret_of
+    regret = regret_of(history).tolist() if regret_of is not None and history.rows else None
     title = f"{about['policy']}, seed {about['seed']}, in {storage}" + ("" if problem is None else f": {problem.description}")
     view = view_of_recorded(recorded, regret=regret)
     show(table(title, facts(view)), advice_of(view))
@@ -105,7 +106,7 @@ def report(options: Namespace) -> None:
             with suppress(ValueError, OSError):  # the page then says that they are missing
                 arms = noted_arms(about["notes"], None)
         try:
-            write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret=regret)))
+            write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret_of=regret_of)))
         except OSError as error:
             complain("error", f"could not write {html}: {reason(error)}; choose another --html")
             raise typer.Exit(1) from error

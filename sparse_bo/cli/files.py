@@ -37,7 +37,7 @@ from sparse_bo.problems.custom import own_arms
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import written_whole
 from sparse_bo.runs.recording import Evaluations, Recorded, about_of, read_run
-from sparse_bo.validation import check_device
+from sparse_bo.validation import check_device, nearest
 
 
 def create(options: Namespace) -> None:
@@ -88,12 +88,14 @@ def _by_files(options: Namespace, about: Mapping[str, Any], lines: Sequence[int]
     """Yield the run of a journal, which is closed at the end; errors name ``lines`` of a file in place of rows."""
     arms = noted_arms(about["notes"], options.arms_file)
     arms = None if arms is None else arms.to(check_device("--device", about["device"]))
-    try:
-        with AskTell.resume(options.storage, arms=arms) as loop:
+    with AskTell.resume(options.storage, arms=arms) as loop:
+        try:
             yield loop
-    except (ValueError, TypeError) as error:
-        text = re.sub(r"\brow (\d+)\b", lambda found: _line(found, lines), str(error))
-        raise type(error)(text) from error
+        except (ValueError, TypeError) as error:
+            text = re.sub(r"\brow (\d+)\b", lambda found: _line(found, lines), str(error))
+            if len(lines) == 1 and text == str(error):  # of a single point the row is not named
+                text = f"line {lines[0]}: {text}"
+            raise type(error)(text) from error
 
 
 def _line(found: re.Match[str], lines: Sequence[int]) -> str:
@@ -146,6 +148,11 @@ def tell(options: Namespace) -> None:
         ticket = tickets[row]
         told = 0 <= ticket < len(seen.known) and seen.known[ticket] and not seen.added[ticket]
         (before if told else new).append(row)
+    rows = dict[int, int]()
+    for row in filled:
+        if (first := rows.setdefault(tickets[row], row)) != row:
+            where = f"lines {file.lines[first]} and {file.lines[row]} of {file.path}"
+            raise ValueError(f"expected each ticket once, got {tickets[row]} in {where}; leave one of them out")
     known = [tickets[row] for row in before]
     moved = _moved(columns.recorded(seen.picks[known].tolist()), columns, file, before)
     for row, ticket, other in zip(before, known, moved, strict=True):
@@ -254,6 +261,13 @@ def enqueue(options: Namespace) -> None:
     recorded, file, columns = _read(options)
     given = [name for name in columns.inputs if name in file.columns]
     left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
+    chosen = [name for name in columns.inputs if name not in given]  # by the policy
+    for name in left_out if chosen else ():
+        if name not in (*columns.results.values(), *columns.sds):
+            raise ValueError(
+                f"expected columns of {file.path} among {', '.join(columns.every)}, as the policy chooses {', '.join(chosen)}, "
+                f"which it lacks, got {name!r}" + (nearest(name, chosen) or "; rename it, or leave it out")
+            )
     with _by_files(options, recorded.about, file.lines) as loop:
         loop.enqueue(points := columns.points(file, whole=False))
         asked = loop.asked + len(points)

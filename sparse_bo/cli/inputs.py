@@ -355,5 +355,4 @@ def noted_arms(notes: Mapping[str, Any], file: Path | None) -> ArmSet | None:
         path = named.get("arms_file")
         return own_arms(None if path is None else Path(path), named.get("grid"))
     except FileNotFoundError as error:
-        where = "where they are now" if file is None else "another file"
-        raise FileNotFoundError(f"{error}; pass --arms-file, {where}") from error
+        raise FileNotFoundError(f"{error}; pass {'' if file is None else 'another '}--arms-file PATH") from error

@@ -110,6 +110,7 @@ class CSVFile(NamedTuple):
             return float(plain)
         except ValueError as error:
             fix = "write a decimal point" if re.fullmatch(r"[+-]?\d*,\d+", text) else fix
+            fix = "write no thousands separators" if re.fullmatch(r"[+-]?\d{1,3}([.,]\d{3})+[.,]\d+", text) else fix
             fix = "write the limit of detection, or half of it" if text.startswith("<") else fix
             raise ValueError(f"expected a number for {self.place(row, column)}, got {text!r}; {fix}") from error
 

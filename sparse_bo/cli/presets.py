@@ -166,7 +166,7 @@ def policy_of(
         goals = {"goal": goal} if POLICIES.get(policy) is TrustRegion else {}
         return ChosenPolicy(make_policy(policy, {**given, **goals}, **build), "")
     how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": workers, "observed": observed, "several": several}
-    chosen, why = chosen_policy(check_domain(**domain), **how)
+    chosen, why = chosen_policy(check_domain(**domain), own_batches=given.get("batch_size") not in (None, "none"), **how)
     if isinstance(chosen, TwoStage):  # its first policy takes settings too
         own = {key: value for key, value in given.items() if key not in _fields(chosen.first)}
         first = {key: value for key, value in given.items() if key not in own}

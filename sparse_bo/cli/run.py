@@ -171,7 +171,7 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
     try:
         problem = problem_of(notes["problem"]).to(device)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}; pass --arms-file, where they are now") from error
+        raise FileNotFoundError(f"{error}; pass --arms-file PATH") from error
     with folder(out) if group.leads else nullcontext():
         loop = AskTell.resume(storage, arms=spread_over(problem.domain, group).get("arms"))
         if budget is not None and budget < loop.asked:

@@ -312,8 +312,8 @@ For example:
 """
 ENQUEUE_HELP = """Queue points to try: the next `ask`, or `resume`, evaluates them first.
 
-The file has the columns of the inputs, as for `add`. A parameter without a column, or an empty cell, is chosen by the policy. \
-For example:
+The file has the columns of the inputs, as for `add`. A parameter without a column, or an empty cell, is chosen by the policy; \
+then every column has to be one of the run. For example:
 
   sparse-bo enqueue run.journal try.csv
 """

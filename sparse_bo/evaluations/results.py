@@ -67,8 +67,9 @@ class Measured(float):
 Value = float | tuple[float, ...]
 """Result of an evaluation (y); with several outcomes one number for each, NaN for those that are missing."""
 SEVERAL = (
-    '; this run has one objective, several outcomes are named: sparse_bo.optimize(…, objectives={"yield": "max", …}); a value '
-    "whose noise has a known standard deviation is sparse_bo.Measured(value, sd)"
+    '; this run has one objective, several outcomes are named: sparse_bo.optimize(…, objectives={"yield": "max", …}), on '
+    "the command line --objectives yield:max; a value whose noise has a known standard deviation is "
+    "sparse_bo.Measured(value, sd)"
 )
 VECTORIZED = "; a function of many points at once needs vectorized=True where points are rows of an array or a list"
 

@@ -15,6 +15,7 @@ from sparse_bo.linalg.reductions import unit_of
 Direction = Literal["max", "min"]
 Limits = tuple[float | None, float | None]
 """Lower and upper limit of an outcome in its own units; ``None``: no limit on that side."""
+_OTHER_WORDS = {"max": ("max", "high", "larg"), "min": ("min", "low", "small")}
 MOST_OBJECTIVES = 4
 """Expected hypervolume improvement is computed over cells, whose number grows as a power of the number of objectives."""
 
@@ -57,9 +58,10 @@ class Outcomes:
             )
         for name, direction in objectives.items():
             if direction not in ("max", "min"):
-                raise ValueError(
-                    f"expected 'max' or 'min' for the objective {name!r}, got {direction!r}; write {{{name!r}: 'max'}}"
-                )
+                word = str(direction).casefold()
+                near = [one for one, starts in _OTHER_WORDS.items() if word.startswith(starts)] or _OTHER_WORDS
+                fix = " or ".join(f"{{{name!r}: {one!r}}}" for one in near)
+                raise ValueError(f"expected 'max' or 'min' for the objective {name!r}, got {direction!r}; write {fix}")
         constraints = {} if constraints is None else constraints
         _check_names("constraints", constraints, 'such as {"impurity": (None, 0.05)}')
         limits = {name: _limits(name, given) for name, given in constraints.items()}

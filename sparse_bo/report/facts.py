@@ -32,6 +32,8 @@ def facts(view: RunView) -> dict[str, str]:
     if len(sizes):
         lines["batches"] = f"{len(sizes):,}, the largest of {int(sizes.max()):,}"
     if view.outcomes is not None:
+        lines["aims"] = aims(view.outcomes)
+    if view.outcomes is not None and len(view.values):
         lines |= outcome_facts(view, view.outcomes)
     elif view.best_mean is not None:
         lines["best"] = "; ".join(filter(None, [number(view.best_mean), interval(view)]))
@@ -54,9 +56,9 @@ def facts(view: RunView) -> dict[str, str]:
 
 
 def outcome_facts(view: RunView, outcomes: OutcomeColumns) -> dict[str, str]:
-    """Return the facts about several outcomes, by name."""
+    """Return the facts about several outcomes of at least one evaluation, by name."""
     n, feasible = len(outcomes.feasible), int(outcomes.feasible.sum())
-    lines = {"aims": aims(outcomes), "feasible": f"{feasible:,} of {n:,} evaluations"}
+    lines = {"feasible": f"{feasible:,} of {n:,} evaluations"}
     lines["missing"] = ", ".join(f"{name} in {count:,}" for name, count in missing_counts(outcomes).items())
     if not feasible:
         lines["best"] = nothing_feasible(outcomes)
@@ -99,8 +101,6 @@ def best_outcomes(outcomes: OutcomeColumns) -> dict[str, float]:
 def nothing_feasible(outcomes: OutcomeColumns) -> str:
     """Return by how much the limits are violated in the evaluation of the least violation."""
     row = outcomes.best_row
-    if row is None and not len(outcomes.feasible):
-        return "none yet: results count once those of all pending evaluations are told, or with the next ask"
     if row is None:
         return "no feasible evaluation yet"
     by = {name: float(distance[row]) for name, distance in outcomes.violations.items()}
@@ -142,18 +142,26 @@ def counts(view: RunView) -> str:
     text = f"{view.asked - view.added:,} asked, {view.succeeded - view.added:,} told, {view.failed:,} failed"
     text += f", {view.added:,} added" if view.added else ""
     text += f", {view.unseen:,} since the last update" if view.unseen else ""
-    return text + (f", {out:,} out" if out > 0 else "")
+    text += f", {out:,} out" if out > 0 else ""
+    n = view.waiting
+    return text + (
+        f" ({n:,} result{'s' * (n != 1)} of the unfinished batch {'is' if n == 1 else 'are'} not in yet)" if n > 0 else ""
+    )
 
 
 def searched(view: RunView) -> str:
     """Return the domain: arms, named parameters, or a box."""
     about = view.about
     if "space" in about:
-        return f"{len(about['space']['parameters'])} named parameters"
+        return _several(len(about["space"]["parameters"]), "named parameter")
     if "arms" in about:
         some = "" if view.distinct is None else f", {view.distinct:,} of them evaluated"
-        return f"{about['arms'][0]:,} arms with {about['arms'][1]} inputs{some}"
-    return f"a box of {len(about.get('bounds', [[]])[0])} inputs"
+        return f"{_several(about['arms'][0], 'arm')} with {_several(about['arms'][1], 'input')}{some}"
+    return f"a box of {_several(len(about.get('bounds', [[]])[0]), 'input')}"
+
+
+def _several(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def interval(view: RunView) -> str:
@@ -267,11 +275,18 @@ def _failures(view: RunView) -> Iterator[Advice]:
     out = view.asked - done - view.unseen
     if out > 0:
         yield Advice(
-            f"{out:,} evaluation{' is' if out == 1 else 's are'} out: asked for, with no result yet.",
-            "Tell their results when they come. If they were lost, AskTell.resume(…).reissue() hands them out again, or "
-            "`python -m sparse_bo ask --again`; `resume` of a run of the command line, or run(…) after AskTell.resume(…), "
-            "makes them first.",
+            f"{out:,} evaluation{' is' if out == 1 else 's are'} out: asked for, with no result yet.", _remedy_of(view, out)
         )
+
+
+def _remedy_of(view: RunView, out: int) -> str:
+    """Return how evaluations that are out come back, by the notes of the command that began the run."""
+    notes, it, s = view.about.get("notes", {}), "it" if out == 1 else "them", "s" * (out != 1)
+    if "created" in notes:
+        return f"`python -m sparse_bo tell` reports the result{s}; `ask --again` writes the point{s} into a file again."
+    if "problem" in notes:
+        return f"`python -m sparse_bo resume` makes {it} first."
+    return f"Tell the result{s}; AskTell.resume(…).reissue() hands {it} out again, and run(…) makes {it} first."
 
 
 def _of_outcomes(outcomes: OutcomeColumns | None) -> Iterator[Advice]:

@@ -227,7 +227,8 @@ def regret_so_far(regret: Numbers, *, minimize: bool) -> Panel:
 
 def batch_sizes(batches: Batches) -> Panel:
     """Return the number of evaluations of each batch."""
-    text = f"{len(batches.sizes):,} batches, the largest of {int(batches.sizes.max()):,}."
+    n = len(batches.sizes)
+    text = f"{n:,} batch{'es, the largest' if n != 1 else ''} of {int(batches.sizes.max()):,}."
     curve = Curve("batch", batches.evaluations, batches.sizes, "s2")
     return Panel("Batch size", text, [curve], y_name="evaluations per batch", log_y=True)
 

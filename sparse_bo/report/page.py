@@ -69,7 +69,7 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
     """Return the best value of a run, or the hypervolume of several objectives, lines below it, and the best point by name."""
     several, value, point = view.outcomes, view.best_mean, [*facts.best_point(view, 40).items()]
     below = [] if value is None else [facts.interval(view)]
-    if several is not None and view.succeeded:
+    if several is not None and not several.failed.all():
         share = f"{int(several.feasible.sum()):,} of {len(several.feasible):,} evaluations are feasible."
         measured = facts.best_outcomes(several)
         point = [*((name, number(y, 5)) for name, y in measured.items()), *point] if several.only is not None else []
@@ -80,7 +80,7 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
             return f"hypervolume {number(several.hypervolume, 6)}", [f"Beyond {facts.origin(several)}.", share, *front], point
         return f"{several.only} {number(measured[several.only] if value is None else value, 6)}", [*below, share], point
     if value is None:
-        return "No evaluation has succeeded." if view.failed else "No result yet.", [], []
+        return "No evaluation has succeeded." if view.failed and not view.succeeded else "No result yet.", [], []
     return number(value, 6), below, point
 
 
@@ -95,7 +95,7 @@ def sections_of(view: RunView) -> Iterator[Section]:
     """Yield the sections that the view has data for."""
     if len(view.batches.sizes):
         yield Section("progress", "Progress", plots=list(_progress(view)))
-    if view.outcomes is not None and view.succeeded:
+    if view.outcomes is not None and not view.outcomes.failed.all():
         heading = "Best evaluations" if view.outcomes.only else "Front"
         yield Section("evaluations", heading, table=best_evaluations(view, view.outcomes))
     inputs = inputs_of(view)

@@ -218,7 +218,8 @@ def best_evaluations(view: RunView, outcomes: OutcomeColumns) -> Table:
     if outcomes.only is not None or not rows:
         known = np.flatnonzero(np.isfinite(outcomes.ranking))
         rows = known[np.argsort(-outcomes.ranking[known], kind="stable")][:10].tolist()
-        caption = f"the best {len(rows)}: feasible ones by the objective, then others by their violation"
+        best = "the best one" if len(rows) == 1 else f"the best {len(rows)}" if rows else "none with all outcomes"
+        caption = f"{best}: feasible ones by the objective, then others by their violation"
     names = list(view.names)[:8] if view.columns else []
     cells = [
         [

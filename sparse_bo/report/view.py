@@ -220,6 +220,11 @@ class RunView:
     """All outcomes; ``None`` with one. :attr:`values` are those of the first objective then."""
 
     @property
+    def waiting(self) -> int:
+        """Finished evaluations in none of the columns, as others of their batch are out; :attr:`unseen` ones not counted."""
+        return self.succeeded + self.failed - len(self.values)
+
+    @property
     def minimize(self) -> bool:
         """Whether the lowest value, with several outcomes of the first objective, is the best one."""
         if self.outcomes is not None:

@@ -6,6 +6,7 @@ import json
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
@@ -243,7 +244,10 @@ def checked_observations(
     """Return the ``n`` picks and results of observations that a run has not asked for."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         got = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
-        raise TypeError(f"expected {kind}=(inputs, results), got {got}; pass a tuple of two")
+        fix = "pass a tuple of two"
+        if isinstance(given, str | Path):
+            fix = f'read the table and pass (table[inputs], table["y"]), or of a journal observations_of({str(given)!r})'
+        raise TypeError(f"expected {kind}=(inputs, results), got {got}; {fix}")
     where, y = given
     check_same_order(inputs=where, values=y)
     y = y if outcomes is not None else only_column(y)

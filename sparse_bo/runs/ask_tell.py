@@ -447,7 +447,7 @@ class AskTell:
                 reported=watch.reported,
             )
             evaluate = partial(run_serially, job) if spread is None else Dispatch(job, spread).run
-            with carrying(self, engine, self._so_far, end=end), bar or nullcontext():
+            with carrying(self, engine, self._so_far, end=end, journal=steps.recorder.path), bar or nullcontext():
                 ranks.agree("run")
                 try:
                     evaluate()
@@ -467,11 +467,13 @@ class AskTell:
             columns = result.history.outcome_columns(result)
             if engine.outcomes.only is None and columns is not None and columns.best_row is not None:
                 nearest = f"evaluation {[ticket for row in result.history.rows for ticket in row.tickets][columns.best_row]}"
-            warn_caller(
-                f"none of {result.history.observations:,} evaluations is feasible: {nearest} violates limits ({limits}) the "
-                "least; check them and their units, search another range, or begin with a feasible point (initial=)",
-                InfeasibleWarning,
+            text = (
+                f"{nearest} violates limits ({limits}) the least; check them and their units, search another range, or begin "
+                "with a feasible point (initial=)"
             )
+            if columns is not None and (gone := [name for name, y in columns.values.items() if (y != y).all()]):
+                text = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} NaN in all of them; check the objective function"
+            warn_caller(f"none of {result.history.observations:,} evaluations is feasible: {text}", InfeasibleWarning)
         return result
 
     def result(self) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.domains.sharded import ShardedArms
@@ -42,6 +42,7 @@ def chosen_policy(
     certified: bool = False,
     observed: int = 0,
     several: bool = False,
+    own_batches: bool = False,
 ) -> ChosenPolicy:
     """Return the default policy of a run.
 
@@ -56,7 +57,8 @@ def chosen_policy(
     over arms.
 
     :class:`~sparse_bo.policies.ExpectedImprovement` and :class:`~sparse_bo.policies.TrustRegion` have as many points out at a
-    time as there are workers (at least 4), and an initial design of at least as many and at most a third of the budget.
+    time as there are workers (at least 4), and an initial design of at least as many and at most a third of the budget; with
+    ``own_batches`` the design that the policy itself makes of whole batches.
 
     Args:
         domain: The domain.
@@ -66,6 +68,7 @@ def chosen_policy(
         certified: Whether the run has certificates.
         observed: Number of initial observations.
         several: Whether evaluations have several outcomes.
+        own_batches: Whether the caller sets the batch size of the returned policy.
 
     Raises:
         TypeError: If a number is not an integer.
@@ -75,13 +78,14 @@ def chosen_policy(
     if budget is not None:
         check_count("budget", budget, minimum=0)
     check_given(check_count, workers=workers)
+    fitting: dict[str, Any] = {"budget": budget, "workers": workers, "own_batches": own_batches}
     if isinstance(domain, Box):
         counts = "the best point" if goal == "best" else "every evaluation"
         counts = "the front, or the best feasible point," if several else counts
-        why = f"on a box of {domain.dims} inputs where {counts} counts"
-        return _fitting(TrustRegion(goal=goal), domain, budget, workers, why)
+        why = f"on a box of {domain.dims} input{'s' * (domain.dims != 1)} where {counts} counts"
+        return _fitting(TrustRegion(goal=goal), domain, why, **fitting)
     if several:
-        return _fitting(ExpectedImprovement(), domain, budget, workers, "several outcomes of candidates count")
+        return _fitting(ExpectedImprovement(), domain, "several outcomes of candidates count", **fitting)
     evaluations = max(observed, MOST_EVALUATIONS) if budget is None else observed + budget
     at_once = certified or (goal == "cumulative" and evaluations < LONG_EVALUATIONS)
     first = 0 if at_once else _first_evaluations(domain, evaluations)
@@ -89,7 +93,7 @@ def chosen_policy(
         return ChosenPolicy(BBKB(), "every arm can be swept, and its regret is bounded")
     planned = "" if budget is None else f" in a run of {budget:,} evaluations"
     counts = "the best candidate counts" if goal == "best" else "every evaluation counts"
-    chosen = _fitting(ExpectedImprovement(), domain, budget, workers, f"{counts}{planned}")
+    chosen = _fitting(ExpectedImprovement(), domain, f"{counts}{planned}", **fitting)
     if first > evaluations:
         return chosen
     assert isinstance(chosen.policy, ExpectedImprovement)
@@ -97,9 +101,17 @@ def chosen_policy(
 
 
 def _fitting(
-    policy: TrustRegion | ExpectedImprovement, domain: Domain, budget: int | None, workers: int | None, why: str
+    policy: TrustRegion | ExpectedImprovement,
+    domain: Domain,
+    why: str,
+    *,
+    budget: int | None,
+    workers: int | None,
+    own_batches: bool,
 ) -> ChosenPolicy:
     """Return the policy with batches for all workers, and an initial design of at most a third of the budget."""
+    if own_batches:
+        return ChosenPolicy(policy, why)
     reasons = [why]
     if workers is not None and workers > default_batch(0):
         policy = replace(policy, batch_size=workers)

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -76,7 +77,9 @@ class Boundary:
 
 
 @contextmanager
-def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: int | None = None) -> Iterator[None]:
+def carrying(
+    loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: int | None = None, journal: Path | None = None
+) -> Iterator[None]:
     """Add the loop and the result so far to exceptions of the block, with advice on how to continue.
 
     ``end`` is the number of evaluations at the end of the run; ``None``: unknown.
@@ -87,9 +90,9 @@ def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: i
         evaluated, waiting = loop.asked - len(loop.pending), engine.ledger.answered
         reason = f"interrupted after {evaluated:,}{'' if end is None else f' of {end:,}'} evaluations"
         reason += f" ({waiting:,} not in the model yet)" if waiting else ""
-        raise RunInterrupted(
-            f"{reason}; they are in .loop and .result", loop=loop, result=so_far(), reason=reason
-        ) from interrupt
+        there = f"{reason}; they are in .loop and .result"
+        there += "" if journal is None else f", and in {journal}: run the same call again with resume=True, or AskTell.resume"
+        raise RunInterrupted(there, loop=loop, result=so_far(), reason=reason) from interrupt
     except EvaluationFailed as error:
         reason = f"the objective failed {error}"
         message = (

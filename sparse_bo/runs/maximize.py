@@ -345,6 +345,12 @@ def _difference(
         return f"{mine} its objective, this call {other} one"
     if about["seed"] != seed:
         return f"has seed {about['seed']}; this call asks for another one"
-    if bounds is not None and (bounds.tolist() != about["bounds"] or str(bounds.dtype) != about["dtype"]):
-        return f"has bounds {about['bounds']} of {about['dtype']}; this call asks for others, of {bounds.dtype}"
+    if bounds is not None and str(bounds.dtype) != about["dtype"]:
+        return f"has bounds of {about['dtype']}; this call asks for others, of {bounds.dtype}"
+    if bounds is not None and bounds.tolist() != about["bounds"]:
+        theirs, ours = (list(zip(*corners, strict=True)) for corners in (about["bounds"], bounds.tolist()))
+        if len(theirs) != len(ours):
+            return f"is on a box of {len(theirs)} inputs; this call asks for one of {len(ours)}"
+        one = next(j for j, pair in enumerate(theirs) if pair != ours[j])
+        return f"has bounds {theirs[one]} of x{one + 1}; this call asks for {ours[one]}"
     return None

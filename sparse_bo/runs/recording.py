@@ -189,8 +189,10 @@ def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) ->
     return found
 
 
-def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Replayed:
+def replay(engine: Engine, journal: Journal, *, from_start: bool = False, so_far: bool = False) -> Replayed:
     """Bring a new engine to the end of a journal: to its last whole snapshot, then through the events after it.
+
+    With ``so_far`` results that wait for others of their batch update the state too.
 
     Raises:
         StorageError: If the journal is damaged.
@@ -216,7 +218,7 @@ def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Rep
             ResumeWarning,
         )
     residuals: list[float] = []
-    for event in journal.events(after=after):
+    for event in (*journal.events(after=after), *([Event("update")] if so_far else [])):
         with as_written(journal.path, "an event", RuntimeError):  # of which the policy's own pass
             update = engine.redo(event)
         if update is not None and update.errors is not None:
@@ -225,10 +227,13 @@ def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Rep
     return Replayed(len(known), size, residuals)
 
 
-def replayed(journal: Journal, arms: ArmSet | None, *, most_seconds: float = 0.0) -> tuple[Engine, Replayed, list[str]]:
+def replayed(
+    journal: Journal, arms: ArmSet | None, *, most_seconds: float = 0.0, so_far: bool = False
+) -> tuple[Engine, Replayed, list[str]]:
     """Compute a recorded run again on the CPU; write nothing. Return its engine, course, and warnings.
 
-    A run whose model took at most ``most_seconds`` is computed from its start, any other from its last snapshot.
+    A run whose model took at most ``most_seconds`` is computed from its start, any other from its last snapshot; ``so_far``:
+    :func:`replay`.
 
     Raises:
         StorageError: If the journal is damaged.
@@ -241,7 +246,7 @@ def replayed(journal: Journal, arms: ArmSet | None, *, most_seconds: float = 0.0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ResumeWarning)
-        course = replay(engine, journal, from_start=seconds <= most_seconds)
+        course = replay(engine, journal, from_start=seconds <= most_seconds, so_far=so_far)
     return engine, course, [str(warning.message) for warning in caught]
 
 
@@ -258,6 +263,11 @@ class Recorder:
         self._unwritten: list[Row] = []  # rows of the history that could not be written yet
         self._rows = 0  # rows written or among these
         self._snapshot_bytes, self._seconds = 0, 0.0  # of the last snapshot; computed until then
+
+    @property
+    def path(self) -> Path | None:
+        """The journal; ``None`` without a writer."""
+        return None if self._writer is None else self._writer.path
 
     @staticmethod
     def create(

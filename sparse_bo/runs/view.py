@@ -160,25 +160,31 @@ def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predi
     return Predictions(unwarped(at.mean - spread), unwarped(at.mean), upper, floor)
 
 
-def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Sequence[float] | None = None) -> RunView:
+def view_of_journal(
+    path: str | Path, *, arms: ArmSet | None = None, regret_of: Callable[[History], Tensor | None] | None = None
+) -> RunView:
     """Return the view of a recorded run, also while it is being written. Costs as much as a resume; writes nothing.
 
-    ``arms`` are those of the run, where the journal does not hold them; ``regret`` has ``n`` differences from the best possible
-    value (y). Errors: :func:`sparse_bo.runs.read_run`.
+    As in :meth:`sparse_bo.AskTell.result`, the results of an incomplete batch are in. ``arms`` are those of the run, where the
+    journal does not hold them; ``regret_of`` returns ``n`` differences from the best possible value (y). Errors:
+    :func:`sparse_bo.runs.read_run`.
     """
     journal = Journal.read(path)
     recorded = recorded_in(journal)
     again: tuple[Any, ...] = (None, None, None)
     others: dict[str, Any] = {}
     try:
-        engine, course, others["differing"] = replayed(journal, arms, most_seconds=REPLAYED_SECONDS)
+        engine, course, others["differing"] = replayed(journal, arms, most_seconds=REPLAYED_SECONDS, so_far=True)
+        recorded = recorded._replace(history=History(tuple(engine.rows), recorded.history.info))
         others["residuals"] = np.array(course.residuals, np.float64)
         again = engine.state, engine.domain, engine.certificate()
     except StorageError:
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         others["missing"] = str(error)
-    return view_of_recorded(recorded, *again, regret=regret, source=Path(path).name, **others)
+    regret = None if regret_of is None or not recorded.history.rows else regret_of(recorded.history)
+    others["regret"] = None if regret is None else regret.tolist()
+    return view_of_recorded(recorded, *again, source=Path(path).name, **others)
 
 
 def view_of_recorded(

@@ -111,10 +111,16 @@ def test_a_model_that_is_none_is_refused():
         optimize_batch(lambda X: X, BOUNDS)
 
 
+@pytest.mark.parametrize(("name", "fix"), [("q", "max_q= and min_q= limit"), ("max_qs", "did you mean 'max_q'")])
+def test_an_argument_of_another_name_is_refused_with_its_own(name, fix):
+    with pytest.raises(TypeError, match=f"optimize_batch got an unexpected argument '{name}'; {fix}"):
+        optimize_batch(SingleTaskGP(*data()), BOUNDS, **{name: 8})
+
+
 @pytest.mark.parametrize("kind", [SparseGP, SingleTaskGP])
 def test_several_outputs_and_batches_are_refused(kind):
     X, Y = data()
-    with pytest.raises(UnsupportedError, match="one output and no batch shape, got 2 outputs"):
+    with pytest.raises(UnsupportedError, match=r"no batch shape, got 2 outputs .* optimize_acqf\(q=8, sequential=True\)"):
         optimize_batch(kind(X, torch.cat([Y, Y], dim=-1)), BOUNDS)
     with pytest.raises(UnsupportedError, match=r"batch shape \(3,\)"):
         optimize_batch(kind(X.expand(3, -1, -1), Y.expand(3, -1, -1)), BOUNDS)

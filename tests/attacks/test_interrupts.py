@@ -150,7 +150,9 @@ def test_an_interrupt_counts_the_evaluations_with_a_result(call, before, says, t
     with pytest.raises(RunInterrupted) as caught:
         maximize(objective, arms=arms(), budget=25, **how)
     assert caught.value.reason == says
-    assert str(caught.value) == f"{says}; they are in .loop and .result"
+    assert str(caught.value) == (
+        f"{says}; they are in .loop and .result, and in {path}: run the same call again with resume=True, or AskTell.resume"
+    )
     assert pickle.loads(pickle.dumps(caught.value)).reason == says
     evaluated = call - 1
     assert caught.value.result.history.observations == evaluated + len((before or ((), ()))[0])

@@ -223,6 +223,10 @@ def test_a_colleagues_results_are_added_and_points_queued(lab):
     first, second = csv.DictReader(invoke("ask", "lab.journal", 2).stdout.splitlines())
     assert (first["temperature"], first["solvent"], second["temperature"]) == ("70.0", "ethanol", "80.0")
     assert first["hours"] in map(str, range(1, 25))
+    assert invoke("ask", "lab.journal", "--again", "--out", "again.csv").exit_code == 0
+    write("again.csv", [{**row, "hours": "", "value_sd": ""} for row in read("again.csv")])
+    done = invoke("enqueue", "lab.journal", "again.csv")  # all columns are those of a command
+    assert done.output.startswith("queued 2 points"), done.output
 
 
 def test_a_run_that_has_ended_goes_on_with_what_was_added_and_queued(tmp_path, monkeypatch):
@@ -280,7 +284,7 @@ def test_candidates_are_told_by_name_or_by_number(tmp_path, monkeypatch):
     done = invoke("add", "numbered.journal", "add.csv")
     assert "expected a whole number for 'arm' in line 2 of add.csv, got '1.5'" in done.stderr
     (tmp_path / "arms.npy").rename(tmp_path / "moved.npy")
-    assert "pass --arms-file, where they are now" in invoke("ask", "numbered.journal", 1).stderr
+    assert "pass --arms-file PATH" in invoke("ask", "numbered.journal", 1).stderr
     assert invoke("ask", "numbered.journal", 1, "--arms-file", "moved.npy").exit_code == 0
 
 
@@ -300,6 +304,12 @@ WRONG = {
         "to have the columns temperature, hours, solvent, value, got temperature, hours, value; add solvent",
     ),
     "no column of the run": ("a,b\n1,2\n", "enqueue", "to have the columns temperature, hours, solvent, grade, got a, b"),
+    "a misspelt parameter": ("Temperatur,hours\n50,4\n", "enqueue", "got 'Temperatur'; did you mean 'temperature'?"),
+    "an unknown parameter": (
+        "T,hours\n50,4\n",
+        "enqueue",
+        "as the policy chooses temperature, solvent, grade, which it lacks, got 'T'",
+    ),
     "a missing value": (COLLEAGUE + "50,,water,2\n", "add", "got no 'hours' in line 3; add it"),
     "a missing result": (COLLEAGUE + "50,4,water,\n", "add", "expected a result in each line of file.csv, got none in line 3"),
     "a failed result": (COLLEAGUE + "50,4,water,failed\n", "add", "the first at line 3"),
@@ -313,6 +323,11 @@ WRONG = {
         "enqueue",
         "line 3 of the enqueued inputs: expected temp",
     ),
+    "the only result outside the bounds": (
+        "ticket,temperature,hours,solvent,grade,value\n1,50,4,water,,\n0,150,4,water,,1\n",
+        "tell",
+        "line 3: expected temperature in",
+    ),
     "another choice": (COLLEAGUE + "50,4,Water,1\n", "add", "got 'Water'; did you mean 'water'?"),
     "an inactive parameter": (
         "temperature,hours,solvent,grade,value\n50,4,water,2,1\n",
@@ -325,6 +340,11 @@ WRONG = {
         "expected a number for 'temperature' in line 3 of file.csv, got 'hot'; write a number",
     ),
     "a decimal comma": (COLLEAGUE + '"50,5",4,water,1\n', "add", "got '50,5'; write a decimal point"),
+    "separated thousands": (
+        "temperature;hours;solvent;value\n50;4;water;1.234,5\n",
+        "add",
+        "got '1.234,5'; write no thousands sep",
+    ),
     "a result below a limit": (
         COLLEAGUE + "50,4,water,<0.01\n",
         "add",
@@ -349,7 +369,11 @@ WRONG = {
     "tickets": ("ticket," + COLLEAGUE.replace("\n50", "\n0,50"), "add", "got tickets; `tell` reports results of `ask`"),
     "no tickets": (COLLEAGUE, "tell", "to have the columns ticket, value, got temperature, hours, solvent, value; add ticket"),
     "an unknown ticket": ("ticket,value\n99,1\n", "tell", "tickets [99] are unknown: ask() has not returned them"),
-    "a ticket twice": ("ticket,value\n0,1\n0,2\n", "tell", "expected distinct tickets, got [0] more than once"),
+    "a ticket twice": (
+        "ticket,value\n0,1\n0,2\n",
+        "tell",
+        "expected each ticket once, got 0 in lines 2 and 3 of file.csv; leave",
+    ),
     "a broken ticket": (
         "ticket,value\n0.5,1\n",
         "tell",

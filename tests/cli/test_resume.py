@@ -98,7 +98,7 @@ def test_a_resume_takes_arms_from_where_they_are_now(tmp_path, monkeypatch):
     (tmp_path / "before.npy").rename("now.npy")
     done = invoke("resume", path, "--yes", "--budget", "9")
     assert done.exit_code == 2
-    assert done.stderr.endswith("; pass --arms-file, where they are now\n")
+    assert done.stderr.endswith("; pass --arms-file PATH\n")
     np.save("other.npy", X.flip(0).numpy())
     done = invoke("resume", path, "--yes", "--budget", "9", "--arms-file", "other.npy")
     assert done.exit_code == 2

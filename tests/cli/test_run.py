@@ -11,6 +11,7 @@ from sparse_bo import BBKB, AskTell, History, TrustRegion, observations_of
 from sparse_bo.cli.options import main
 from sparse_bo.cli.run import policy_of
 from sparse_bo.cli.shared_options import POLICIES
+from sparse_bo.domains import check_domain
 from sparse_bo.policies import ExpectedImprovement, RandomSearch, TwoStage
 from tests.cli.builders import BOX_ONLY, QUICK, invoke
 
@@ -91,6 +92,25 @@ def test_without_a_name_long_runs_over_arms_begin_with_expected_improvement(tmp_
     policy, why = policy_of(None, {"width": "2"}, **build)
     assert isinstance(policy, BBKB)
     assert (policy.width, why) == (2.0, "it has --width")
+
+
+@pytest.mark.parametrize(("batch_size", "inputs", "first"), [(96, 3, 96), (96, 128, 96), (30, 128, 90), ("none", 128, 66)])
+def test_a_given_batch_size_makes_the_design_of_whole_batches(batch_size, inputs, first):
+    """A plate of 96 wells was not filled: the design was a third of the budget."""
+    arms = torch.rand(600, inputs, dtype=torch.float64)
+    build = {"domain": {"arms": arms}, "name": "own", "goal": "best", "budget": 200, "preset": "learned"}
+    policy, why = policy_of(None, {"batch_size": batch_size, "repeats": "no"}, **build, workers=2)
+    assert policy.on(check_domain(arms=arms)).design_size == first
+    assert ("a third of the budget" in why) == (batch_size == "none")
+    policy, _ = policy_of(None, {"batch_size": batch_size, "initial_design": 7}, **build)
+    assert policy.on(check_domain(arms=arms)).design_size == 7
+
+
+def test_the_first_file_of_a_run_fills_the_plate(tmp_path):
+    np.save(tmp_path / "arms.npy", np.random.default_rng(0).random((300, 64)))
+    plates = ["--arms-file", tmp_path / "arms.npy", "--batch-size", "96", "--set", "repeats=false"]
+    assert invoke("create", tmp_path / "lab.journal", *plates).exit_code == 0
+    assert len(invoke("ask", tmp_path / "lab.journal").stdout.splitlines()) == 97  # and a line of names
 
 
 def test_observations_of_other_runs_count_in_the_choice_of_the_policy(tmp_path):

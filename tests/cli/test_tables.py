@@ -55,14 +55,14 @@ def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_
         recorded, audit = read_run(path), audit_run(path)
     assert (recorded.asked, recorded.told, recorded.failed, recorded.added) == (4, 12, 1, 10)
     assert repr(audit) == "Audit(policy='random', told=12, failed=1)"
-    expected = "4 asked, 2 told, 1 failed, 10 added, 1 out"
+    expected = "4 asked, 2 told, 1 failed, 10 added, 1 out (1 result of the unfinished batch is not in yet)"
     assert expected == facts(view_of_recorded(recorded))["evaluations"]
     found, advice = audit_table(path, audit)
     assert f"{expected}; all checksums fit" in text_of(found)
     assert "1 evaluation is out" in advice[0].warning
     assert "; 2 damaged records are left out, as" in text_of(audit_table(path, audit._replace(damaged=2))[0])
     page = run_page(view_of_journal(path))
-    assert expected in page
+    assert "4 asked, 2 told, 1 failed, 10 added, 1 out." in page  # with the result of the unfinished batch
     assert "1 evaluation is out" in page
 
 

@@ -149,8 +149,15 @@ def test_other_bounds_are_a_new_run_that_learns_from_the_old_one(tmp_path):
     narrow, wide = (torch.tensor([[0.0], [high]], dtype=torch.float64) for high in (1.0, 2.0))
     how = {"budget": 6, "policy": RandomSearch()}
     old = maximize(lambda X: X.sum(-1), bounds=narrow, **how, storage=tmp_path / "run.journal").history
-    with pytest.raises(ValueError, match=r"has bounds .*; pass another storage= .* initial=observations_of\("):
+    with pytest.raises(
+        ValueError,
+        match=r"has bounds \(0.0, 1.0\) of x1; .* for \(0.0, 2.0\); pass another storage= .* initial=observations_of\(",
+    ):
         maximize(lambda X: X.sum(-1), bounds=wide, **how, storage=tmp_path / "run.journal", resume=True)
+    with pytest.raises(ValueError, match="is on a box of 1 inputs?; this call asks for one of 2"):
+        maximize(lambda X: X.sum(-1), bounds=wide.repeat(1, 2), **how, storage=tmp_path / "run.journal", resume=True)
+    with pytest.raises(TypeError, match=r"got str; read the table and pass .*, or of a journal observations_of\('old.csv'\)"):
+        AskTell(bounds=wide, initial="old.csv")
     known = torch.tensor(old.points, dtype=torch.float64), [value for row in old.rows for value in row.values]
     new = maximize(lambda X: X.sum(-1), bounds=wide, **how, storage=tmp_path / "new.journal", initial=known)
     assert new.history.points[:6] == old.points

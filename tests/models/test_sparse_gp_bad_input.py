@@ -129,6 +129,12 @@ WRONG_OPTIONS = {
         TypeError,
         "unexpected argument 'inducing_points'; inducing points are dictionary= here",
     ),
+    "a field of the settings": (
+        {"need": 0.05},
+        TypeError,
+        r"write settings=SparseSettings\(dictionary=DictionarySettings\(need=…\)\)$",
+    ),
+    "a file as previous": ({"previous": "a.pt"}, TypeError, "got str; of a state dict make a SparseGP of the old data"),
     "negative seed": ({"seed": -1}, ValueError, "seed >= 0"),
 }
 

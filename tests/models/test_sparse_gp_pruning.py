@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
-from botorch.acquisition.multi_objective.objective import WeightedMCMultiOutputObjective
+from botorch.acquisition.multi_objective.objective import IdentityMCMultiOutputObjective, WeightedMCMultiOutputObjective
 from botorch.acquisition.objective import GenericMCObjective, LinearMCObjective, ScalarizedPosteriorTransform
 from botorch.acquisition.utils import prune_inferior_points
 from botorch.models import ModelListGP, SingleTaskGP
@@ -199,6 +199,18 @@ def test_a_batch_of_baselines_is_refused():
     model, X, _ = sparse()
     with pytest.raises(ValueError, match="n x d"):
         prune_baseline(model, X.expand(2, *X.shape))
+
+
+def test_a_baseline_of_numpy_and_a_reference_point_of_other_objectives_are_refused_with_the_way_out():
+    X = torch.rand(12, 2, dtype=torch.float64)
+    model = ModelListGP(*(make_sparse(X, y.unsqueeze(-1)) for y in (X[:, 0], X[:, 1], X.sum(-1))))
+    with pytest.raises(TypeError, match="expected X to be a torch.Tensor, got ndarray"):
+        prune_baseline(model, X.numpy(), ref_point=torch.zeros(3, dtype=torch.float64))
+    two = torch.zeros(2, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"for each of 3 outputs, got shape \(2,\); objective= says"):
+        prune_baseline(model, X, ref_point=two)
+    found = prune_baseline(model, X, ref_point=two, objective=IdentityMCMultiOutputObjective(outcomes=[0, 1]))
+    assert 1 <= len(found) <= len(X)
 
 
 def test_an_empty_baseline_is_refused_by_name():

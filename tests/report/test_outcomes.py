@@ -18,7 +18,7 @@ from sparse_bo.runs import History
 from sparse_bo.runs.columns import entering, outcome_columns
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.recording import read_run
-from sparse_bo.runs.view import view_of, view_of_recorded
+from sparse_bo.runs.view import view_of, view_of_journal, view_of_recorded
 from tests.report.builders import HOSTILE, SHOWN, TAGS, Elements, table_after, view
 
 TWO = Outcomes.of({"yield": "max", "cost": "min"}, {"impurity": (None, 0.5)}, {"yield": 0.0, "cost": 2.0})
@@ -110,13 +110,44 @@ def test_facts_of_a_front_and_of_a_best_feasible_point():
     assert lines["aims"] == "minimise cost, yield at least 0.4, impurity from 0.1 to 0.9"
 
 
-def test_results_of_a_batch_that_is_not_complete_are_not_called_infeasible(tmp_path):
+def test_results_of_an_incomplete_batch_are_on_the_page_and_counted_where_there_is_no_model(tmp_path):
     """The report of a laboratory's journal, between two results of a plate."""
-    with AskTell(bounds=[(0.0, 1.0)], objectives={"y": "max", "c": "min"}, storage=tmp_path / "run.journal") as loop:
-        loop.tell(loop.ask(3).tickets[:2], [{"y": 1.0, "c": 2.0}] * 2)
-    found = facts(view_of_recorded(read_run(tmp_path / "run.journal")))
-    assert found["evaluations"] == "3 asked, 2 told, 0 failed, 1 out"
-    assert found["best"].startswith("none yet: results count once those of all pending evaluations are told")
+    path, aims = tmp_path / "run.journal", {"objectives": {"y": "max"}, "constraints": {"c": (None, 5.0)}}
+    with AskTell(bounds=[(0.0, 1.0)], storage=path, **aims) as loop:
+        loop.tell(loop.ask(4).tickets[:3], [{"y": 1.0, "c": 2.0}, {"y": 3.0, "c": 2.0}, {"y": 9.0, "c": 7.0}])
+        result = loop.result()
+    before = path.read_bytes()
+    found = facts(view_of_recorded(read_run(path)))
+    assert found["evaluations"] == "4 asked, 3 told, 0 failed, 1 out (3 results of the unfinished batch are not in yet)"
+    assert not {"feasible", "best", "best feasible"} & found.keys()
+    seen = view_of_journal(path)
+    assert facts(seen)["evaluations"] == "4 asked, 3 told, 0 failed, 1 out"
+    assert facts(seen)["feasible"] == "2 of 3 evaluations"
+    assert facts(seen)["best feasible"].startswith("3; ")
+    assert seen.best == {"x1": result.best.x[0]}
+    assert "best 0" not in run_page(replace(view_of_recorded(read_run(path)), missing="no arms"))
+    assert path.read_bytes() == before
+
+
+def test_results_of_an_incomplete_batch_are_in_the_view_of_one_outcome(tmp_path):
+    path = tmp_path / "run.journal"
+    with AskTell(bounds=[(0.0, 1.0)], storage=path) as loop:
+        batch = loop.ask(4)
+        loop.tell(batch.tickets[:1], [1.0])
+        found = facts(view_of_recorded(read_run(path)))
+        assert found["evaluations"].endswith(", 3 out (1 result of the unfinished batch is not in yet)")
+        loop.tell(batch.tickets[1:3], [4.0, 2.0])
+    seen = view_of_journal(path, regret_of=lambda history: 5.0 - torch.tensor([y for row in history.rows for y in row.values]))
+    assert seen.values.tolist() == [1.0, 4.0, 2.0]
+    assert seen.regret.tolist() == [4.0, 1.0, 3.0]
+    assert facts(seen)["best"].startswith("4")
+
+
+@pytest.mark.parametrize(
+    ("rows", "caption"), [([(0.1, math.nan, 0.5)], "none with all outcomes: "), ([(0.1, 0.2, 0.3)], "the best one: ")]
+)
+def test_the_table_of_the_best_evaluations_counts_them(rows, caption):
+    assert caption in run_page(seen(ONE, rows))
 
 
 def test_without_a_feasible_evaluation_the_least_violation_is_named():

@@ -76,7 +76,7 @@ def pages(tmp_path_factory):
     loop.close()
     return {
         "space": run_page(view_of_journal(folder / "space.journal")),
-        "arms": run_page(view_of_journal(folder / "arms.journal", regret=[0.5] * 60)),
+        "arms": run_page(view_of_journal(folder / "arms.journal", regret_of=lambda history: torch.full((60,), 0.5))),
         "space, of the result": on_space.report(folder / "space.html"),
         "arms, of the result": on_arms.report(),
         "card": on_space._repr_html_(),
@@ -269,6 +269,24 @@ def test_warnings_are_given_where_there_is_reason(changes, expected):
         assert advice_of(view(residuals=np.full(19, 9.0))) == []  # too few
     else:
         assert [one for one in advice_of(given) if expected in one.warning and one.remedy.endswith((".", ")"))]
+
+
+@pytest.mark.parametrize(
+    ("out", "notes", "remedy"),
+    [
+        (30, {}, "Tell the results; AskTell.resume(…).reissue() hands them out again, and run(…) makes them first."),
+        (1, {}, "Tell the result; AskTell.resume(…).reissue() hands it out again, and run(…) makes it first."),
+        (
+            1,
+            {"created": {}},
+            "`python -m sparse_bo tell` reports the result; `ask --again` writes the point into a file again.",
+        ),
+        (2, {"problem": {}}, "`python -m sparse_bo resume` makes them first."),
+    ],
+)
+def test_evaluations_that_are_out_come_back_by_the_command_of_their_run(out, notes, remedy):
+    given = view(asked=200 + out, about={"policy": "p", "seed": 0, "notes": notes})
+    assert [one.remedy for one in advice_of(given) if "out: asked for" in one.warning] == [remedy]
 
 
 @pytest.mark.parametrize(

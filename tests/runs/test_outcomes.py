@@ -1,6 +1,7 @@
 """Several outcomes through evaluations, journal, history and results, under a policy that draws points at random."""
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -250,12 +251,34 @@ def test_a_resumed_run_is_the_uninterrupted_one(domain, tmp_path):
 
 
 def test_a_history_keeps_its_outcomes_in_a_file(tmp_path):
-    with pytest.warns(InfeasibleWarning, match=r"none of 12 evaluations is feasible: .* limits \(impurity, cost\) the least"):
+    with pytest.warns(InfeasibleWarning, match=r"none of 12 evaluations is feasible: cost is NaN in all of them"):
         history = scattered(lambda x: experiment(x) | {"cost": None}).history
     history.save(tmp_path / "history.jsonl")
     loaded = History.load(tmp_path / "history.jsonl")
     assert str(loaded.rows) == str(history.rows)
     assert loaded.outcomes == history.outcomes
+
+
+def test_the_warning_of_no_feasible_evaluation_names_an_outcome_that_is_never_there():
+    aims = {"objectives": {"yield": "max"}, "constraints": {"impurity": (None, 1.0), "cost": (None, 1.0)}}
+    with pytest.warns(InfeasibleWarning) as caught:
+        optimize(lambda x: {"yield": x[0], "impurity": math.nan, "cost": 0.0}, bounds=[(0, 1)], budget=6, **aims)
+    expected = "none of 6 evaluations is feasible: impurity is NaN in all of them; check the objective function"
+    assert [str(warning.message) for warning in caught] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("direction", "fix"),
+    [
+        ("minimize", "{'drag': 'min'}"),
+        ("MAX", "{'drag': 'max'}"),
+        ("lower", "{'drag': 'min'}"),
+        (-1, "'max'} or {'drag': 'min'}"),
+    ],
+)
+def test_a_direction_in_other_words_is_refused_with_its_own_word(direction, fix):
+    with pytest.raises(ValueError, match=f"write .*{re.escape(fix)}$"):
+        AskTell(bounds=[(0, 1)], objectives={"drag": direction})
 
 
 @pytest.mark.parametrize(
@@ -268,7 +291,7 @@ def test_a_history_keeps_its_outcomes_in_a_file(tmp_path):
 )
 def test_the_warning_of_no_feasible_evaluation_is_of_the_callers_line(run):
     aims = {"objectives": {"yield": "max"}, "constraints": {"impurity": (None, 0.0)}}
-    with pytest.warns(InfeasibleWarning) as caught:
+    with pytest.warns(InfeasibleWarning, match=r"result.best violates limits \(impurity\) the least") as caught:
         run(lambda x: {"yield": x[0], "impurity": 1.0}, bounds=[(0, 1), (0, 1)], **aims)
     assert [warning.filename for warning in caught] == [__file__]
 

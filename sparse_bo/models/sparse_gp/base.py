@@ -8,7 +8,7 @@ chooses points, a :class:`~sparse_bo.models.sparse_gp.representation.Representat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -80,11 +80,15 @@ class SparseSettings:
     """With ``previous``, the dictionary is chosen anew when the data have grown by this factor."""
 
     def __post_init__(self) -> None:
-        for part in fields(self):
-            if isinstance(part.default_factory, type):
-                _check_settings(part.name, getattr(self, part.name), part.default_factory)
-                check_numbers(part.name, getattr(self, part.name))
+        for name, kind in _PARTS.items():
+            _check_settings(name, getattr(self, name), kind)
+            check_numbers(name, getattr(self, name))
         check_positive("growth", self.growth)
+
+
+_PARTS: Mapping[str, Any] = {
+    part.name: part.default_factory for part in fields(SparseSettings) if isinstance(part.default_factory, type)
+}
 
 
 def _check_settings(name: str, value: object, kind: type) -> None:
@@ -136,6 +140,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             known = ("dictionary", "max_dictionary", "fit", "seed", "robust", "settings", "previous")
             name = next(iter(unknown))
             fix = nearest(name, known) or f"; its own arguments are {', '.join(known)}"
+            for part, kind in _PARTS.items():
+                if name in {one.name for one in fields(kind)}:
+                    fix = f"; write settings=SparseSettings({part}={kind.__name__}({name}=…))"
             if "inducing" in name:
                 fix = "; inducing points are dictionary= here (points, rows or a sampler), their number is max_dictionary="
             raise TypeError(f"{type(self).__name__} got an unexpected argument {name!r}{fix}")

@@ -15,7 +15,9 @@ follows another keeps these units, or else noise and kernel would change with th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 import torch
@@ -188,7 +190,10 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
     if model.rule.is_given or model.rule.sampler is not None:
         raise ValueError("expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out")
     if type(previous) is not type(model):
-        raise TypeError(f"expected previous to be a {type(model).__name__}, got {type(previous).__name__}")
+        kind, fix = type(model).__name__, ""
+        if isinstance(previous, str | PathLike | Mapping):
+            fix = f"; of a state dict make a {kind} of the old data, then call its load_state_dict"
+        raise TypeError(f"expected previous to be a {kind}, got {type(previous).__name__}{fix}")
     for each in (model, previous):
         if each.train_inputs is None or not each.train_inputs[0].shape[-2]:
             raise InputDataError("expected previous and this model to have training data")

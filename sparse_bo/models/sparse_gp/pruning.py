@@ -172,8 +172,8 @@ def prune_baseline(
         ``n' x d``, in the order of ``X``.
 
     Raises:
-        TypeError: If ``model`` is no BoTorch model, or ``ref_point`` no tensor.
-        ValueError: If ``X`` is no ``n x d`` tensor, or has no rows; or there are several objectives and no ``ref_point``.
+        TypeError: If ``model`` is no BoTorch model, or ``X`` or ``ref_point`` no tensor.
+        ValueError: If ``X`` is not ``n x d``, or has no rows; or ``ref_point`` has not a value for each of several objectives.
 
     Example:
         >>> X_baseline = prune_baseline(model, train_X)
@@ -183,15 +183,23 @@ def prune_baseline(
         raise TypeError(
             f"expected model to be a BoTorch Model, got {type(model).__name__}; pass the fitted model first, then X"
         )
+    if not isinstance(X, Tensor):
+        raise TypeError(f"expected X to be a torch.Tensor, got {type(X).__name__}; use torch.as_tensor(X)")
     if X.dim() != 2 or not len(X):
         raise ValueError(
             f"expected X of shape n x d with n >= 1, got {tuple(X.shape)}; pass evaluated points, one baseline at a time"
         )
     if ref_point is not None and not isinstance(ref_point, Tensor):
         raise TypeError(f"expected ref_point to be a torch.Tensor, got {type(ref_point).__name__}; use torch.tensor([...])")
-    if ref_point is None and model.num_outputs > 1 and objective is None and posterior_transform is None:
+    plain = objective is None and posterior_transform is None
+    if ref_point is None and model.num_outputs > 1 and plain:
         raise ValueError(
             f"expected ref_point= for {model.num_outputs} objectives, or an objective= that makes them one number, got neither"
+        )
+    if ref_point is not None and plain and ref_point.shape != (model.num_outputs,):
+        raise ValueError(
+            f"expected ref_point with a value for each of {model.num_outputs} outputs, got shape {tuple(ref_point.shape)}; "
+            "objective= says which outputs are objectives, as IdentityMCMultiOutputObjective(outcomes=[0, 1])"
         )
     rows, members = None, model.models if isinstance(model, ModelListGP) else [model]
     known = all(isinstance(member, SparseModel) and not member.lacks_posterior() for member in members)
