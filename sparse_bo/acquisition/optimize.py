@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import torch
 from botorch.acquisition import AcquisitionFunction
@@ -57,7 +57,7 @@ def optimize_batch(
     post_processing_func: Callable[[Tensor], Tensor] | None = None,
     refuse: Refusal | None = None,
     generator: torch.Generator | None = None,
-    **unknown: Any,
+    **unknown: Never,  # so that type checkers refuse it, too
 ) -> tuple[Tensor, Tensor]:
     """Choose a batch one point after another, conditioning on each, until the variance ratio says that results are needed.
 
