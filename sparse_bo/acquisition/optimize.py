@@ -114,7 +114,7 @@ def optimize_batch(
         the pending points alone exceed the ratio: results are needed first.
 
     Raises:
-        TypeError: If an argument has the wrong kind, dtype or device; ``acq_function`` is an instance, no class or function.
+        TypeError: If an argument has the wrong kind, dtype or device; ``acq_function`` is not an instance.
         ValueError: If bounds, constraints, choices or settings are not valid, no point satisfies the constraints, or the
             acquisition function was built on another model, or is logarithmic and the outcomes exceed 1e77 (float32: 4e9).
         UnsupportedError: If the model cannot be conditioned, or the acquisition function takes no pending points.

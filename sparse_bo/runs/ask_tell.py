@@ -65,13 +65,13 @@ class AskTell:
     """Bayesian optimisation of a finite arm set, a box or a space of named parameters by ask and tell.
 
     Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results in
-    the same order give the same picks for any chunk size and thread count. Over arms they are those of any device, unless two
-    scores differ by round-off only. On a box :class:`sparse_bo.TrustRegion` computes on the CPU wherever the bounds are; points
+    the same order give the same picks for any chunk size and thread count. Over arms they are the same on any device, unless
+    two scores differ by round-off only. On a box :class:`sparse_bo.TrustRegion` computes on the CPU wherever the bounds are; points
     of other policies agree to round-off, or to the tolerance of a search.
 
     Args:
-        arms: As ``bounds``, ``space``, ``feasible`` and ``goal`` those of :func:`sparse_bo.maximize`. float32 is computed with
-            in float64, a journal cannot store ``feasible``, and batches have named parameters as :attr:`Batch.parameters`.
+        arms: With ``bounds``, ``space``, ``feasible`` and ``goal`` as in :func:`sparse_bo.maximize`. A model of float32 arms is
+            computed in float64, a journal cannot store ``feasible``, and :attr:`Batch.parameters` has named parameters.
         names: A name for each arm; batches have them as ``{"name": …}`` in :attr:`Batch.parameters`, :meth:`add` takes them.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`; the choice is logged, with its reason ``about["why"]``, as is
             a :class:`sparse_bo.runs.ChosenPolicy` that is passed.
@@ -79,7 +79,7 @@ class AskTell:
         workers: Concurrent evaluations: for the choice of the policy, and so many :meth:`ask` returns at most by default.
         minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
             policies maximise −y, which is what :attr:`state` has.
-        objectives: As ``constraints`` and ``reference`` those of several outcomes, see :func:`sparse_bo.optimize`;
+        objectives: With ``constraints`` and ``reference`` as in :func:`sparse_bo.optimize`: several outcomes;
             :meth:`tell` takes a dictionary by name for each ticket then.
         seed: Non-negative integer.
         initial: Earlier observations, as those of :meth:`add`: ``(X, y)``; or :func:`sparse_bo.observations_of` other runs.
@@ -296,7 +296,7 @@ class AskTell:
     def tell(
         self, tickets: Batch | Sequence[int] | Tensor, y: Sequence[Any] | Mapping[str, Any] | Tensor, *, X: Any = None
     ) -> None:
-        """Report results, in any order and number; the state is updated once none is pending.
+        """Report results, in any order and number; an :meth:`ask`, or a tell that leaves none pending, updates the state.
 
         Args:
             tickets: Of :meth:`ask`: ``batch.tickets``, some of them, or the batch itself for all.
@@ -312,7 +312,7 @@ class AskTell:
                 not in the domain, the policy knows only its own inputs, or pandas has the rows of two arguments in different
                 orders; nothing is recorded then.
             TypeError: If the values are not real numbers, or the policy takes none of known noise; nothing is recorded then.
-            StorageError: If the journal cannot be written; nothing is recorded then.
+            StorageError: If the journal cannot be written; no result is recorded then.
 
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
@@ -337,7 +337,7 @@ class AskTell:
         They do not count against a budget, and pending evaluations stay pending. Optuna has ``add_trial`` for it.
 
         Args:
-            X: ``n`` rows of the arms; on a box ``n x d`` points, with a space ``n`` dictionaries.
+            X: ``n`` indices of arms; on a box ``n x d`` points, with a space ``n`` dictionaries.
             y: ``n`` finite values (y), or rows of outcomes as those of :meth:`tell`.
 
         Raises:
