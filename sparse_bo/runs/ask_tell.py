@@ -66,8 +66,8 @@ class AskTell:
 
     Everything random comes from ``seed``; the global generators are never touched. The same domain, policy, seed and results in
     the same order give the same picks for any chunk size and thread count. Over arms they are the same on any device, unless
-    two scores differ by round-off only. On a box :class:`sparse_bo.TrustRegion` computes on the CPU wherever the bounds are; points
-    of other policies agree to round-off, or to the tolerance of a search.
+    two scores differ by round-off only. On a box :class:`sparse_bo.TrustRegion` computes on the CPU wherever the bounds are;
+    points of other policies agree to round-off, or to the tolerance of a search.
 
     Args:
         arms: With ``bounds``, ``space``, ``feasible`` and ``goal`` as in :func:`sparse_bo.maximize`. A model of float32 arms is

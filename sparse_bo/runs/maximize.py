@@ -84,8 +84,8 @@ def maximize(
             the lower and the upper corner (``2 x d``), as in BoTorch.
         feasible: With ``space``: feasibility function of a dictionary. On a box an infeasible pick is replaced by the nearest
             feasible point found.
-        budget: Number of evaluations, those of a resumed run included. Those that it had asked for are made even beyond the budget;
-            a run that already has more is returned as it is.
+        budget: Number of evaluations, those of a resumed run included. Those that it had asked for are made even beyond the
+            budget; a run that already has more is returned as it is.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion`; over arms
             :class:`sparse_bo.policies.ExpectedImprovement`, in long runs followed by :class:`sparse_bo.BBKB`, which is alone
             where every evaluation counts and fewer than 10,000 are planned. All hyper-parameters are learned. The choice and
