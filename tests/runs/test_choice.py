@@ -103,7 +103,7 @@ def test_boxes_get_a_trust_region_that_knows_what_counts():
     for dims in (1, 6, 20):
         chosen = chosen_policy(Box(unit_box(dims)), goal="cumulative")
         assert chosen.policy == TrustRegion(goal="cumulative")
-        assert f"{dims} inputs where every evaluation counts" in chosen.why
+        assert f"{dims} input{'s' * (dims != 1)} where every evaluation counts" in chosen.why
 
 
 def test_workers_decide_the_batch_and_a_small_budget_the_design():
