@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -274,7 +275,8 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
         loop.release()
         unused = not resumed and (loop.asked, loop.history.observations) == begun
         if unused and storage is not None and isinstance(error, Exception) and group_of(arms).leads:
-            delete(storage_of(storage).resolved())  # it would block the corrected call
+            with suppress(OSError):  # the error that is raised says more
+                delete(storage_of(storage).resolved())  # it would block the corrected call
         if result is not None:  # exceptions of `run` have it already
             vars(error).update(loop=loop, result=result)
         raise
