@@ -296,15 +296,15 @@ EXPERIMENT = Experiment(
     question="Integers, constraints, two objectives, noise, 160 inputs, on functions that chose no default: who is closer?",
     about="""
 The suites `bbob-mixint`, `bbob-constrained`, `bbob-biobj` and `bbob-noisy` of the package coco-experiment, in 5 inputs, and
-`bbob-largescale`: the even functions, every fourth of the constrained and of the two-objective ones, instances 11 to 15
-(`benchmarks/suites.py`). An instance is the seed of the method, too. The default is `minimize(f, space=… or bounds=…,
-budget=…)` or `optimize(f, bounds=…, objectives=…, constraints=…, budget=…)` without settings. TPE (multivariate), NSGA-II and
-random search are Optuna's, with the constraints of trials; CMA-ES is the package `cma`, to which infeasible points are worse
-than feasible ones by their total violation; TuRBO-ENN is its authors' package (`--methods turbo-enn` after `pip install
---no-deps ennbo==0.1.9 faiss-cpu`). Compared are: the lowest value among the points evaluated; the lowest feasible one; the
-hypervolume up to the median of each objective over the box; under noise the median of 1,001 further evaluations of the point
-recommended in the end (TPE and random search recommend the lowest observation). Differences of 10⁻⁸ are ties; p is of a
-two-sided sign test. One thread; runs were made two at a time on two cores.
+`bbob-largescale`: the even functions, every fourth of the constrained and of the two-objective ones, instances 11 to 15 (of the
+last suite, in 160 inputs, 11 and 12) (`benchmarks/suites.py`). An instance is the seed of the method, too. The default is
+`minimize(f, space=… or bounds=…, budget=…)` or `optimize(f, bounds=…, objectives=…, constraints=…, budget=…)` without settings.
+TPE (multivariate), NSGA-II and random search are Optuna's, with the constraints of trials; CMA-ES is the package `cma`, to
+which infeasible points are worse than feasible ones by their total violation; TuRBO-ENN is its authors' package (`--methods
+turbo-enn` after `pip install --no-deps ennbo==0.1.9 faiss-cpu`). Compared are: the lowest value among the points evaluated; the
+lowest feasible one; the hypervolume up to the median of each objective over the box; under noise the median of 1,001 further
+evaluations of the point recommended in the end (TPE and random search recommend the lowest observation). Differences of 10⁻⁸
+are ties; p is of a two-sided sign test. One thread; runs were made two at a time on two cores.
 """,
     jobs=jobs,
     page=page,
