@@ -145,7 +145,7 @@ def counts(view: RunView) -> str:
     text += f", {out:,} out" if out > 0 else ""
     n = view.waiting
     return text + (
-        f" ({n:,} result{'s' * (n != 1)} of the unfinished batch {'is' if n == 1 else 'are'} not in yet)" if n > 0 else ""
+        f" ({n:,} result{'s' * (n != 1)} of the unfinished batch {'is' if n == 1 else 'are'} left out below)" if n > 0 else ""
     )
 
 

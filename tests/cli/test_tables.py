@@ -55,7 +55,7 @@ def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_
         recorded, audit = read_run(path), audit_run(path)
     assert (recorded.asked, recorded.told, recorded.failed, recorded.added) == (4, 12, 1, 10)
     assert repr(audit) == "Audit(policy='random', told=12, failed=1)"
-    expected = "4 asked, 2 told, 1 failed, 10 added, 1 out (1 result of the unfinished batch is not in yet)"
+    expected = "4 asked, 2 told, 1 failed, 10 added, 1 out (1 result of the unfinished batch is left out below)"
     assert expected == facts(view_of_recorded(recorded))["evaluations"]
     found, advice = audit_table(path, audit)
     assert f"{expected}; all checksums fit" in text_of(found)

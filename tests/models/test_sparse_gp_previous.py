@@ -197,6 +197,25 @@ def test_rows_of_another_spread_leave_hyperparameters_in_the_users_units_as_they
             torch.testing.assert_close(variances, known)
 
 
+@pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32:botorch.exceptions.InputDataWarning")
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mean_far_beyond_the_spread_rounds_and_grows(dtype, known):
+    """Standardising by an offset of a thousand standard deviations rounds; another result of the last digits is refused."""
+    X, Y = (each.to(dtype) for each in data())
+    Y = 1e3 + Y
+    noise = [torch.full_like(Y[:n], 0.02) if known else None for n in (N, len(X))]
+    old = SparseGP(X[:N], Y[:N], noise[0])
+    grown = SparseGP(X, Y, noise[1], previous=old)
+    assert torch.equal(grown.train_targets[:N], old.train_targets)
+    grown.posterior(X[:1])
+    assert columns(grown) == len(X)
+    torch.testing.assert_close(grown.outcome_transform.untransform(grown.train_targets.unsqueeze(-1))[0], Y)
+    Y[3] += 1e3 * torch.finfo(dtype).eps * Y[3]
+    with pytest.raises(InputDataError, match="train_Y"):
+        SparseGP(X, Y, noise[1], previous=old)
+
+
 def test_a_loop_keeps_one_model():
     X, Y = data()
     old = first()

@@ -118,7 +118,7 @@ def test_results_of_an_incomplete_batch_are_on_the_page_and_counted_where_there_
         result = loop.result()
     before = path.read_bytes()
     found = facts(view_of_recorded(read_run(path)))
-    assert found["evaluations"] == "4 asked, 3 told, 0 failed, 1 out (3 results of the unfinished batch are not in yet)"
+    assert found["evaluations"] == "4 asked, 3 told, 0 failed, 1 out (3 results of the unfinished batch are left out below)"
     assert not {"feasible", "best", "best feasible"} & found.keys()
     seen = view_of_journal(path)
     assert facts(seen)["evaluations"] == "4 asked, 3 told, 0 failed, 1 out"
@@ -135,7 +135,7 @@ def test_results_of_an_incomplete_batch_are_in_the_view_of_one_outcome(tmp_path)
         batch = loop.ask(4)
         loop.tell(batch.tickets[:1], [1.0])
         found = facts(view_of_recorded(read_run(path)))
-        assert found["evaluations"].endswith(", 3 out (1 result of the unfinished batch is not in yet)")
+        assert found["evaluations"].endswith(", 3 out (1 result of the unfinished batch is left out below)")
         loop.tell(batch.tickets[1:3], [4.0, 2.0])
     seen = view_of_journal(path, regret_of=lambda history: 5.0 - torch.tensor([y for row in history.rows for y in row.values]))
     assert seen.values.tolist() == [1.0, 4.0, 2.0]

@@ -34,7 +34,7 @@ from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points, warn_if_far
 from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix, take_units
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix, original_outcomes, take_units
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc
 from sparse_bo.models.sparse_gp.state import (
@@ -49,8 +49,8 @@ from sparse_bo.models.sparse_gp.state import (
 )
 from sparse_bo.models.sparse_gp.triangular import Recent
 
-SAME = 1e-9
-"""Tolerance for unchanged inputs and targets, relative to their spread: transforms round."""
+ROUNDING = 64
+"""Tolerance for unchanged values, in units of the rounding of the largest one: transforms round."""
 
 
 def dictionary_whitening(representation: Representation) -> NystromFactor | None:
@@ -106,7 +106,7 @@ class PreviousPosterior:
         then, now, n, total = self.cache.stamp.parameters, stamp.parameters, self.X.shape[-2], noise.shape[-1]
         if self.X.device != X.device or len(then) != len(now) or not all(map(torch.equal, then, now)):
             return None
-        if not (_same(self.X, X[..., :n, :]) and bool((noise[..., :n] - self.noise).abs().amax() <= SAME * self.noise.amax())):
+        if not (_same(self.X, X[..., :n, :]) and _same(self.noise, noise[..., :n])):
             return None
         if self.cache.holds_all(n):
             fits = total <= model.rule.cap(total, noise.shape[:-1].numel())
@@ -175,7 +175,7 @@ def computed(model: Any, stamp: Stamp) -> PosteriorCache:
 
 
 def _same(old: Tensor, new: Tensor) -> bool:
-    return bool((new - old).abs().amax() <= SAME * (1.0 + old.abs().amax()))
+    return bool((new - old).abs().amax() <= ROUNDING * torch.finfo(old.dtype).eps * old.abs().amax())
 
 
 def followed(model: Any, previous: Any) -> PreviousPosterior:
@@ -233,9 +233,9 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
         )
-    take_units(model, previous)
-    if not _same(previous.train_targets, model.train_targets[..., :n]):
+    if not _same(original_outcomes(previous), original_outcomes(model)[..., :n, :]):
         raise InputDataError("expected train_Y to begin with that of previous; make a new model without previous")
+    take_units(model, previous)
     model.outlying_rows = _outlying_rows(model, previous)
     model.train()
     return PreviousPosterior.of(previous)

@@ -282,25 +282,44 @@ def take_units(model: Any, previous: Any) -> None:
     transform: Any = getattr(model, "outcome_transform", None)
     if transform is not None and transform.state_dict():
         _transform_again(model, lambda Y: transform.load_state_dict(previous.outcome_transform.state_dict()))
+        model.train_targets[..., : previous.train_targets.shape[-1]] = previous.train_targets  # to the last bit
+
+
+def original_outcomes(model: Any) -> Tensor:
+    """Return the outcomes before their transform, ``batch_shape x n x m``."""
+    return _untransformed(model)[0]
+
+
+@torch.no_grad()
+def _untransformed(model: Any) -> tuple[Tensor, Tensor | None]:
+    """Return outcomes and known noise variances before the outcome transform, ``batch_shape x n x m``."""
+    known = model.likelihood.noise_covar if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
+    Y, noise = _turned(model, model.train_targets), None if known is None else _turned(model, known.noise)
+    transform = getattr(model, "outcome_transform", None)
+    if transform is None:
+        return Y, noise
+    trains = transform.training
+    Y, noise = transform.eval().untransform(Y, noise, X=model.transform_inputs(model.original_inputs()))
+    transform.train(trains)
+    return Y, noise
+
+
+def _turned(model: Any, values: Tensor, *, back: bool = False) -> Tensor:
+    """Return ``aug_batch_shape x n`` values as ``batch_shape x n x m``, or ``back`` from it."""
+    several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1  # tasks are rows
+    return values.mT if several else values.squeeze(-1) if back else values.unsqueeze(-1)
 
 
 @torch.no_grad()
 def _transform_again(model: Any, change: Callable[[Tensor], object]) -> None:
     """Transform outcomes and known noise anew, after a ``change`` of the outcome transform, which gets the outcomes."""
     transform, trains = model.outcome_transform, model.outcome_transform.training
-    several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1  # tasks are rows
-
-    def turned(values: Tensor, *, back: bool = False) -> Tensor:
-        return values.mT if several else values.squeeze(-1) if back else values.unsqueeze(-1)
-
-    known = model.likelihood.noise_covar if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
-    noise = None if known is None else turned(known.noise)
-    X = model.transform_inputs(model.original_inputs())
-    Y, noise = transform.eval().untransform(turned(model.train_targets), noise, X=X)
+    Y, noise = _untransformed(model)
     change(Y)
     given = model.learner.given_noise  # BoTorch's least noise is in the units before
+    X = model.transform_inputs(model.original_inputs())
     Y, noise = transform.eval()(Y, noise if given is None else given.to(Y), X=X)
     transform.train(trains)
-    model.train_targets = turned(Y, back=True)
-    if known is not None:
-        known.noise = turned(noise, back=True).clamp_min(min_fixed_noise.value(noise.dtype))
+    model.train_targets = _turned(model, Y, back=True)
+    if noise is not None:
+        model.likelihood.noise_covar.noise = _turned(model, noise, back=True).clamp_min(min_fixed_noise.value(noise.dtype))
