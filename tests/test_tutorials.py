@@ -20,6 +20,7 @@ def test_tutorials_are_found():
         "adaptive_batches",
         "asynchronous_workers",
         "choosing_a_kernel",
+        "conditional_parameters",
         "constraints",
         "drop_in_at_scale",
         "fingerprints_in_plates",
