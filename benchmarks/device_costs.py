@@ -71,11 +71,11 @@ def kernel() -> MaternKernel:
     return module
 
 
-def problem(arms: Tensor, m: int, *, fused: bool, pulled: int = PULLED) -> tuple[ArmPrior, Observations, Dictionary]:
+def problem(arms: Tensor, m: int, *, fused: bool, memory: int, pulled: int = PULLED) -> tuple[ArmPrior, Observations, Dictionary]:
     """Return a prior, observations of ``pulled`` · m distinct arms and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
     covariance = covariance if fused else replace(covariance, structure=None)
-    prior = ArmPrior(arms, covariance, 0.0, NOISE, memory_bytes=2**30)
+    prior = ArmPrior(arms, covariance, 0.0, NOISE, memory_bytes=memory)
     generator = torch.Generator().manual_seed(1)
     indices = torch.randperm(len(arms), generator=generator)[: pulled * m].sort().values.to(arms.device)
     y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(arms.device)
@@ -84,10 +84,10 @@ def problem(arms: Tensor, m: int, *, fused: bool, pulled: int = PULLED) -> tuple
     return prior, observations, Dictionary(points, torch.ones_like(points[:, 0]), indices[:m])
 
 
-def batch_parts(a: int, m: int, form: str, *, pulled: int = PULLED) -> dict[str, Cost]:
+def batch_parts(a: int, m: int, form: str, *, memory: int, pulled: int = PULLED) -> dict[str, Cost]:
     """Count the parts of one batch over a arms."""
     device = second_device()
-    prior, observations, dictionary = problem(rand(a, DIMS), m, fused=FORMS[form], pulled=pulled)
+    prior, observations, dictionary = problem(rand(a, DIMS), m, fused=FORMS[form], memory=memory, pulled=pulled)
     made: list[InMemoryPosterior] = []
 
     def resparsify() -> None:
@@ -102,14 +102,14 @@ def batch_parts(a: int, m: int, form: str, *, pulled: int = PULLED) -> dict[str,
     return {"fit": both - swept, "sweep": swept, f"{PICKS} picks": picks}
 
 
-def batch(m: int, form: str) -> Record:
-    """Count a batch over one and over two tiles of arms."""
-    prior, _, _ = problem(rand(ARMS, DIMS), m, fused=FORMS[form])
-    step = fit_arms(*problem(rand(2 * m, DIMS), m, fused=FORMS[form]), KernelColumns(0))[0].form.step
+def batch(m: int, form: str, memory: int) -> Record:
+    """Count a batch over one and over two tiles of arms, each tile of at most so many bytes of ``memory``."""
+    prior, _, _ = problem(rand(ARMS, DIMS), m, fused=FORMS[form], memory=memory)
+    step = fit_arms(*problem(rand(2 * m, DIMS), m, fused=FORMS[form], memory=memory), KernelColumns(0))[0].form.step
     few = sweep_rows(prior, m=m, step=step)
     many = 2 * few
-    small, large = batch_parts(few, m, form), batch_parts(many, m, form)
-    pulled = batch_parts(few, m, form, pulled=2 * PULLED)["fit"]
+    small, large = (batch_parts(a, m, form, memory=memory) for a in (few, many))
+    pulled = batch_parts(few, m, form, memory=memory, pulled=2 * PULLED)["fit"]
     counts = {name: [asdict(small[name]), asdict(large[name])] for name in small}
     return {"few": few, "many": many, "pulled": [PULLED * m, asdict(pulled)], "parts": counts}
 
@@ -178,7 +178,7 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield batches, then models."""
     for m in chosen.sizes:
         for form in chosen.forms:
-            yield Job({"work": "batch", "m": m, "form": form}, partial(batch, m, form))
+            yield Job({"work": "batch", "m": m, "form": form}, partial(batch, m, form, 2**20 * chosen.memory))
     for n in chosen.points:
         yield Job({"work": "SparseGP", "m": chosen.inducing, "n": n}, partial(model, n, chosen.inducing))
     for n in chosen.fits:
@@ -291,6 +291,7 @@ EXPERIMENT = Experiment(
     headline=headline,
     options={
         "sizes": Option("dictionaries", (256, 1024), (64,), (24,)),
+        "memory": Option("MiB of a tile of arms", 1024, None, 16),
         "forms": Option("of the kernel", tuple(FORMS), None, ("fused",), choices=tuple(FORMS)),
         "points": Option("training points of SparseGP", (10_000,), (500,), (40,)),
         "fits": Option("training points of whole fits", (10_000, 100_000, 1_000_000), (500,), (40,)),

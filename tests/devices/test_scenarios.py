@@ -287,6 +287,7 @@ def test_streamed_arms_are_picked_as_on_the_cpu(kind, accelerator, tmp_path):
     assert picks[0] == picks[1]
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_every_command_of_the_command_line(second, tmp_path):
     """``run``, ``resume``, ``report`` and ``plan``; runs of arms, and of every built-in box with a journal."""
     for number, extra in enumerate(([], ["--policy", "s-gp-ts-arms", "--kernel", "matern52"], ["--certify-every", "1"])):
