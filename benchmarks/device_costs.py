@@ -71,7 +71,9 @@ def kernel() -> MaternKernel:
     return module
 
 
-def problem(arms: Tensor, m: int, *, fused: bool, memory: int, pulled: int = PULLED) -> tuple[ArmPrior, Observations, Dictionary]:
+def problem(
+    arms: Tensor, m: int, *, fused: bool, memory: int, pulled: int = PULLED
+) -> tuple[ArmPrior, Observations, Dictionary]:
     """Return a prior, observations of ``pulled`` · m distinct arms and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
     covariance = covariance if fused else replace(covariance, structure=None)

@@ -21,7 +21,7 @@ from torch import Tensor
 from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.errors import RankError
-from sparse_bo.gp.observations import repeated_rows
+from sparse_bo.linalg.reductions import repeated_rows
 
 Refusal = Callable[[Tensor], Tensor]
 """From ``q`` arms to ``q`` booleans: which are left out of a batch, as long as another arm is left."""

@@ -13,9 +13,9 @@ from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.domains.memmap import tiles
 from sparse_bo.domains.sharded import ShardedArms, group_of
 from sparse_bo.gp.objective_prior import KnownPrior
-from sparse_bo.gp.observations import repeated_rows
 from sparse_bo.kernels import CovarianceFunction, FixedInputs, covariance_function
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.linalg.reductions import repeated_rows
 
 CONTENDER_BYTES = 128
 """Memory of a contender at the peak, while twice as many are compacted and sorted (measured over 10⁷ arms)."""
@@ -65,7 +65,7 @@ class ArmPrior:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
     repeats: Tensor | None = None
-    """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.gp.observations.repeated_rows`)."""
+    """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.linalg.reductions.repeated_rows`)."""
     prepared: bool = True
     """Whether the kernel's inputs are prepared once for all arms in memory: their last bits depend on which arms are there, so
     not for a rank's part of them."""

@@ -149,24 +149,3 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
     cache_rows(arms, distinct)
     first = _first(group, when, distinct.shape[0])
     return Observations(arms[distinct], counts, deviations, anchors, squares, first, distinct)
-
-
-def repeated_rows(X: Tensor) -> Tensor | None:
-    """Return the rows of ``X`` (``a x d``) that equal a row of lower index, or ``None`` if all are distinct. O(a (d + log a)).
-
-    Rows are hashed and sorted; only rows that share a hash are compared.
-    """
-    primes = torch.arange(1, X.shape[1] + 1, dtype=X.dtype, device=X.device).mul_(2.0**0.5).sin_().add_(1.5)
-    hashed = torch.zeros_like(X[:, 0])
-    for column, factor in zip(X.unbind(dim=-1), primes, strict=True):
-        hashed = hashed + column * factor  # element by element: equal rows give equal hashes, to the last bit
-    order = hashed.argsort(stable=True)
-    same = hashed[order[1:]] == hashed[order[:-1]]
-    if not bool(same.any()):
-        return None
-    none = same.new_zeros(1)
-    candidates = order[torch.cat([same, none]) | torch.cat([none, same])].sort().values
-    _, group = torch.unique(X[candidates], dim=0, return_inverse=True)
-    first = _first(group, candidates, int(group.max()) + 1)
-    repeats = candidates[candidates != first[group]]
-    return repeats if len(repeats) else None

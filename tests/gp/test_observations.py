@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations, repeated_rows
+from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations
 
 
 def _arms(device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -95,24 +95,6 @@ def test_free_inputs_cannot_be_extended_by_arm() -> None:
     merged = merge_observations(arms, torch.ones(6, dtype=torch.float64))
     with pytest.raises(ValueError, match="use merge"):
         add_observations(merged, arms, torch.tensor([0]), torch.ones(1, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_repeated_rows_are_all_but_the_first_of_each(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    X = torch.randint(3, (40, 2), generator=generator).double() - 1.0
-    seen, expected = set(), []
-    for row, values in enumerate(X.tolist()):
-        if tuple(values) in seen:
-            expected.append(row)
-        seen.add(tuple(values))
-    assert repeated_rows(X).tolist() == expected
-
-
-def test_distinct_rows_have_no_repeats() -> None:
-    assert repeated_rows(torch.rand(100, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))) is None
-    # Equal hashes do not make equal rows: every row is 0 but for its sign.
-    assert repeated_rows(torch.zeros(2, 3, dtype=torch.float64)).tolist() == [1]
 
 
 def test_scatter_does_not_cancel_far_from_zero(generator: torch.Generator) -> None:

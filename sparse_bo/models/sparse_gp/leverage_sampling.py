@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
+from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.row_sums import Rows, dictionary_factor, features_of, fit_dtc, sweep
 from sparse_bo.sharding import Alone
@@ -93,10 +94,8 @@ def distinct_inputs(X: Tensor) -> Distinct:
     X = data_points(X)
     if X.dim() > 2:
         return Distinct(rows, X.new_ones(n), rows)
-    _, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
-    first = rows.new_empty(len(counts)).scatter_reduce(0, group, rows, "amin", include_self=False)
-    order = first.argsort()
-    return Distinct(first[order], counts[order].to(X), order.argsort()[group])
+    first, group = distinct_rows(X)
+    return Distinct(first, group.bincount().to(X), group)
 
 
 class Pilot(NamedTuple):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.likelihood import Scatter
-from sparse_bo.linalg.reductions import group_sums, running_sums, unit_of
+from sparse_bo.linalg.reductions import distinct_rows, group_sums, unit_of
 
 ROUNDING = 1e-8
 """Share of the range of all observations by which replicates may differ and still show no noise: solvers that stop at a
@@ -87,13 +87,13 @@ def replicates_of(X: Tensor, y: Tensor, sd: Tensor | None = None, *, merge: bool
             others. ``None``, or all NaN: they are not known.
         merge: Whether the observations of a point are merged.
     """
-    points, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
-    low, high = (y.new_zeros(len(points)).scatter_reduce(0, group, y, kind, include_self=False) for kind in ("amin", "amax"))
-    exact = _is_exact(low, high) if len(points) < len(y) else None
+    firsts, group = distinct_rows(X)
+    counts = group.bincount()
+    low, high = (y.new_zeros(len(firsts)).scatter_reduce(0, group, y, kind, include_self=False) for kind in ("amin", "amax"))
+    exact = _is_exact(low, high) if len(firsts) < len(y) else None
     if not merge:
-        group = torch.arange(len(y), device=y.device)
+        firsts = group = torch.arange(len(y), device=y.device)
         counts = torch.ones_like(group)
-    firsts = group.argsort(stable=True)[running_sums(counts) - counts]
     excess, precisions, unit = y - y[firsts][group], counts, 0.0  # 0 for equal observations, to the last bit
     if sd is not None and not bool(sd.isnan().all()):
         sd = sd.where(~sd.isnan(), sd.nanmedian())
@@ -104,7 +104,7 @@ def replicates_of(X: Tensor, y: Tensor, sd: Tensor | None = None, *, merge: bool
         excess, precisions = weights * excess, group_sums(weights, group, groups=len(counts))
     means = y[firsts] + group_sums(excess, group, groups=len(counts)) / precisions
     sds = (unit / precisions.sqrt())[group] if unit > 0.0 else None
-    return Replicates(y, firsts.sort().values, firsts[group], means[group], counts[group], exact, sds)
+    return Replicates(y, firsts, firsts[group], means[group], counts[group], exact, sds)
 
 
 def with_sds(before: Tensor | None, y: Tensor, sd: Tensor | None, new: Tensor) -> Tensor | None:

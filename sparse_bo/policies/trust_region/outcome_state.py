@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
+from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import kept, sized
 from sparse_bo.policies.states import PointState, Report, State
@@ -127,7 +128,7 @@ class OutcomeModels(State):
     @cached_property
     def estimated(self) -> tuple[bool, ...]:
         """Which outcomes have noise, as replicates or known standard deviations show, or may have it: no point is repeated."""
-        repeated = len(torch.unique(self.points, dim=0)) < len(self.points)
+        repeated = len(distinct_rows(self.points)[0]) < len(self.points)
         return tuple(seen.exact is False or (seen.exact is None and not repeated) for seen in self.replicates)
 
     @cached_property
