@@ -120,6 +120,7 @@ def half_spread(Z: Tensor, M: Tensor) -> Tensor:
 
     With ``M = W ∘ slope`` it is the derivative by ``log ℓ`` of an expression with the derivative ``½ W`` by the matrix entries.
     """
+    Z = Z - Z.mean(dim=-2, keepdim=True)  # what cancels is as large as the cloud
     return (Z.square() * M.sum(dim=-2).unsqueeze(-1)).sum(dim=-2) - (Z * (M @ Z)).sum(dim=-2)
 
 

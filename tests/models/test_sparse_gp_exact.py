@@ -8,6 +8,7 @@ from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
 from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import SparseGP
@@ -172,3 +173,32 @@ def test_copy_of_the_exact_model_is_independent():
     assert not torch.allclose(other.posterior(points(2)).mean, before)
     torch.testing.assert_close(sparse.posterior(points(2)).mean, before)
     assert isinstance(other, SparseGP)
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # neither in the unit cube nor in float64
+@pytest.mark.parametrize("far", [100.0, 1e4])
+@pytest.mark.parametrize("kernel", [RBFKernel, MaternKernel])
+def test_the_variance_in_float32_is_that_of_float64_far_from_the_origin(kernel, far):
+    """Products of inputs that are not centred lose the digits of their differences."""
+    generator = torch.Generator().manual_seed(0)
+    X, T = (far + torch.rand(n, 2, generator=generator) for n in (300, 40))
+    Y = torch.sin(6.0 * (X[:, :1] - far)) + 0.1 * torch.randn(300, 1, generator=generator)
+    with torch.no_grad():
+        narrow, wide = (
+            SparseGP(X.to(dtype), Y.to(dtype), covar_module=ScaleKernel(kernel())).eval().posterior(T.to(dtype)).variance
+            for dtype in (torch.float32, torch.float64)
+        )
+    torch.testing.assert_close(narrow.double(), wide, rtol=0.02, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")
+def test_learning_does_not_depend_on_the_origin():
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randint(2**20, (100, 2), generator=generator).double() / 2**20  # exact, however far they are moved
+    Y = torch.sin(6.0 * X[:, :1]) + X[:, 1:] + 0.1 * torch.randn(100, 1, generator=generator, dtype=torch.float64)
+    noises = []
+    for far in (0.0, 1e7):
+        model = SparseGP(X + far, Y, covar_module=ScaleKernel(MaternKernel(ard_num_dims=2)))
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        noises.append(model.likelihood.noise.item())
+    assert noises[1] == pytest.approx(noises[0], rel=1e-3)
