@@ -64,7 +64,8 @@ def outcome_facts(view: RunView, outcomes: OutcomeColumns) -> dict[str, str]:
         lines["best"] = nothing_feasible(outcomes)
     elif outcomes.only is not None:
         value = view.best_mean if view.best_mean is not None else best_outcomes(outcomes)[outcomes.only]
-        lines["best feasible"] = "; ".join(filter(None, [number(value), interval(view)]))
+        observed = "as observed" if outcomes.observed else ""
+        lines["best feasible"] = "; ".join(filter(None, [number(value), interval(view), observed]))
         others = {name: value for name, value in best_outcomes(outcomes).items() if name != outcomes.only}
         lines["with"] = ", ".join(f"{name} = {number(value)}" for name, value in others.items())
         lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())

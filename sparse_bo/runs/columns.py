@@ -98,11 +98,13 @@ def estimated(Y: Tensor, report: Report) -> Tensor:
 def front_of(outcomes: Outcomes, Y: Tensor, report: Report) -> tuple[Tensor, Tensor]:
     """Return objectives, to be maximised, by the report's estimates of ``n x m`` results, and the rows of their front.
 
-    NaN: failed, or not feasible. The front is sorted by the first objective, the best first.
+    NaN: failed, or not feasible by the result or the estimate. The front is sorted by the first objective, the best first.
     """
-    Y = estimated(Y, report)
-    gains = torch.where(outcomes.feasible(Y).unsqueeze(-1), outcomes.gains(Y), torch.nan)
-    front = front_rows(gains)
+    estimates, done = estimated(Y, report), (~Y.isnan().all(dim=-1)).nonzero().squeeze(-1)
+    feasible = outcomes.feasible(Y) & outcomes.feasible(estimates)
+    gains = torch.where(feasible.unsqueeze(-1), outcomes.gains(estimates), torch.nan)
+    known = report.front is not None and report.estimates is not None and len(report.estimates) == len(done)
+    front = done[report.front.to(done)] if known and report.front is not None else front_rows(gains)
     return gains, front[gains[front, 0].argsort(descending=True, stable=True)]
 
 

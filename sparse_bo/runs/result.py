@@ -116,8 +116,8 @@ class Result(Report):
     def pareto_front(self) -> list[FrontPoint]:
         """The feasible evaluations that no other one dominates, by their first objective, the best first; O(n²).
 
-        Where replicates show noise, by the models' estimates: some results are better by luck. With one objective it is the
-        best of the feasible evaluations; of equal ones the first.
+        Where replicates show noise, by the models' estimates, as some results are better by luck; limits are kept by the result
+        and by its estimate. With one objective it is the point of ``best``, if that is feasible.
 
         Raises:
             ValueError: If the run has one outcome.

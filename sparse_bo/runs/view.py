@@ -277,7 +277,7 @@ def view_of(
         columns=columns,
         logs=logs,
         best=best,
-        best_mean=last.best_mean,
+        best_mean=last.best_mean if several is None or state is not None else None,  # recorded of another point than `best`
         best_index=last.best_index if over_arms else None,
         arms=history.names,
         tickets=[ticket for row in history.rows for ticket in row.tickets],

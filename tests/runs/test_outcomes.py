@@ -15,7 +15,9 @@ from sparse_bo.domains import Box
 from sparse_bo.errors import InfeasibleWarning
 from sparse_bo.policies import Mechanism, Outcomes, Proposal, Report, State
 from sparse_bo.policies.persistence import KEPT, freeze_fields, thaw_fields
+from sparse_bo.report.facts import facts
 from sparse_bo.runs import History, read_run
+from sparse_bo.runs.view import view_of_recorded
 from tests.builders import arms, unit_box
 
 BOX = unit_box()
@@ -389,3 +391,30 @@ def test_one_objective_whose_constraint_was_never_measured_says_so():
     loop = AskTell(bounds=BOX, objectives={"yield": "max"}, constraints={"impurity": (0, 1)})
     with pytest.raises(ValueError, match="successful evaluation with all of yield, impurity, got none"):
         _ = loop.result().best
+
+
+@pytest.mark.parametrize("objectives", [{"mass": "min"}, {"mass": "min", "cost": "min"}], ids=["one", "two"])
+def test_under_noise_the_front_keeps_the_limits_as_measured_and_holds_the_best(objectives, tmp_path):
+    """By its estimate alone a point would be on the front that broke a limit when it was measured."""
+    random = np.random.default_rng(2)
+
+    def measured(point):
+        x, y = point["x"], point["y"]
+        outcomes = {"mass": x + y, "cost": (x - 2.0) ** 2, "stiffness": x * y}
+        return {name: value + 0.05 * random.standard_normal() for name, value in outcomes.items()}
+
+    space = {"x": Float(0.0, 2.0), "y": Float(0.0, 2.0)}
+    path = tmp_path / "run.journal"
+    limits = {"stiffness": (1.0, None)}
+    result = optimize(measured, space, objectives=objectives, constraints=limits, budget=25, seed=2, storage=path)
+    assert any(one.estimates != one.outcomes for one in result.pareto_front)
+    table = result.to_pandas().set_index("ticket")
+    assert table.loc[[one.ticket for one in result.pareto_front], "feasible"].all()
+    recorded = view_of_recorded(read_run(path))
+    if len(objectives) == 1:
+        (one,) = result.pareto_front
+        assert one.parameters == result.best.parameters
+        assert one.estimates["mass"] == pytest.approx(result.best.mean)
+        row = table.reset_index().loc[recorded.outcomes.best_row]
+        assert facts(recorded)["best feasible"] == f"{row['mass']:.4g}; as observed"
+        assert recorded.best == {"x": row["x"], "y": row["y"]}

@@ -193,7 +193,7 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
 
     def _rise(self, state: OutcomeState, newest: int) -> float:
         """Return by which share of itself the hypervolume has risen with the evaluations from a row on."""
-        front, k = state.front, len(self.outcomes.objectives)
+        front, k = front_of(self.outcomes, state.estimates), len(self.outcomes.objectives)
         before = front_of(self.outcomes, state.estimates[:newest])
         if not len(before):
             return 1.0
@@ -241,7 +241,7 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
         edge = EDGE * region.length
         of_all = replace(state.gain(all_rows), edge=edge).given(means)
         anywhere = make(points_anywhere(U, settings.candidates, generator=generator), everywhere, gain=of_all)
-        single = self.outcomes.only is not None or not len(state.front)
+        single = self.outcomes.only is not None or not len(front_of(self.outcomes, state.estimates))
         if single and region.centre is None:
             return [replace(anywhere, gain=of_all.beyond(anywhere.moments.mean))] * 2
         centres = U[self._centres(state, state.estimates)]

@@ -141,19 +141,32 @@ class OutcomeModels(State):
         return torch.stack(columns, dim=-1).where(~self.Y.isnan(), torch.nan)
 
     @cached_property
+    def keeps_limits(self) -> Tensor:
+        """``n``: which evaluations keep all limits, both by their results and by :attr:`estimates`."""
+        return self.outcomes.feasible(self.Y) & self.outcomes.feasible(self.estimates)
+
+    @cached_property
     def front(self) -> Tensor:
-        """Rows (ascending) of the feasible evaluations that no other dominates, by :attr:`estimates`."""
-        return front_of(self.outcomes, self.estimates)
+        """Rows (ascending) of the evaluations within the limits that no other dominates, by :attr:`estimates`.
+
+        Of one objective that of :attr:`best_row`.
+        """
+        if self.outcomes.only is None:
+            return front_of(self.outcomes, self.estimates.where(self.keeps_limits.unsqueeze(-1), torch.nan))
+        row = self.best_row
+        best = [] if row is None or not bool(self.keeps_limits[row]) else [row]
+        return torch.tensor(best, dtype=torch.int64, device=self.Y.device)
 
     @property
     def best_row(self) -> int | None:
-        """Row of the best feasible point, else of the least total violation; ``None`` without a complete result.
+        """Row of the best point within the limits, else of the least total violation; ``None`` without a complete result.
 
         Where results are estimated it is among the upper quarter of them: a model that has learned nothing would recommend any
         point.
         """
         ranking = ranking_of(self.outcomes, self.estimates)
         if any(self.estimated):
+            ranking = ranking.where(self.keeps_limits, ranking.minimum(-self.outcomes.total_violation(self.Y)))
             observed = ranking_of(self.outcomes, self.Y).argsort(descending=True, stable=True)
             lower = torch.ones_like(ranking, dtype=torch.bool)
             lower[observed[: max(10, len(observed) // 4)]] = False
