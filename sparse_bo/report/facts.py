@@ -119,7 +119,7 @@ def nothing_feasible(outcomes: OutcomeColumns) -> str:
 def origin(outcomes: OutcomeColumns) -> str:
     """Return the reference point of hypervolumes as text."""
     at = ", ".join(f"{name} = {number(value)}" for name, value in outcomes.reference.items())
-    return f"the reference point {at}, {'inferred from the results' if outcomes.inferred else 'as given'}"
+    return f"the reference point {at} ({'inferred from the results' if outcomes.inferred else 'as given'})"
 
 
 def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
@@ -128,7 +128,7 @@ def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
     lines = {
         "front": f"{size:,} evaluation{'' if size == 1 else 's'}",
         "hypervolume": f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}"
-        + (", of the results as observed" if outcomes.observed else ""),
+        + ("; as observed" if outcomes.observed else ""),
     }
     for name, direction in outcomes.directions.items():
         values = outcomes.values[name][list(outcomes.front)]
@@ -364,7 +364,7 @@ def miscalibrated(
     if inside < WITHIN_68[0] or nearly_all < WITHIN_95:
         remedy = "Do not trust the intervals where no results are"
         if not exact:
-            remedy += "; evaluate some points several times to see the noise, and look for inputs that matter and are not here"
+            remedy += "; evaluate some points several times to see the noise, and look for inputs that matter and are no parameters"
         if policy in ("bbkb", "bkb"):
             remedy += "; try another kernel (covar_module=, on the command line --kernel)"
         yield Advice(f"The model was too sure: {seen}.", f"{remedy}.")

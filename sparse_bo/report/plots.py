@@ -249,7 +249,8 @@ def inputs_of(view: RunView) -> Plot | None:
     axes += [_axis(name, values[rows].tolist(), log=False) for name, values in results.items()]
     text = f"{len(rows):,} evaluations, a line each, coloured from the worst to the best."
     if len(names) < len(view.names):
-        text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
+        of = "the value" if view.outcomes is None else "an outcome"
+        text += f" The {len(names)} of {len(view.names)} inputs that correlate most with {of}."
     if view.outcomes is not None:
         best = "best" if view.outcomes.only else "front"
         text = text.replace("the worst to the best", f"infeasible ones to the {best}")

@@ -194,7 +194,7 @@ class Watch:
             return f"a result of {value:.6g} reaches the target {ends.target:.6g}"
         if ends.patience is not None and since >= ends.patience:
             better = f"better result than {value:.6g}" if math.isfinite(best) else "result"
-            better = f"result outside of what the {len(front)} of the front dominate" if len(front) > 1 else better
+            better = f"new point of the front ({len(front)} points)" if len(front) > 1 else better
             return f"{since:,} evaluations have brought no {better}"
         if ends.seconds is not None and time.monotonic() - self._start >= ends.seconds:
             return f"{ends.seconds:g} seconds are over"

@@ -206,7 +206,8 @@ def optimize(
     """Optimise several outcomes: one or more objectives, with or without constraints.
 
     With one objective the result has the best feasible point (``result.best``), and as long as no evaluation is feasible the
-    one of the least violation. With several it has the front (``result.pareto_front``) and its hypervolume.
+    one of the least violation (the sum over constraints, each in standard deviations of its outcome). With several it has the
+    front (``result.pareto_front``) and its hypervolume.
 
     Example:
         >>> def experiment(point):
@@ -229,7 +230,8 @@ def optimize(
     ``objectives`` are ``"max"`` or ``"min"`` by name, at most four. ``constraints`` are limits ``(lower, upper)`` by name,
     ``None`` where there is none. Outcomes may have noise: a model of each says how probable it is that a point is feasible.
     ``reference`` is the worst value of interest of every objective by name, from which hypervolumes are measured; by default it
-    is inferred from the results: below the front by a tenth of its span.
+    is inferred from the results: worse than the front by a tenth of its span, than a single point by a tenth of that of all
+    results.
 
     The other arguments and errors are those of :func:`maximize`. Policies are :class:`sparse_bo.policies.TrustRegion` on boxes
     and :class:`sparse_bo.policies.ExpectedImprovement` over arms; others take one outcome. ``target`` needs one objective, of

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Best:
-    """The best point of a run."""
+    """The best point of a run: ``mean`` and ``sd`` are estimates, ``outcomes`` were measured."""
 
     x: NDArray[np.float64]
     """``d`` inputs."""

@@ -124,7 +124,7 @@ def test_every_command_works_on_a_run_with_outcomes(folder):
     assert done.exit_code == 0, done.output
     assert "maximise yield, minimise cost, impurity at most 0.08" in done.output
     unbroken = " ".join(done.output.replace("│", " ").split())  # of cells of a table
-    assert "beyond the reference point yield = 0, cost = 2, as given" in unbroken
+    assert "beyond the reference point yield = 0, cost = 2 (as given)" in unbroken
     assert "8 asked, 7 told, 1 failed" in done.output
     resumed = invoke("resume", "run.journal", "--budget", 10, "--yes", "--quiet")
     assert resumed.exit_code == 0, resumed.output

@@ -85,7 +85,7 @@ def test_a_reference_point_is_inferred_from_the_front_and_said_to_be():
     inferred = Outcomes.of(TWO.objectives, TWO.constraints)
     text = facts(seen(inferred))["hypervolume"]
     assert "inferred from the results" in text
-    assert "yield = 0, cost = 2, as given" in facts(seen())["hypervolume"]
+    assert "yield = 0, cost = 2 (as given)" in facts(seen())["hypervolume"]
     assert outcome_columns(inferred, [(1.0, 1.0, 0.9)]).reference == {}
 
 

@@ -307,7 +307,7 @@ def test_workers_return_outcomes(executor):
 def test_ends_and_callbacks_know_outcomes():
     seen = []
     result = scattered(budget=60, patience=8, on_result=seen.append)
-    assert "evaluations have brought no result outside of what the" in result.ended
+    assert "evaluations have brought no new point of the front (" in result.ended
     assert [one.outcomes for one in seen] == [
         dict(zip(NAMES, row, strict=True)) for batch in result.history.rows for row in batch.outcomes
     ]
