@@ -364,7 +364,7 @@ def miscalibrated(
     if inside < WITHIN_68[0] or nearly_all < WITHIN_95:
         remedy = "Do not trust the intervals where no results are"
         if not exact:
-            remedy += "; evaluate some points several times to see the noise, and look for inputs that matter and are no parameters"
+            remedy += "; evaluate some points several times to see the noise, and look for further inputs that matter"
         if policy in ("bbkb", "bkb"):
             remedy += "; try another kernel (covar_module=, on the command line --kernel)"
         yield Advice(f"The model was too sure: {seen}.", f"{remedy}.")
