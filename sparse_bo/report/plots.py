@@ -134,7 +134,9 @@ def lines(panel: Panel) -> Plot:
         if panel.y_name:
             axes.set_title(canvas.text(panel.y_name), loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
         rows = [[c.name, number(c.x[k]), number(c.y[k])] for c in drawn for k in spread(len(c.x), TABLE_ROWS)]
-        table = Table(["curve", panel.x_name, "value"], rows, "numbers behind the figure")
+        points = sum(len(c.x) for c in panel.curves)
+        some = f": {len(rows):,} of {points:,}" if len(rows) < points else ""
+        table = Table(["curve", panel.x_name, "value"], rows, f"numbers behind the figure{some}")
         legend = list(dict.fromkeys((c.name, c.colour) for c in panel.curves))
         return canvas.plot(panel.title, panel.text, table, legend)
 

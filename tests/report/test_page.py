@@ -21,8 +21,9 @@ from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
 from sparse_bo.report import Observation
 from sparse_bo.report.facts import advice_of, interval
-from sparse_bo.report.figures import MOST, thinned
+from sparse_bo.report.figures import MOST, Curve, Panel, thinned
 from sparse_bo.report.page import run_page
+from sparse_bo.report.plots import lines
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.view import view_of, view_of_journal
 from tests.builders import arms, bbkb, noisy
@@ -432,3 +433,12 @@ def test_another_value_of_a_parameter_keeps_what_still_holds():
     assert space.changed(net, "kind", "tree", {"depth": 2, "rate": 0.9}) == {"kind": "tree", "rate": 0.5, "depth": 2}
     tree = {"kind": "tree", "rate": 0.5, "depth": 2}
     assert space.changed(tree, "kind", "net", {}) == {"kind": "net", "rate": 0.5, "layers": 2, "width": 64}
+
+
+def test_a_table_of_numbers_says_how_many_it_has_of_a_curve():
+    def table(n):
+        curve = Curve("value", np.arange(n, dtype=float), np.arange(n, dtype=float), "s1")
+        return lines(Panel("Results", "Every result.", [curve])).table
+
+    assert table(20).caption == "numbers behind the figure"
+    assert table(28).caption == "numbers behind the figure: 20 of 28"
