@@ -42,7 +42,13 @@ from sparse_bo.models.sparse_gp.growth import (
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings
-from sparse_bo.models.sparse_gp.outputs import lazy_posterior, subset_of_outputs, transformed, untransformed
+from sparse_bo.models.sparse_gp.outputs import (
+    lazy_posterior,
+    posterior_of_outputs,
+    subset_of_outputs,
+    transformed,
+    untransformed,
+)
 from sparse_bo.models.sparse_gp.posterior import constant_rows, draw_matheron_path, joint_of_few, joint_of_many
 from sparse_bo.models.sparse_gp.prior import (
     ForwardKernel,
@@ -320,7 +326,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         Args:
             X: ``batch_shape x q x d``. Of more than 4,096 points the covariance is lazy, and its root that of
                 :mod:`sparse_bo.models.sparse_gp.joint_root`.
-            output_indices: Outputs to compute, all by default.
+            output_indices: Outputs to return, in this order and each in its own units; all by default.
             observation_noise: Whether to add the likelihood's noise, or ``batch_shape x q x m`` noise variances.
             posterior_transform: Transform of the posterior.
         """
@@ -334,13 +340,19 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             constant = constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1))
             base = self.cache().baseline.of(self.process(), inputs, constant)
             few = base is None and inputs.shape[-2] <= self.settings.joint.dense
-            if few and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
+            chosen = list(output_indices or range(outputs))
+            every = outputs == 1 or chosen == list(range(outputs))
+            if few and every and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
                 return super().posterior(X, output_indices, observation_noise, posterior_transform)
             points = inputs if outputs == 1 else add_output_dim(inputs, self._input_batch_shape)[0]
             mvn = self(points) if few else joint_of_many(self.process(), points, self.cache().baseline, base)
             mvn = self._apply_noise(X=points, mvn=mvn, observation_noise=observation_noise)
-        posterior = lazy_posterior(mvn, outputs=None if outputs == 1 else output_indices or list(range(outputs)))
-        posterior = untransformed(posterior, getattr(self, "outcome_transform", None), X=inputs)
+        transform = getattr(self, "outcome_transform", None)
+        if every:
+            posterior = lazy_posterior(mvn, outputs=None if outputs == 1 else chosen)
+            posterior = untransformed(posterior, transform, X=inputs)
+        else:  # BoTorch would take the units of the first outputs
+            posterior = posterior_of_outputs(mvn, chosen, transform, X=inputs)
         return posterior if posterior_transform is None else transformed(posterior, posterior_transform, X=inputs)
 
     # --- conditioning ------------------------------------------------------------------------------------------------------

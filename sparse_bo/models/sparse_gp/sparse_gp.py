@@ -60,6 +60,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     - Gradients of multi-step look-ahead and of qNIPV include the change of a fantasy's covariance cache (they agree with
       finite differences); GPyTorch detaches this cache. After ``condition_on_observations(..., noise=...)`` the mean uses the
       given noise.
+    - ``posterior(X, output_indices=[1, 0])`` returns each output in its own units, and one output alone too.
     - The joint posterior of more than 4,096 points is lazy. Means and variances are exact. Samples and cached roots (qLogNEI,
       qLogNEHVI) are exact on variances, at 1,024 pivots and inside blocks of 256 neighbours; between blocks they correlate as
       the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`). Log densities, solutions and determinants are those
