@@ -9,6 +9,7 @@ chooses points, a :class:`~sparse_bo.models.sparse_gp.representation.Representat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -68,6 +69,8 @@ from sparse_bo.models.sparse_gp.state import (
     check_width,
     joined,
     mapped,
+    masked_rows,
+    outlying_mask,
 )
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
 from sparse_bo.validation import check_numbers, check_positive, nearest
@@ -257,6 +260,29 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     noise_at = noise_at
     data_noise = data_noise
     outlying_noise = outlying_noise
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.outlying_rows is not None:
+            destination[f"{prefix}outlying_rows"] = outlying_mask(self)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        mask, rows = state_dict.get(key := f"{prefix}outlying_rows"), self.outlying_rows
+        if mask is not None and rows is not None and torch.equal(mask.to(rows.device), outlying_mask(self)):
+            del state_dict[key]  # as in a fit, which restores the state of its likelihood; other rows are an unexpected key
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load parameters, transforms and outlying rows as BoTorch does; arguments as in :class:`~botorch.models.SingleTaskGP`.
+
+        The entry ``outlying_rows``, ``n`` booleans, is there if rows are left out. It holds for as many rows of data: of
+        another number none is left out, with an ``InputDataWarning``.
+        """
+        state_dict = copy(state_dict)
+        mask = state_dict.pop("outlying_rows", None)  # type: ignore[attr-defined]  # a copy of the user's
+        loaded = super().load_state_dict(state_dict, *args, **kwargs)
+        self.outlying_rows = masked_rows(self, mask)
+        return loaded
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
         """Set the training data as GPyTorch does; rows of new targets are left out only after another fit."""

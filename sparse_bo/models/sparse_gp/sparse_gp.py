@@ -43,7 +43,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     The posterior is the DTC one (Quiñonero-Candela & Rasmussen 2005, section 5): ``mean = μ₀ + k_Dᵀα`` with *joint* covariance
     ``k − k_DᵀRRᵀk_D``. With every input in the dictionary it is the exact GP's. A posterior costs O(q m²), independent of n.
     Constructor, state dict, transforms, noise, batches, several outputs and ``ExactMarginalLogLikelihood`` are those of
-    :class:`~botorch.models.SingleTaskGP`. The dictionary is no parameter and not in the state dict.
+    :class:`~botorch.models.SingleTaskGP`. The dictionary is no parameter and not in the state dict; outlying rows are in it.
 
     *Conditioning* (``condition_on_observations``, ``fantasize``, look-ahead acquisition functions) is that of the posterior
     process, exact, at a cost independent of n. For new *data*, make a new model, with ``previous=`` the old one.

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.model import Model
 from torch import Tensor
 
+from sparse_bo.errors import warn_caller
 from sparse_bo.gp.dtc import NystromFactor
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.posterior import Baseline
@@ -216,6 +218,29 @@ def set_parameters(model: Model, values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
+
+
+def outlying_mask(model: Any) -> Tensor:
+    """Return which training rows a model leaves out, ``n`` booleans."""
+    targets = model.train_targets
+    mask = torch.zeros(targets.shape[-1], dtype=torch.bool, device=targets.device)
+    mask[model.outlying_rows] = True
+    return mask
+
+
+def masked_rows(model: Any, mask: Tensor | None) -> Tensor | None:
+    """Return the rows of a mask of training rows; ``None``, with an ``InputDataWarning``, if the model has another number."""
+    if mask is None or not bool(mask.any()):
+        return None
+    targets = model.train_targets
+    if len(mask) != (n := targets.shape[-1]):
+        message = (
+            f"the state dict leaves out {int(mask.sum())} of {len(mask)} rows, this model has {n}, and leaves out none; fit it "
+            "with robust=True, or pass previous= in place of a state dict"
+        )
+        warn_caller(message, InputDataWarning)
+        return None
+    return mask.nonzero().squeeze(-1).to(targets.device)
 
 
 def same_parameters(one: Model, other: Model) -> bool:
