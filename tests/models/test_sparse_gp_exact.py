@@ -45,11 +45,14 @@ def test_posterior_is_the_exact_one(configuration, shape):
     agree(sparse.posterior(X), exact.posterior(X))
 
 
+@pytest.mark.parametrize("configuration", ["plain", "warped inputs"])
 @pytest.mark.parametrize("shape", [(0,), (0, 1), (0, 3), (2, 0, 3), (3, 0)], ids=str)
-def test_no_points_have_an_empty_posterior(shape):
-    exact, sparse = pair("plain")
+def test_no_points_have_an_empty_posterior(shape, configuration):
+    exact, sparse = pair(configuration)
     X = batch_of(exact, *shape)
     agree(sparse.posterior(X), exact.posterior(X))
+    with torch.no_grad():
+        agree(sparse.posterior(X), exact.posterior(X))
 
 
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "batch", "two outputs", "batch of two outputs"])
