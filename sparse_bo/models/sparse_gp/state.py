@@ -161,17 +161,18 @@ def check_training_data(standardized: bool = False, noise: Tensor | None = None,
     """Refuse arguments of the wrong kind by name, before BoTorch asks them for a shape.
 
     ``TypeError`` if something is no tensor, ``InputDataError`` if all have one dtype without fractions (BoTorch raises that for
-    different ones) or an entry, of the ``noise`` variances too, is infinite, ``ValueError`` if two of them have different
-    numbers of rows, there are no columns, no rows where outcomes are ``standardized``, or squares of entries are no numbers.
+    different ones), one has 16 bits, or an entry, of the ``noise`` variances too, is infinite, ``ValueError`` if two of them
+    have different numbers of rows, there are no columns, no rows where outcomes are ``standardized``, or squares of entries
+    are no numbers.
     """
-    if noise is not None and isinstance(noise, Tensor) and noise.is_floating_point():
-        check_size("train_Yvar", noise)
     for name, given in data.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")
     dtypes = {given.dtype for given in data.values()}
-    if len(dtypes) == 1 and not (dtype := dtypes.pop()).is_floating_point:
-        raise InputDataError(f"expected {' and '.join(data)} of dtype torch.float64, got {dtype}; use .double()")
+    for dtype in dtypes:
+        unfit = torch.finfo(dtype).bits < 32 if dtype.is_floating_point else len(dtypes) == 1  # no 16-bit factor in PyTorch
+        if unfit:
+            raise InputDataError(f"expected {' and '.join(data)} of dtype torch.float64, got {dtype}; use .double()")
     rows = {name: given.shape[-2] for name, given in data.items() if given.ndim >= 2}
     if len(set(rows.values())) > 1:
         raise ValueError(f"expected as many rows of each, got {', '.join(f'{n} of {name}' for name, n in rows.items())}")
@@ -187,6 +188,8 @@ def check_training_data(standardized: bool = False, noise: Tensor | None = None,
             )
         if given.is_floating_point():
             check_size(name, given)
+    if noise is not None and isinstance(noise, Tensor) and noise.is_floating_point():
+        check_size("train_Yvar", noise)
 
 
 def check_size(name: str, values: Tensor) -> None:
