@@ -353,7 +353,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             X: ``batch_shape x q x d``. Of more than 4,096 points the covariance is lazy, and its root that of
                 :mod:`sparse_bo.models.sparse_gp.joint_root`.
             output_indices: Outputs to return, in this order and each in its own units; all by default.
-            observation_noise: Whether to add the likelihood's noise, or ``batch_shape x q x m`` noise variances.
+            observation_noise: Whether to add the likelihood's noise, or ``batch_shape x q x m`` noise variances, in the units
+                of the outcome transform, as in BoTorch.
             posterior_transform: Transform of the posterior.
         """
         self.eval()
