@@ -236,4 +236,8 @@ def _check_model(model: Model, domain: Tensor) -> None:
         original = getattr(model, "_original_train_inputs", None)
         width = (train_inputs[0] if original is None else original).shape[-1]
         if domain.shape[-1] != width:
-            raise ValueError(f"expected bounds or choices with {width} columns, as the model's inputs, got {domain.shape[-1]}")
+            task = getattr(model, "_task_feature", None)  # BoTorch's own posterior takes points without it
+            fix = "" if task is None else f"; with the task in column {task}, in a box fixed by fixed_features={{{task}: …}}"
+            raise ValueError(
+                f"expected bounds or choices with {width} columns, as the model's inputs, got {domain.shape[-1]}{fix}"
+            )

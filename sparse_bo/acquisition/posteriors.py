@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
-from botorch.models.model import Model
+from botorch.models.model import Model, ModelList
 from botorch.models.transforms.outcome import Standardize
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
@@ -209,13 +209,17 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
 
     Raises:
         ValueError: If ``in_batch="fixed"`` and the model has no dictionary, or the model's observations have no noise.
-        UnsupportedError: If the model has several outputs or a batch shape, or makes several inputs of a point.
+        UnsupportedError: If the model has several outputs or a batch shape, is a list, or makes several inputs of a point.
     """
     batch_shape = tuple(model.batch_shape or ())  # None for some deterministic models
     if model.num_outputs != 1 or batch_shape:
         raise UnsupportedError(
             f"expected a model with one output and no batch shape, got {model.num_outputs} outputs and batch shape "
             f"{batch_shape}; optimise one output, scalarise first, or use BoTorch's optimize_acqf(q=8, sequential=True)"
+        )
+    if isinstance(model, ModelList):
+        raise UnsupportedError(
+            f"expected a model, got a {type(model).__name__} of one; pass its member, model.models[0], here and to acq_function"
         )
     if in_batch == "fixed" and not isinstance(model, SparseModel):
         raise ValueError(f"in_batch='fixed' updates a fixed dictionary, got {type(model).__name__}; use SparseGP, or 'process'")

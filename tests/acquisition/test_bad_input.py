@@ -6,13 +6,14 @@ import pytest
 import torch
 from botorch.acquisition import qExpectedImprovement, qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models import SingleTaskGP, SingleTaskVariationalGP
+from botorch.models import ModelListGP, SingleTaskGP, SingleTaskVariationalGP
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.transforms import Log
 from botorch.models.transforms.input import InputPerturbation
 from botorch.sampling import SobolQMCNormalSampler
 
-from sparse_bo import SparseGP, optimize_batch
+from sparse_bo import SparseGP, SparseMultiTaskGP, optimize_batch
+from sparse_bo.models import SparseModelListGP
 from tests.acquisition.dense import BOUNDS, Ordinary, build, data, grid
 
 ONE = torch.tensor([1.0], dtype=torch.float64)
@@ -124,6 +125,26 @@ def test_several_outputs_and_batches_are_refused(kind):
         optimize_batch(kind(X, torch.cat([Y, Y], dim=-1)), BOUNDS)
     with pytest.raises(UnsupportedError, match=r"batch shape \(3,\)"):
         optimize_batch(kind(X.expand(3, -1, -1), Y.expand(3, -1, -1)), BOUNDS)
+
+
+@pytest.mark.parametrize("domain", [{"bounds": BOUNDS}, {"choices": grid(3)}], ids=["box", "choices"])
+@pytest.mark.parametrize(("kind", "members"), [(SparseModelListGP, SparseGP), (ModelListGP, SingleTaskGP)])
+def test_a_list_of_one_model_is_refused_with_its_member(kind, members, domain):
+    with pytest.raises(UnsupportedError, match=rf"got a {kind.__name__} of one; pass its member, model.models\[0\]"):
+        optimize_batch(kind(members(*data())), **domain)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_box_of_tasks_has_the_column_of_the_task():
+    X, Y = data()
+    tasks = torch.cat([X, (torch.arange(len(X)) % 2).double().unsqueeze(-1)], dim=-1)
+    model = SparseMultiTaskGP(tasks, Y, task_feature=-1, output_tasks=[1])
+    fix = r"; with the task in column 2, in a box fixed by fixed_features=\{2: …\}"
+    with pytest.raises(ValueError, match=f"3 columns, as the model's inputs, got 2{fix}"):
+        optimize_batch(model, BOUNDS)
+    of_task = torch.cat([BOUNDS, torch.tensor([[0.0], [1.0]], dtype=torch.float64)], dim=-1)
+    picks, _ = optimize_batch(model, of_task, fixed_features={2: 1.0}, max_q=2, raw_samples=8, num_restarts=1)
+    assert bool((picks[:, 2] == 1.0).all())
 
 
 @pytest.mark.parametrize("domain", [{"bounds": BOUNDS}, {"choices": grid(3)}], ids=["box", "choices"])

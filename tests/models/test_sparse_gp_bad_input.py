@@ -392,6 +392,8 @@ def test_data_without_rows_or_columns_or_squares_are_refused_with_advice(make):
         make(X, 1e160 * torch.ones_like(Y))
     with pytest.raises(ValueError, match=r"expected train_Y within ±1e\+15, whose squares are float32 numbers"):
         make(X.float(), 1e30 * torch.ones_like(Y.float()))
+    with pytest.raises(InputDataError, match=r"train_X and train_Y of dtype torch.float64, got torch.float16; use .double\(\)"):
+        make(X.half(), Y.half())
 
 
 def test_without_data_and_outcome_transform_the_posterior_is_the_prior():

@@ -226,8 +226,9 @@ def test_bad_rows_are_refused():
         ((X, Y, -1.0 - Yvar), "negative"),
         ((X, Y * torch.nan), "not finite"),
         ((X[:3], Y[:3], Yvar[:3]), "3 held-out rows tell the factor to within .*; give more rows$"),
-        ((X[:3], Y[:3]), "give more rows, or Yvar="),
+        ((X[:3], Y[:3]), "give more rows, or Yvar= if their noise is known to be smaller$"),
         ((X, Y, 1e6 + Yvar), "no better than 100%"),
+        ((), "give more rows, or held-out rows X, Y with their Yvar$"),
         ((X, Y + 1e6, Yvar), "outside 0.0001 to 8103"),
         ((None, None, Yvar), "train_Yvar"),
     ):

@@ -7,11 +7,12 @@ import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
+from botorch.models.transforms import Log
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models import SparseGP
+from sparse_bo.models import JointSettings, SparseGP, SparseSettings
 from tests.models.sparse_problems import CONFIGURATIONS, N, data, pair, points
 
 TOLERANCE = 1e-8
@@ -45,11 +46,14 @@ def test_posterior_is_the_exact_one(configuration, shape):
     agree(sparse.posterior(X), exact.posterior(X))
 
 
+@pytest.mark.parametrize("configuration", ["plain", "warped inputs"])
 @pytest.mark.parametrize("shape", [(0,), (0, 1), (0, 3), (2, 0, 3), (3, 0)], ids=str)
-def test_no_points_have_an_empty_posterior(shape):
-    exact, sparse = pair("plain")
+def test_no_points_have_an_empty_posterior(shape, configuration):
+    exact, sparse = pair(configuration)
     X = batch_of(exact, *shape)
     agree(sparse.posterior(X), exact.posterior(X))
+    with torch.no_grad():
+        agree(sparse.posterior(X), exact.posterior(X))
 
 
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "batch", "two outputs", "batch of two outputs"])
@@ -67,11 +71,30 @@ def test_observation_noise_in_all_its_forms(configuration):
         agree(sparse.posterior(X, observation_noise=observation_noise), exact.posterior(X, observation_noise=observation_noise))
 
 
-def test_output_indices_select_outputs():
-    exact, sparse = pair("two outputs")
-    exact.outcome_transform = sparse.outcome_transform = None  # Standardize wants all its outputs
-    del exact.outcome_transform, sparse.outcome_transform
-    agree(sparse.posterior(points(3), output_indices=[1, 0]), exact.posterior(points(3), output_indices=[1, 0]))
+@pytest.mark.parametrize("dense", [4096, 2], ids=["few points", "many points"])
+@pytest.mark.parametrize("transform", ["standardized", "logarithms", "none"])
+@pytest.mark.parametrize("chosen", [[2, 1, 0], [1, 0], [0, 2], [2], [-1, 1], []], ids=str)
+def test_chosen_outputs_are_those_of_all_in_the_order_asked_for_and_in_their_own_units(dense, transform, chosen):
+    """BoTorch un-standardises the first outputs chosen by the mean and the spread of the first outputs."""
+    given, options = data(outputs=3), {} if transform == "standardized" else {"outcome_transform": None}
+    given["train_Y"] = 10.0 + given["train_Y"] * torch.tensor([1.0, 100.0, 0.1], dtype=torch.float64)
+    if transform == "logarithms":
+        given["train_Y"], options = given["train_Y"].exp().clamp_max(1e3), {"outcome_transform": Log()}
+    model = SparseGP(**given, **options, settings=SparseSettings(joint=JointSettings(dense=dense)))
+    noise = 0.1 + torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for observation_noise in (False, True, noise):
+        some = model.posterior(points(3), output_indices=chosen, observation_noise=observation_noise)
+        every = model.posterior(points(3), observation_noise=observation_noise)
+        torch.testing.assert_close(some.mean, every.mean[..., chosen or [0, 1, 2]])
+        torch.testing.assert_close(some.variance, every.variance[..., chosen or [0, 1, 2]])
+        base = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        drawn = every.rsample_from_base_samples(torch.Size([2]), base)[..., chosen or [0, 1, 2]]
+        torch.testing.assert_close(some.rsample_from_base_samples(torch.Size([2]), base[..., chosen or [0, 1, 2]]), drawn)
+
+
+def test_an_output_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="Index 2 out of bounds"):
+        pair("two outputs")[1].posterior(points(3), output_indices=[0, 2])
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)

@@ -6,8 +6,11 @@ import pytest
 import torch
 from botorch.cross_validation import efficient_loo_cv, loo_cv
 from botorch.exceptions.errors import UnsupportedError
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import Log
 from gpytorch.kernels import RBFKernel
+from gpytorch.mlls import LeaveOneOutPseudoLikelihood
 
 from sparse_bo.models.sparse_gp.diagnostics import left_out
 from tests.models.sparse_problems import CONFIGURATIONS, D, N, TorchCalls, data, make_sparse, noise_of, pair, points
@@ -178,3 +181,14 @@ def test_botorchs_own_call_says_what_to_use_instead(training):
     for call in (loo_cv, efficient_loo_cv):
         with pytest.raises(UnsupportedError, match="use model.leave_one_out"):
             call(model)
+
+
+def test_another_likelihood_is_learned_with_exact_fits():
+    def fitted(model):
+        mll = LeaveOneOutPseudoLikelihood(model.likelihood, model)
+        return fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 3}}).model
+
+    with pytest.raises(UnsupportedError, match=r'another likelihood than ExactMarginalLogLikelihood make .* fit="exact"'):
+        fitted(make_sparse(**data(), fit="subset"))
+    ours, theirs = fitted(make_sparse(**data(), dictionary=ROWS, fit="exact")), fitted(SingleTaskGP(**data()))
+    torch.testing.assert_close(ours.covar_module.lengthscale, theirs.covar_module.lengthscale)

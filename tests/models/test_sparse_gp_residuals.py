@@ -12,7 +12,14 @@ from botorch.models.transforms import Normalize
 from gpytorch.kernels import MaternKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models import ShardedSparseGP, SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
+from sparse_bo.models import (
+    ShardedSparseGP,
+    SparseGP,
+    SparseMixedGP,
+    SparseModelListGP,
+    SparseMultiFidelityGP,
+    SparseMultiTaskGP,
+)
 from sparse_bo.models.sparse_gp.refinement import autocorrelation, neighbour_correlation, residuals_given
 from sparse_bo.sharding import Alone
 from tests.models.sparse_problems import make_sparse
@@ -421,6 +428,47 @@ def test_copies_and_grown_models_leave_out_the_same_rows():
     assert error(grown) < 0.1
     grown.set_train_data(X, Y.squeeze(-1), strict=False)
     assert grown.outlying_rows is None
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("known", [False, True], ids=["learned noise", "known noise"])
+def test_a_state_dict_keeps_the_rows_that_are_left_out(outputs, known):
+    X, Y, rows = data(bad=1, size=30.0)
+    Y = torch.cat([Y, X[:, :1]], dim=-1)[:, :outputs]
+    options = {"robust": True} | ({"train_Yvar": torch.full_like(Y, 0.05**2)} if known else {})
+    model, again = fitted(SparseGP(X, Y, **options)), SparseGP(X, Y, **options)
+    assert torch.equal(model.outlying_rows, rows)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.outlying_rows, model.outlying_rows)
+    torch.testing.assert_close(again.posterior(X).mean, model.posterior(X).mean)
+    torch.testing.assert_close(again.posterior(X).variance, model.posterior(X).variance)
+    again.load_state_dict(SparseGP(X, Y, **options).state_dict())
+    assert again.outlying_rows is None
+
+
+def test_a_state_dict_goes_through_lists_likelihoods_and_files(tmp_path):
+    X, Y, rows = data(100, bad=3)
+    model = fitted(SparseGP(X, Y, robust=True))
+    first, second = (SparseModelListGP(SparseGP(X, Y, robust=True), SparseGP(X, Y)) for _ in range(2))
+    first.models[0].load_state_dict(model.state_dict())
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert torch.equal(second.models[0].outlying_rows, rows)
+    assert second.models[1].outlying_rows is None
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    mll.load_state_dict(mll.state_dict())  # as fit_gpytorch_mll does after a search that has failed
+    assert torch.equal(model.outlying_rows, rows)
+    other = SparseGP(X, Y, robust=True)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*outlying_rows"):  # its outcomes keep the units of all rows
+        ExactMarginalLogLikelihood(other.likelihood, other).load_state_dict(mll.state_dict())
+
+
+def test_a_state_dict_of_other_data_leaves_out_no_row_and_says_so():
+    X, Y, _ = data(100, bad=3)
+    model, other = fitted(SparseGP(X, Y, robust=True)), SparseGP(X[:90], Y[:90], robust=True)
+    with pytest.warns(InputDataWarning, match="leaves out 3 of 100 rows, this model has 90, and leaves out none; fit it"):
+        other.load_state_dict(model.state_dict())
+    assert other.outlying_rows is None
 
 
 def test_calibration_is_by_the_other_rows():

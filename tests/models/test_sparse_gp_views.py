@@ -70,12 +70,15 @@ def test_an_exact_model_is_certified_without_work_and_many_posteriors_are_refuse
     with pytest.raises(UnsupportedError, match=r"one output, got 2; certify each, as in model.subset_output\(\[0\]\).certify"):
         several.certify()
     assert several.prediction_strategy is None  # refused before any work
+    mixed = SparseMixedGP(*data(outputs=2).values(), cat_dims=[1])
+    with pytest.raises(UnsupportedError, match="one output, got 2; make and certify one model per output"):
+        mixed.certify()  # BoTorch's subset_output of it raises NotImplementedError
     assert several.subset_output([0]).certify().factor > 1.0
-    with pytest.raises(UnsupportedError, match=r"one data set without fantasies, got batch shape \(2,\)"):
+    with pytest.raises(UnsupportedError, match=r"one data set, got batch shape \(2,\); certify the model of each"):
         pair("batch", dictionary=ROWS)[1].certify()
     model = pair("plain", dictionary=ROWS)[1]
     model.posterior(points(1))
-    with pytest.raises(UnsupportedError, match="fantasies"):
+    with pytest.raises(UnsupportedError, match="fantasies; certify the model before conditioning"):
         model.condition_on_observations(points(1), torch.ones(1, 1, dtype=torch.float64)).certify()
 
 

@@ -9,6 +9,7 @@ chooses points, a :class:`~sparse_bo.models.sparse_gp.representation.Representat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -42,7 +43,13 @@ from sparse_bo.models.sparse_gp.growth import (
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings
-from sparse_bo.models.sparse_gp.outputs import lazy_posterior, subset_of_outputs, transformed, untransformed
+from sparse_bo.models.sparse_gp.outputs import (
+    lazy_posterior,
+    posterior_of_outputs,
+    subset_of_outputs,
+    transformed,
+    untransformed,
+)
 from sparse_bo.models.sparse_gp.posterior import constant_rows, draw_matheron_path, joint_of_few, joint_of_many
 from sparse_bo.models.sparse_gp.prior import (
     ForwardKernel,
@@ -62,6 +69,8 @@ from sparse_bo.models.sparse_gp.state import (
     check_width,
     joined,
     mapped,
+    masked_rows,
+    outlying_mask,
 )
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
 from sparse_bo.validation import check_numbers, check_positive, nearest
@@ -252,6 +261,29 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     data_noise = data_noise
     outlying_noise = outlying_noise
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.outlying_rows is not None:
+            destination[f"{prefix}outlying_rows"] = outlying_mask(self)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        mask, rows = state_dict.get(key := f"{prefix}outlying_rows"), self.outlying_rows
+        if mask is not None and rows is not None and torch.equal(mask.to(rows.device), outlying_mask(self)):
+            del state_dict[key]  # as in a fit, which restores the state of its likelihood; other rows are an unexpected key
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load parameters, transforms and outlying rows as BoTorch does; arguments as in :class:`~botorch.models.SingleTaskGP`.
+
+        The entry ``outlying_rows``, ``n`` booleans, is there if rows are left out. It holds for as many rows of data: of
+        another number none is left out, with an ``InputDataWarning``.
+        """
+        state_dict = copy(state_dict)
+        mask = state_dict.pop("outlying_rows", None)  # type: ignore[attr-defined]  # a copy of the user's
+        loaded = super().load_state_dict(state_dict, *args, **kwargs)
+        self.outlying_rows = masked_rows(self, mask)
+        return loaded
+
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
         """Set the training data as GPyTorch does; rows of new targets are left out only after another fit."""
         if targets is not None:
@@ -320,8 +352,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         Args:
             X: ``batch_shape x q x d``. Of more than 4,096 points the covariance is lazy, and its root that of
                 :mod:`sparse_bo.models.sparse_gp.joint_root`.
-            output_indices: Outputs to compute, all by default.
-            observation_noise: Whether to add the likelihood's noise, or ``batch_shape x q x m`` noise variances.
+            output_indices: Outputs to return, in this order and each in its own units; all by default.
+            observation_noise: Whether to add the likelihood's noise, or ``batch_shape x q x m`` noise variances, in the units
+                of the outcome transform, as in BoTorch.
             posterior_transform: Transform of the posterior.
         """
         self.eval()
@@ -334,13 +367,19 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             constant = constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1))
             base = self.cache().baseline.of(self.process(), inputs, constant)
             few = base is None and inputs.shape[-2] <= self.settings.joint.dense
-            if few and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
+            chosen = list(output_indices or range(outputs))
+            every = outputs == 1 or chosen == list(range(outputs))
+            if few and every and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
                 return super().posterior(X, output_indices, observation_noise, posterior_transform)
             points = inputs if outputs == 1 else add_output_dim(inputs, self._input_batch_shape)[0]
             mvn = self(points) if few else joint_of_many(self.process(), points, self.cache().baseline, base)
             mvn = self._apply_noise(X=points, mvn=mvn, observation_noise=observation_noise)
-        posterior = lazy_posterior(mvn, outputs=None if outputs == 1 else output_indices or list(range(outputs)))
-        posterior = untransformed(posterior, getattr(self, "outcome_transform", None), X=inputs)
+        transform = getattr(self, "outcome_transform", None)
+        if every:
+            posterior = lazy_posterior(mvn, outputs=None if outputs == 1 else chosen)
+            posterior = untransformed(posterior, transform, X=inputs)
+        else:  # BoTorch would take the units of the first outputs
+            posterior = posterior_of_outputs(mvn, chosen, transform, X=inputs)
         return posterior if posterior_transform is None else transformed(posterior, posterior_transform, X=inputs)
 
     # --- conditioning ------------------------------------------------------------------------------------------------------

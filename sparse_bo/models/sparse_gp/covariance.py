@@ -336,13 +336,13 @@ class JointCovariance(RootedCovariance):
         if q > self.settings.largest_dense:
             raise UnsupportedError(
                 f"expected at most {self.settings.largest_dense} points for a dense joint covariance, got {q}; mean, variance "
-                "and samples need none: use SparseModelListGP in place of ModelListGP, fewer points, or X.unsqueeze(-2) for "
-                "marginals"
+                "and samples need none: use fewer points, X.unsqueeze(-2) for marginals, or in a list of models "
+                "SparseModelListGP in place of ModelListGP"
             )
         if self.is_lazy:
             warnings.warn(
                 f"the joint covariance of {q} points is made dense, {self.shape.numel() * self.X.element_size():,} bytes; "
-                "mean, variance and samples need none: use SparseModelListGP in place of ModelListGP",
+                "mean, variance and samples need none: in a list of models use SparseModelListGP in place of ModelListGP",
                 MemoryWarning,
                 stacklevel=2,
             )

@@ -126,16 +126,17 @@ def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -
         UnsupportedError: For a batch, several outputs, or a model with fantasies: these are many posteriors.
     """
     if isinstance(model, BatchedMultiOutputGPyTorchModel) and model._num_outputs > 1:
-        raise UnsupportedError(
-            f"expected a model of one output, got {model._num_outputs}; certify each, as in model.subset_output([0]).certify()"
-        )
+        subsets = hasattr(model, "_subset_batch_dict")  # as BoTorch's subset_output asks
+        fix = "certify each, as in model.subset_output([0]).certify()" if subsets else "make and certify one model per output"
+        raise UnsupportedError(f"expected a model of one output, got {model._num_outputs}; {fix}")
     model.eval()
     cache, (X,) = model.cache(), model.train_inputs
     representation = cache.representation
-    if representation.batch_shape or representation.extension is not None:
+    if representation.extension is not None:
+        raise UnsupportedError("expected a model of data, got one with fantasies; certify the model before conditioning")
+    if representation.batch_shape:
         raise UnsupportedError(
-            f"expected a model of one data set without fantasies, got batch shape {tuple(representation.batch_shape)} or "
-            "fantasies; certify the model of each data set"
+            f"expected a model of one data set, got batch shape {tuple(representation.batch_shape)}; certify the model of each"
         )
     certificate = Certificate(1.0, 0.0, 0.0, 0.0)
     if not cache.holds_all(X.shape[-2]):
@@ -225,11 +226,12 @@ def calibrated(
     """Return a copy whose latent variances are scaled to the errors at held-out rows; means are the same.
 
     The factor, one per output (and batch element), maximises the predictive density of the held-out observations
-    (:mod:`sparse_bo.gp.diagnostics`). It is ``covar_module.outputscale`` of the copy, and in its state dict. The copy
-    shares the data and the dictionary; after a change of data or hyper-parameters, fit this model and calibrate again.
+    (:mod:`sparse_bo.gp.diagnostics`). It is ``covar_module.outputscale`` of the copy, whose state dict loads into no new
+    model: save the copy by ``torch.save``. It shares the data and the dictionary; after a change of data or hyper-parameters,
+    fit this model and calibrate again.
 
-    It helps where the noise of held-out rows is known, or zero. Where noise is learned, held-out rows determine only the
-    sum of both variances. No model is calibrated by default; see docs/decisions/045-calibration.md.
+    It helps where the noise of held-out rows is known, or zero. Where noise is learned, held-out rows hardly tell the
+    function's variance from the noise. No model is calibrated by default; see docs/decisions/045-calibration.md.
 
     Args:
         model: The model.
@@ -266,7 +268,8 @@ def calibrated(
         worst = float(found.log_error.max())
         if not worst <= 0.25:
             within = f"{worst:.0%} only" if worst < 1.0 else "no better than 100%"
-            known = ", or Yvar= if their noise is known to be smaller" if Yvar is None else ""
+            known = "" if Yvar is not None else ", or Yvar= if their noise is known to be smaller"
+            known = ", or held-out rows X, Y with their Yvar" if X is None else known
             raise InputDataError(
                 f"{errors[0].shape[-1]} held-out rows tell the factor to within {within} (wanted: 25%), "
                 f"the rest is noise; give more rows{known}"

@@ -106,7 +106,10 @@ class _OutputRoots(RootsOfEach, BlockDiagLinearOperator):  # type: ignore[misc] 
 
 
 def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPyTorchPosterior:
-    """Return the posterior of one output (``None``; ``mvn`` is ``… x q``), or of some of several (``… x m x q``)."""
+    """Return the posterior of one output (``None``; ``mvn`` is ``… x q``), or of some of several (``… x m x q``).
+
+    A lazy covariance stays lazy.
+    """
     if outputs is None:
         return GPyTorchPosterior(mvn)
     mean, operator = mvn.mean, mvn.lazy_covariance_matrix
@@ -116,7 +119,10 @@ def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPy
 
 
 def _independent(mean: Tensor, operator: LinearOperator) -> GPyTorchPosterior:
-    return GPyTorchPosterior(OutputsNormal(mean.mT, IndependentOutputs(operator), interleaved=False))
+    """Return the posterior of independent outputs with means ``… x m x q``; of a dense operator that of BoTorch."""
+    if isinstance(operator, RootedCovariance):
+        return GPyTorchPosterior(OutputsNormal(mean.mT, IndependentOutputs(operator), interleaved=False))
+    return GPyTorchPosterior(MultitaskMultivariateNormal(mean.mT, BlockDiagLinearOperator(operator), interleaved=False))
 
 
 def lazy_operator(posterior: Any) -> JointCovariance | None:
@@ -149,6 +155,20 @@ def untransformed(posterior: Any, transform: OutcomeTransform | None, *, X: Tens
     factors = scale.mT if several else scale.squeeze(-1)  # one per row, or one for all
     scaled = operator.scaled(factors.expand(*factors.shape[:-1], operator.shape[-1]))
     return _independent(mean.mT, scaled) if several else GPyTorchPosterior(MultivariateNormal(mean.squeeze(-1), scaled))
+
+
+def posterior_of_outputs(mvn: MultivariateNormal, outputs: list[int], transform: OutcomeTransform | None, *, X: Tensor) -> Any:
+    """Return the posterior of some of several outputs, each in its own units, from ``… x m x q`` of all.
+
+    A lazy covariance is scaled before they are chosen, so it stays lazy.
+    """
+    every = lazy_posterior(mvn, outputs=list(range(mvn.mean.shape[-2])))
+    scaled: Any = untransformed(every, transform, X=X) if lazy_operator(every) is not None else None
+    operator = lazy_operator(scaled)
+    if operator is not None:
+        return lazy_posterior(MultivariateNormal(scaled.mean.mT, operator), outputs=outputs)
+    transform = None if transform is None else transform.subset_output(outputs)
+    return untransformed(lazy_posterior(mvn, outputs=outputs), transform, X=X)
 
 
 def transformed(posterior: Any, transform: PosteriorTransform, *, X: Tensor) -> Any:

@@ -37,13 +37,19 @@ class SparseOptions(TypedDict, total=False):
     settings: SparseSettings | None
 
 
+class OptionsOfGrowth(SparseOptions, total=False):
+    """The same, and ``previous``, which shards of data do not have."""
+
+    previous: SparseModel | None
+
+
 class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
     """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³).
 
     The posterior is the DTC one (Quiñonero-Candela & Rasmussen 2005, section 5): ``mean = μ₀ + k_Dᵀα`` with *joint* covariance
     ``k − k_DᵀRRᵀk_D``. With every input in the dictionary it is the exact GP's. A posterior costs O(q m²), independent of n.
     Constructor, state dict, transforms, noise, batches, several outputs and ``ExactMarginalLogLikelihood`` are those of
-    :class:`~botorch.models.SingleTaskGP`. The dictionary is no parameter and not in the state dict.
+    :class:`~botorch.models.SingleTaskGP`. The dictionary is no parameter and not in the state dict; outlying rows are in it.
 
     *Conditioning* (``condition_on_observations``, ``fantasize``, look-ahead acquisition functions) is that of the posterior
     process, exact, at a cost independent of n. For new *data*, make a new model, with ``previous=`` the old one.
@@ -60,6 +66,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     - Gradients of multi-step look-ahead and of qNIPV include the change of a fantasy's covariance cache (they agree with
       finite differences); GPyTorch detaches this cache. After ``condition_on_observations(..., noise=...)`` the mean uses the
       given noise.
+    - ``posterior(X, output_indices=[1, 0])`` returns each output in its own units, and one output alone too.
     - The joint posterior of more than 4,096 points is lazy. Means and variances are exact. Samples and cached roots (qLogNEI,
       qLogNEHVI) are exact on variances, at 1,024 pivots and inside blocks of 256 neighbours; between blocks they correlate as
       the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`). Log densities, solutions and determinants are those
@@ -72,8 +79,9 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     - ``botorch.cross_validation.loo_cv`` raises ``UnsupportedError`` if the model is sparse: use :meth:`leave_one_out`.
     - qLogNEHVI with its default ``prune_baseline=False`` copies base samples inside BoTorch, ``samples x candidates x rows x
       outputs`` numbers at a time: with many rows, prune, or set ``init_batch_limit`` and ``batch_limit``.
-    - ``draw_matheron_paths`` uses BoTorch's 1,024 random features: standard deviations are a few per cent off (up to a fifth
-      for ARD kernels in d = 20). ``posterior(X).rsample`` is exact up to 4,096 points.
+    - ``draw_matheron_paths`` uses BoTorch's 1,024 random features, as ``SingleTaskGP`` does. With the Gaussian kernel
+      standard deviations are a few per cent off (up to a fifth for ARD kernels in d = 20), with Matérn-5/2 up to 30 %, with
+      rougher kernels by factors. ``posterior(X).rsample`` is exact up to 4,096 points.
     - Analytic ``NoisyExpectedImprovement`` builds exact GPs on ``X_observed``, as for any model: use ``qLogNEI``.
     - Predictive entropy search inverts the covariance of all training inputs, O(n³): use ``qMES`` or JES.
 
@@ -102,11 +110,11 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         robust: Whether a fit leaves out rows far off the predictions from the others (``outlying_rows``). A row that is far
             off in one output is left out in all, in learning and posterior. With ``False`` a fit (not ``previous=`` alone)
             warns of such rows: one in a hundred, 20 standard deviations off, makes prediction errors thirty times larger.
-        previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms. Its hyper-parameters and
-            the units that they were learned in, as the spread of ``Standardize``, are copied, its dictionary and factor
-            extended, O(m² k + n) for k new rows: in the exact case it is ``previous`` conditioned on these. The dictionary is
-            chosen anew when the data have grown by half; a given one stays. After another fit, which standardises
-            anew, the posterior is made anew. With ``robust=True`` new rows far off its predictions are left out.
+        previous: A model of the same class, of the first rows of these data, with the same kernel and transforms. Its
+            hyper-parameters and the units that they were learned in, as the spread of ``Standardize``, are copied, its
+            dictionary and factor extended, O(m² k + n) for k new rows: in the exact case it is ``previous`` conditioned on
+            these. The dictionary is chosen anew when the data have grown by half; a given one stays. After another fit, which
+            standardises anew, the posterior is made anew. With ``robust=True`` new rows far off its predictions are left out.
         settings: Sizes and tolerances of dictionary, learning and joint posterior.
 
     Raises:
@@ -132,15 +140,13 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         mean_module: Mean | None = None,
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
-        *,
-        previous: SparseGP | None = None,
-        **options: Unpack[SparseOptions],
+        **options: Unpack[OptionsOfGrowth],
     ) -> None:
         check_training_data(outcome_transform is not None, train_Yvar, train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
         )
-        self._configure(train_X, train_Yvar, previous=previous, **options)
+        self._configure(train_X, train_Yvar, **options)
 
 
 class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # the base class ships no types
@@ -150,7 +156,8 @@ class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # th
     BoTorch's, ``k₁ + k_cat + k₂ · k_cat``; a category never seen is as far from every other as these are from each other.
 
     The arguments are those of ``MixedSingleTaskGP``, ``cat_dims`` the categorical columns of ``train_X``. Keyword arguments
-    ``dictionary``, ``max_dictionary``, ``fit``, ``seed``, ``robust`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
+    ``dictionary``, ``max_dictionary``, ``fit``, ``seed``, ``robust``, ``settings`` and ``previous`` are those of
+    :class:`sparse_bo.SparseGP`.
 
     Raises:
         TypeError: As :class:`sparse_bo.SparseGP` does.
@@ -171,7 +178,7 @@ class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # th
         likelihood: Likelihood | None = None,
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
-        **options: Unpack[SparseOptions],
+        **options: Unpack[OptionsOfGrowth],
     ) -> None:
         check_training_data(outcome_transform is not None, train_Yvar, train_X=train_X, train_Y=train_Y)
         super().__init__(
@@ -187,7 +194,8 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
     BoTorch's: linearly truncated, or downsampling and exponential decay.
 
     The arguments are those of ``SingleTaskMultiFidelityGP``, ``train_X`` has the fidelity columns. Keyword arguments
-    ``dictionary``, ``max_dictionary``, ``fit``, ``seed``, ``robust`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
+    ``dictionary``, ``max_dictionary``, ``fit``, ``seed``, ``robust``, ``settings`` and ``previous`` are those of
+    :class:`sparse_bo.SparseGP`.
 
     Raises:
         TypeError: As :class:`sparse_bo.SparseGP` does.
@@ -212,7 +220,7 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
         likelihood: Likelihood | None = None,
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
-        **options: Unpack[SparseOptions],
+        **options: Unpack[OptionsOfGrowth],
     ) -> None:
         check_training_data(outcome_transform is not None, train_Yvar, train_X=train_X, train_Y=train_Y)
         fidelities = (iteration_fidelity, data_fidelities, linear_truncated, nu)
@@ -229,7 +237,7 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
     model. The posterior takes points with or without task column.
 
     The arguments are those of ``MultiTaskGP``. Keyword arguments ``dictionary`` (its points have the task column),
-    ``max_dictionary``, ``fit``, ``seed``, ``robust`` and ``settings`` are those of :class:`sparse_bo.SparseGP`.
+    ``max_dictionary``, ``fit``, ``seed``, ``robust``, ``settings`` and ``previous`` are those of :class:`sparse_bo.SparseGP`.
 
     Raises:
         TypeError: As :class:`sparse_bo.SparseGP` does.
@@ -261,7 +269,7 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         validate_task_values: bool = True,
-        **options: Unpack[SparseOptions],
+        **options: Unpack[OptionsOfGrowth],
     ) -> None:
         check_training_data(outcome_transform is not None, train_Yvar, train_X=train_X, train_Y=train_Y)
         modules = (mean_module, covar_module, likelihood)

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.model import Model
 from torch import Tensor
 
+from sparse_bo.errors import warn_caller
 from sparse_bo.gp.dtc import NystromFactor
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.posterior import Baseline
@@ -159,17 +161,18 @@ def check_training_data(standardized: bool = False, noise: Tensor | None = None,
     """Refuse arguments of the wrong kind by name, before BoTorch asks them for a shape.
 
     ``TypeError`` if something is no tensor, ``InputDataError`` if all have one dtype without fractions (BoTorch raises that for
-    different ones) or an entry, of the ``noise`` variances too, is infinite, ``ValueError`` if two of them have different
-    numbers of rows, there are no columns, no rows where outcomes are ``standardized``, or squares of entries are no numbers.
+    different ones), one has 16 bits, or an entry, of the ``noise`` variances too, is infinite, ``ValueError`` if two of them
+    have different numbers of rows, there are no columns, no rows where outcomes are ``standardized``, or squares of entries
+    are no numbers.
     """
-    if noise is not None and isinstance(noise, Tensor) and noise.is_floating_point():
-        check_size("train_Yvar", noise)
     for name, given in data.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")
     dtypes = {given.dtype for given in data.values()}
-    if len(dtypes) == 1 and not (dtype := dtypes.pop()).is_floating_point:
-        raise InputDataError(f"expected {' and '.join(data)} of dtype torch.float64, got {dtype}; use .double()")
+    for dtype in dtypes:
+        unfit = torch.finfo(dtype).bits < 32 if dtype.is_floating_point else len(dtypes) == 1  # no 16-bit factor in PyTorch
+        if unfit:
+            raise InputDataError(f"expected {' and '.join(data)} of dtype torch.float64, got {dtype}; use .double()")
     rows = {name: given.shape[-2] for name, given in data.items() if given.ndim >= 2}
     if len(set(rows.values())) > 1:
         raise ValueError(f"expected as many rows of each, got {', '.join(f'{n} of {name}' for name, n in rows.items())}")
@@ -185,6 +188,8 @@ def check_training_data(standardized: bool = False, noise: Tensor | None = None,
             )
         if given.is_floating_point():
             check_size(name, given)
+    if noise is not None and isinstance(noise, Tensor) and noise.is_floating_point():
+        check_size("train_Yvar", noise)
 
 
 def check_size(name: str, values: Tensor) -> None:
@@ -216,6 +221,29 @@ def set_parameters(model: Model, values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
+
+
+def outlying_mask(model: Any) -> Tensor:
+    """Return which training rows a model leaves out, ``n`` booleans."""
+    targets = model.train_targets
+    mask = torch.zeros(targets.shape[-1], dtype=torch.bool, device=targets.device)
+    mask[model.outlying_rows] = True
+    return mask
+
+
+def masked_rows(model: Any, mask: Tensor | None) -> Tensor | None:
+    """Return the rows of a mask of training rows; ``None``, with an ``InputDataWarning``, if the model has another number."""
+    if mask is None or not bool(mask.any()):
+        return None
+    targets = model.train_targets
+    if len(mask) != (n := targets.shape[-1]):
+        message = (
+            f"the state dict leaves out {int(mask.sum())} of {len(mask)} rows, this model has {n}, and leaves out none; fit it "
+            "with robust=True, or pass previous= in place of a state dict"
+        )
+        warn_caller(message, InputDataWarning)
+        return None
+    return mask.nonzero().squeeze(-1).to(targets.device)
 
 
 def same_parameters(one: Model, other: Model) -> bool:

@@ -186,8 +186,9 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         """
         if self.noise is not None:
             raise UnsupportedError(
-                "the noisy covariance of the training points of a SparseGP is never made dense; "
-                "for leave-one-out predictions use model.leave_one_out()"
+                "the noisy covariance of the training points of a SparseGP is never made dense; to learn by another likelihood "
+                'than ExactMarginalLogLikelihood make the model with fit="exact" and without robust=True, for leave-one-out '
+                "predictions use model.leave_one_out()"
             )
         return self._noiseless().expand(self.shape)
 
