@@ -140,6 +140,7 @@ class AskTell:
             said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arrays_of(arms, bounds)}
             said["workers"] = None if workers is None else check_count("workers", workers)
         self._about = about_run(self._domain, chosen, **how, notes=kept, **said)
+        self._names = () if outcomes is None else outcomes.names  # in the order of rows without names
         self._ranks = Lockstep(group)
         self._ranks.compare(partial(shared_settings, self._about, before))
         self._engine = Engine(self._domain, chosen, **how)
@@ -317,10 +318,14 @@ class AskTell:
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
-        names = self._names
+        names, outcomes = self._names, self._engine.outcomes
         check_same_order(tickets=tickets, y=y, X=X)
         self._steps.answer(
-            lambda: outcomes_of(self._known(tickets), y, names) if names else answers_of(self._known(tickets), y),
+            lambda: (
+                answers_of(self._known(tickets), y)
+                if outcomes is None
+                else outcomes_of(self._known(tickets), y, names, outcomes.names)
+            ),
             None if X is None else lambda: checked_inputs("told", X, self._domain),
         )
 
@@ -345,7 +350,7 @@ class AskTell:
             ValueError: If their numbers differ, a value is not finite, or an input is not in the domain.
             StorageError: If the journal cannot be written; nothing is added then.
         """
-        self._steps.add(lambda: checked_observations("added", (X, y), self._domain, self._engine.outcomes))
+        self._steps.add(lambda: checked_observations("added", (X, y), self._domain, self._engine.outcomes, self._names))
 
     def enqueue(self, X: Any) -> None:
         """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
@@ -491,10 +496,6 @@ class AskTell:
         ``None`` but for upper-confidence policies over arms, once they have a model.
         """
         return self._engine.certificate()
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return () if self._engine.outcomes is None else self._engine.outcomes.names
 
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)

@@ -250,6 +250,37 @@ def test_a_resumed_run_is_the_uninterrupted_one(domain, tmp_path):
             optimize(experiment, **{**how, name: other}, budget=20, storage=path, resume=True)
 
 
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_rows_of_a_resumed_call_are_in_the_order_of_its_names(vectorized, tmp_path):
+    path, seen = tmp_path / "run.journal", []
+    start = [[0.1, 0.2], [0.3, 0.4]]
+
+    def call(names, limits, budget, **how):
+        order = [*names, *(name for name in limits if name not in names)]
+
+        def rows(X):
+            found = [[experiment(x)[name] for name in order] for x in (X if vectorized else [X])]
+            return found if vectorized else found[0]
+
+        def add(loop, row):
+            if row.round == 1:
+                loop.add([[0.5, 0.6]], [[experiment([0.5, 0.6])[name] for name in order]])
+
+        initial = (start, [[experiment(x)[name] for name in order] for x in start])
+        aims = {"objectives": {name: OBJECTIVES[name] for name in names}, "constraints": {n: CONSTRAINTS[n] for n in limits}}
+        how |= {"initial": initial, "vectorized": vectorized, "callback": add, "storage": path, "resume": True}
+        return optimize(rows, bounds=[(0, 1), (0, 1)], policy=Scatter(), budget=budget, **aims, **how)
+
+    call(["yield", "cost"], ["impurity", "cost"], 6)
+    result = call(["cost", "yield"], ["cost", "impurity"], 12, on_result=seen.append)
+    evaluated = [(x, row) for batch in result.history.rows for x, row in zip(batch.points, batch.outcomes, strict=True)]
+    assert (len(evaluated) > 12, len(seen)) == (True, 6)
+    for x, row in evaluated:
+        assert dict(zip(NAMES, row, strict=True)) == {name: experiment(x)[name] for name in NAMES}
+    for one in seen:
+        assert one.outcomes == {name: experiment(one.x)[name] for name in NAMES}
+
+
 def test_a_history_keeps_its_outcomes_in_a_file(tmp_path):
     with pytest.warns(InfeasibleWarning, match=r"none of 12 evaluations is feasible: cost is NaN in all of them"):
         history = scattered(lambda x: experiment(x) | {"cost": None}).history
