@@ -467,16 +467,21 @@ class AskTell:
                 ranks.agree("end")
         result = replace(self.result(), ended=watch.reason)
         if engine.outcomes is not None and engine.outcomes.constraints and not result.feasible and engine.rows:
-            limits = ", ".join(engine.outcomes.constraints)
-            nearest = "result.best"
             columns = result.history.outcome_columns(result)
-            if engine.outcomes.only is None and columns is not None and columns.best_row is not None:
-                nearest = f"evaluation {[ticket for row in result.history.rows for ticket in row.tickets][columns.best_row]}"
+            assert columns is not None  # there are outcomes
+            nearest, best = "result.best", columns.best_row
+            if engine.outcomes.only is None and best is not None:
+                nearest = f"evaluation {[ticket for row in result.history.rows for ticket in row.tickets][best]}"
+            violated = [name for name, by in columns.violations.items() if best is None or by[best] > 0.0]
+            absent = [name for name, y in columns.values.items() if best is not None and y[best] != y[best]]
+            limits = ", ".join(violated or columns.violations)  # by estimates, a result within them may violate them
             text = (
                 f"{nearest} violates limits ({limits}) the least; check them and their units, search another range, or begin "
                 "with a feasible point (initial=)"
             )
-            if columns is not None and (gone := [name for name, y in columns.values.items() if (y != y).all()]):
+            if absent and not violated:
+                text = f"{nearest} violates no limit, but {', '.join(absent)} is NaN in it; check the objective function"
+            if gone := [name for name, y in columns.values.items() if (y != y).all()]:
                 text = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} NaN in all of them; check the objective function"
             warn_caller(f"none of {result.history.observations:,} evaluations is feasible: {text}", InfeasibleWarning)
         return result

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,21 @@ def test_the_warning_of_no_feasible_evaluation_names_an_outcome_that_is_never_th
         optimize(lambda x: {"yield": x[0], "impurity": math.nan, "cost": 0.0}, bounds=[(0, 1)], budget=6, **aims)
     expected = "none of 6 evaluations is feasible: impurity is NaN in all of them; check the objective function"
     assert [str(warning.message) for warning in caught] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "text"),
+    [
+        ({"yield": 1.0, "temp": 50.0, "stress": 9.0}, "result.best violates limits (stress) the least"),
+        ({"yield": 1.0, "temp": 2e3, "stress": 9.0}, "result.best violates limits (temp, stress) the least"),
+        ({"yield": math.nan, "temp": 50.0, "stress": -9.0}, "result.best violates no limit, but yield is NaN in it"),
+    ],
+)
+def test_the_warning_of_no_feasible_evaluation_names_the_limits_that_the_nearest_violates(outcomes, text):
+    rows = chain([{"yield": 0.0, "temp": 3e3, "stress": 99.0}], repeat(outcomes))
+    aims = {"objectives": {"yield": "max"}, "constraints": {"temp": (None, 1e3), "stress": (None, -5.0)}}
+    with pytest.warns(InfeasibleWarning, match=re.escape(text)):
+        optimize(lambda x: next(rows), bounds=[(0, 1)], budget=6, **aims)
 
 
 @pytest.mark.parametrize(
