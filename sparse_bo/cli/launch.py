@@ -24,6 +24,7 @@ from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.pools import Workers
+from sparse_bo.policies import Policy
 from sparse_bo.problems.builtin import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.report.facts import advice_of, facts
@@ -146,7 +147,7 @@ def finish(
     if writes:
         saved = Saved([], None)
         if history.rows:  # before anything is printed: nobody may read it
-            name = f"{problem.name}-{loop.policy.name}-seed{history.info['seed']}"
+            name = file_name(problem, loop.policy, seed=history.info["seed"])
             saved = save(history, problem, out=out, name=name, storage=storage)
             if not quiet:
                 _summarise(outcome, loop, problem)
@@ -179,6 +180,11 @@ def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem) -> None:
     lines = {"seconds": f"{outcome.seconds:.2f} {'since the resume' if outcome.before else 'in all'}{each}"}
     title = f"{loop.policy.name} on {problem.name}: {problem.description}"
     show(table(title, facts(view) | problem.truth_at(result) | lines), advice_of(view))
+
+
+def file_name(problem: AnyProblem, policy: Policy, *, seed: int) -> str:
+    """Return the name of a run's files, without their ends."""
+    return f"{problem.name}-{policy.name}-seed{seed}"
 
 
 class Saved(NamedTuple):

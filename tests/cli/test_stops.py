@@ -38,7 +38,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
     assert "stopped: interrupted after 10 evaluations\n" in done.output
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) == 10
     path = tmp_path / "run.journal"
-    done = invoke(*QUICK, "--out", str(tmp_path), "--storage", str(path))
+    done = invoke(*QUICK, "--out", str(tmp_path / "recorded"), "--storage", str(path))
     assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
 
 
