@@ -165,7 +165,7 @@ def tell(options: Namespace) -> None:
     if not filled:
         names = ", ".join(columns.results.values())
         raise ValueError(
-            f"expected results in {file.path}, got empty cells alone; fill in {names}, `failed` where there is none"
+            f"expected results in {file.path}, got an empty cell in every line; fill in {names}, `failed` where there is none"
         )
     elsewhere = 0
     with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
@@ -234,8 +234,11 @@ def add(options: Namespace) -> None:
         )
     filled = columns.filled(file)
     if empty := sorted({*range(len(file.rows))} - {*filled}):
-        line = file.lines[empty[0]]
-        raise ValueError(f"expected a result in each line of {file.path}, got none in line {line}; leave it out, or fill it in")
+        absent = ", ".join(column for column in columns.results.values() if not file.rows[empty[0]][column])
+        raise ValueError(
+            f"expected a result in each line of {file.path}, got no {absent} in line {file.lines[empty[0]]}; leave it out, or "
+            "fill it in, with nan for an outcome that could not be measured"
+        )
     points, results = columns.points(file), [columns.result(file, row) for row in filled]
     seen, new, alike = recorded.evaluations, dict.fromkeys(filled), dict[str, list[int]]()
     for row in filled:
