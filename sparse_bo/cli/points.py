@@ -259,6 +259,9 @@ def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
 def _result(file: CSVFile, row: int, column: str) -> float:
     text = file.rows[row][column].strip()
     value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column, fix="write a number, or `failed`")
+    if math.isinf(value):
+        place = file.place(row, column)
+        raise ValueError(f"expected a finite number for {place}, got {text!r}; write `failed` where there is none")
     if not file.rows[row].get(f"{column}_sd"):
         return value
     sd = file.number(row, f"{column}_sd")

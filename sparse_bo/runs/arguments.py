@@ -266,7 +266,7 @@ def checked_observations(
         rows = list(outcomes_of(range(len(picks)), y, names or outcomes.names, outcomes.names).values())
         if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
             raise ValueError(
-                f"expected at least one outcome of every {kind} observation, got none of number {failed}; leave it out"
+                f"expected at least one outcome of every {kind} observation, got none in row {failed}; leave it out"
             )
         return picks, rows
     if isinstance(y, Tensor) and y.is_complex():

@@ -113,6 +113,33 @@ def test_inputs_that_were_changed_are_where_it_was_evaluated(lab):
     assert temperatures == pytest.approx([67.0, untouched], rel=1e-13)
 
 
+def test_a_file_of_another_run_is_refused_unless_it_was_measured_there(lab):
+    journal = lab()
+    invoke("ask", "lab.journal", 3, "--out", "points.csv")
+    rows = [row | {"temperature": str(30 + k), "value": str(k)} for k, row in enumerate(read("points.csv"))]
+    write("points.csv", rows)
+    done = invoke("tell", "lab.journal", "points.csv")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: expected the points of lab.journal in points.csv, got other inputs than were asked for in each of 3 rows, as "
+        "in the file of another run; tell the file of this run, or, if all were measured there, add --yes\n",
+    )
+    assert read_run(journal).told == 0
+    write("points.csv", rows[:1])
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 1 result, 1 at other inputs than asked for; 2 pending\n"
+    write("points.csv", rows[1:])
+    done = invoke("tell", "lab.journal", "points.csv", "--yes")
+    assert done.output == "told 2 results, 2 at other inputs than asked for; 0 pending\n"
+
+
+def test_fewer_points_than_were_asked_for_are_explained(lab):
+    lab()
+    done = invoke("ask", "lab.journal", 100, "--out", "points.csv")
+    count = len(read("points.csv"))
+    ends = f"points.csv: {count} points of 100, where a batch of the policy or the queue ends, {count} pending in all;"
+    assert done.stdout.startswith(ends)
+
+
 def test_standard_deviations_have_a_column(lab):
     journal = lab()
     invoke("ask", "lab.journal", 2, "--out", "points.csv")
@@ -218,7 +245,7 @@ def test_a_colleagues_results_are_added_and_points_queued(lab):
     assert (first["temperature"], first["solvent"], second["temperature"]) == ("70.0", "ethanol", "80.0")
     assert first["hours"] in map(str, range(1, 25))
     assert invoke("ask", "lab.journal", "--again", "--out", "again.csv").exit_code == 0
-    write("again.csv", [{**row, "hours": "", "value_sd": ""} for row in read("again.csv")])
+    write("again.csv", [{**row, "ticket": "", "hours": "", "value_sd": ""} for row in read("again.csv")])
     done = invoke("enqueue", "lab.journal", "again.csv")  # all columns are those of a command
     assert done.output.startswith("queued 2 points"), done.output
 
@@ -361,8 +388,9 @@ WRONG = {
     "no text": (b"a\x00b,c\n1,2\n", "tell", "it is no text"),
     "an open quote": ('temperature,"hours\n', "add", "cannot be read"),
     "tickets": ("ticket," + COLLEAGUE.replace("\n50", "\n0,50"), "add", "got tickets; `tell` reports results of `ask`"),
+    "queued tickets": ("ticket," + COLLEAGUE.replace("\n50", "\n0,50"), "enqueue", "got tickets; `tell` reports results of"),
     "no tickets": (COLLEAGUE, "tell", "to have the columns ticket, value, got temperature, hours, solvent, value; add ticket"),
-    "an unknown ticket": ("ticket,value\n99,1\n", "tell", "tickets [99] are unknown: ask() has not returned them"),
+    "an unknown ticket": ("ticket,value\n99,1\n", "tell", "of `ask` for lab.journal, got 99 in line 2 of file.csv; tell the"),
     "a ticket twice": (
         "ticket,value\n0,1\n0,2\n",
         "tell",
@@ -379,7 +407,11 @@ WRONG = {
         "tell",
         "expected a finite standard deviation >= 0 for 'value_sd' in line 3 of file.csv, got -1",
     ),
-    "an infinite result": ("ticket,value\n0,inf\n", "tell", "expected finite values"),
+    "an infinite result": (
+        "ticket,value\n0,inf\n",
+        "tell",
+        "expected a finite number for 'value' in line 2 of file.csv, got 'inf'; write `failed` where there is none",
+    ),
     "some inputs": ("ticket,hours,value\n0,4,1\n", "tell", "to have the columns temperature, hours, solvent, grade"),
 }
 
@@ -413,7 +445,7 @@ def test_a_journal_that_a_process_writes_is_left_alone(lab, command):
     journal.with_name("file.csv").write_text("ticket,temperature,hours,solvent,grade,value\n0,50,4,water,,1\n")
     with AskTell.resume(journal) as loop:
         loop.ask(1)
-        if command[0] == "add":
+        if command[0] in ("add", "enqueue"):
             journal.with_name("file.csv").write_text(COLLEAGUE)
         done = invoke(command[0], "lab.journal", *command[1:])
     assert done.exit_code == 2

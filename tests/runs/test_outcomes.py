@@ -397,7 +397,7 @@ def test_observations_are_added_and_taken_over_by_name(tmp_path):
         loop.add([[0.1, 0.2], [0.3, 0.4]], [{"yield": 1.0, "cost": math.nan, "impurity": 0.2}, (2.0, 0.5, 0.3)])
         batch = loop.ask()
         loop.tell(batch.tickets, {"yield": [3.0, 4.0, 5.0], "cost": [0.1, 0.2, 0.3], "impurity": [0.4] * 3})
-        with pytest.raises(ValueError, match="at least one outcome of every added observation, got none of number 0"):
+        with pytest.raises(ValueError, match="at least one outcome of every added observation, got none in row 0"):
             loop.add([[0.5, 0.5]], [math.nan])
     assert str(AskTell.resume(before, policy=Scatter()).history.rows[0].outcomes) == "[(1.0, nan, 0.2), (2.0, 0.5, 0.3)]"
     fewer = {"objectives": {"cost": "min"}, "constraints": {"colour": (None, 1.0)}}
