@@ -150,7 +150,7 @@ def finish(
             name = file_name(problem, loop.policy, seed=history.info["seed"])
             saved = save(history, problem, out=out, name=name, storage=storage)
             if not quiet:
-                _summarise(outcome, loop, problem)
+                _summarise(outcome, loop, problem, storage)
         try:
             loop.close()
         except StorageError as error:
@@ -162,7 +162,7 @@ def finish(
         raise typer.Exit(code)
 
 
-def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem) -> None:
+def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem, storage: Path | None) -> None:
     result, history = outcome.result, outcome.result.history
     regret = problem.regret_of(history)
     view = view_of(
@@ -174,6 +174,8 @@ def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem) -> None:
         most_slices=0,
         asked=loop.asked,
         unseen=loop.asked - len(loop.pending) - history.observations,
+        about=loop.about,
+        source=None if storage is None else storage.name,
     )
     now = history.observations - outcome.before
     each = f" ({1e6 * outcome.seconds / now:.0f} µs per evaluation)" if now else ""

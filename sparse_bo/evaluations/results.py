@@ -244,7 +244,8 @@ def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
 
         got = ", ".join(map(repr, row)) or "none"
         others = [name for name in row if isinstance(name, str) and name not in names]
-        fix = f"; write {missing[0]!r}" if nearest(missing[0].lower(), [name.lower() for name in others]) else ""
+        fix = nearest(missing[0], others)
+        fix += " The names of the run and of its results have to agree" if fix else ""
         raise ValueError(
             f"expected a value of every outcome ({', '.join(names)}), got none of {', '.join(missing)} among {got}"
             f"{fix or '; return nan for one that could not be measured'}"

@@ -173,7 +173,8 @@ def test_missing_outcomes_are_missing_and_failed_ones_fail():
 
 
 WRONG = [
-    ({"yield": 1.0, "cost": 2.0}, ValueError, "none of impurity among 'yield', 'cost'"),
+    ({"yield": 1.0, "cost": 2.0}, ValueError, "none of impurity among 'yield', 'cost'; return nan"),
+    ({"yield": 1.0, "cost": 2.0, "impurities": 0.0}, ValueError, r"did you mean 'impurities'\? The names of the run"),
     ({"yield": 1.0, "cost": math.inf, "impurity": 0.0}, ValueError, "finite value of 'cost'"),
     ({"yield": 1.0, "cost": "2", "impurity": 0.0}, TypeError, "real number for the outcome 'cost', got '2'"),
     ([1.0, 2.0], ValueError, r"expected 3 outcomes \(yield, cost, impurity\), got \[1.0, 2.0\]"),
