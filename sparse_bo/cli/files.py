@@ -172,7 +172,7 @@ def tell(options: Namespace) -> None:
         raise ValueError(
             f"expected results in {file.path}, got an empty cell in every line; fill in {names}, `failed` where there is none"
         )
-    elsewhere = 0
+    elsewhere, results = 0, [columns.result(file, row) for row in new]
     with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
         if new:
             batch = loop.reissue([tickets[row] for row in new])
@@ -186,9 +186,8 @@ def tell(options: Namespace) -> None:
                     "there, add --yes"
                 )
             X = [old if other is None else other for old, other in zip(asked, moved, strict=True)] if elsewhere else None
-            loop.tell(batch, [columns.result(file, row) for row in new], X=X)
+            loop.tell(batch, results, X=X)
         pending = len(loop.pending)
-    results = [columns.result(file, row) for row in new]
     failed = sum(all(map(math.isnan, one.values())) if isinstance(one, dict) else math.isnan(one) for one in results)
     told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
     told += f", {elsewhere:,} at other inputs than asked for" if elsewhere else ""

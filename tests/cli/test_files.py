@@ -410,7 +410,7 @@ WRONG = {
     "an infinite result": (
         "ticket,value\n0,inf\n",
         "tell",
-        "expected a finite number for 'value' in line 2 of file.csv, got 'inf'; write `failed` where there is none",
+        "error: expected a finite number for 'value' in line 2 of file.csv, got 'inf'; write `failed` where there is none",
     ),
     "some inputs": ("ticket,hours,value\n0,4,1\n", "tell", "to have the columns temperature, hours, solvent, grade"),
 }
