@@ -180,7 +180,7 @@ def measure(X):
     started(command, tmp_path)
     first, cut = (tmp_path / "own.py").read_text(), read_run(tmp_path / "run.journal")
     (tmp_path / "own.py").write_text(first.replace('== "0"', '== "never"'), encoding="utf-8")
-    alone = [sys.executable, *command[:-3], "whole.journal", "--out", "out"]
+    alone = [sys.executable, *command[:-3], "whole.journal", "--out", "whole"]
     subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True, env={**os.environ, "TORCHELASTIC_RESTART_COUNT": "0"})
     assert cut.history.indices == read_run(tmp_path / "whole.journal").history.indices
     assert cut.told == 40
