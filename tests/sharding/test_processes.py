@@ -175,7 +175,7 @@ def measure(X):
 """,
         encoding="utf-8",
     )
-    options = ["--objective", "own:measure", "--grid", "0:1:30,0:1:30", "--budget", "40", "--seed", "3"]
+    options = ["--objective", "own:measure", "--grid", "0:1:30,0:1:30", "--policy", "bbkb", "--budget", "40", "--seed", "3"]
     command = ["-m", "sparse_bo", "run", *options, "--quiet", "--storage", "run.journal", "--out", "out"]
     started(command, tmp_path)
     first, cut = (tmp_path / "own.py").read_text(), read_run(tmp_path / "run.journal")
