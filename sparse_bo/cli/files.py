@@ -134,7 +134,8 @@ def ask(options: Namespace) -> None:
         again = f"python -m sparse_bo ask {shlex.quote(str(storage))} --again --out FILE.csv"
         complain("error", f"could not write {out}: {reason(error)}; the points are pending: {again}")
         raise typer.Exit(1) from error
-    say(f"{out}: {_points(len(batch))}, {pending:,} pending in all; fill in {', '.join(columns.results.values())}")
+    fewer = "" if number is None or len(batch) == number else f" of {number:,}, where a batch of the policy or the queue ends"
+    say(f"{out}: {_points(len(batch))}{fewer}, {pending:,} pending in all; fill in {', '.join(columns.results.values())}")
     say(f"next: python -m sparse_bo tell {shlex.quote(str(storage))} {shlex.quote(str(out))}")
 
 
@@ -146,8 +147,12 @@ def tell(options: Namespace) -> None:
     seen, new, before = recorded.evaluations, list[int](), list[int]()
     for row in filled:
         ticket = tickets[row]
-        told = 0 <= ticket < len(seen.known) and seen.known[ticket] and not seen.added[ticket]
-        (before if told else new).append(row)
+        if not 0 <= ticket < len(seen.known) or seen.added[ticket]:
+            raise ValueError(
+                f"expected tickets of `ask` for {options.storage}, got {ticket} in line {file.lines[row]} of {file.path}; tell "
+                "the file of this run"
+            )
+        (before if seen.known[ticket] else new).append(row)
     rows = dict[int, int]()
     for row in filled:
         if (first := rows.setdefault(tickets[row], row)) != row:
@@ -165,19 +170,24 @@ def tell(options: Namespace) -> None:
     if not filled:
         names = ", ".join(columns.results.values())
         raise ValueError(
-            f"expected results in {file.path}, got empty cells alone; fill in {names}, `failed` where there is none"
+            f"expected results in {file.path}, got an empty cell in every line; fill in {names}, `failed` where there is none"
         )
-    elsewhere = 0
+    elsewhere, results = 0, [columns.result(file, row) for row in new]
     with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
         if new:
             batch = loop.reissue([tickets[row] for row in new])
             asked = columns.asked(batch)
             moved = _moved(asked, columns, file, new)
             elsewhere = sum(other is not None for other in moved)
+            if 1 < elsewhere == len(filled) and not options.yes:
+                raise ValueError(
+                    f"expected the points of {options.storage} in {file.path}, got other inputs than were asked for in each of "
+                    f"{elsewhere:,} rows, as in the file of another run; tell the file of this run, or, if all were measured "
+                    "there, add --yes"
+                )
             X = [old if other is None else other for old, other in zip(asked, moved, strict=True)] if elsewhere else None
-            loop.tell(batch, [columns.result(file, row) for row in new], X=X)
+            loop.tell(batch, results, X=X)
         pending = len(loop.pending)
-    results = [columns.result(file, row) for row in new]
     failed = sum(all(map(math.isnan, one.values())) if isinstance(one, dict) else math.isnan(one) for one in results)
     told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
     told += f", {elsewhere:,} at other inputs than asked for" if elsewhere else ""
@@ -227,15 +237,14 @@ def add(options: Namespace) -> None:
     recorded, file, columns = _read(options)
     known = [columns.ticket, *columns.inputs, *columns.beside, *columns.sds]
     left_out = file.check([*columns.needed, *columns.results.values()], known)
-    if any(row.get(columns.ticket) for row in file.rows):
-        raise ValueError(
-            f"expected points that the run has not asked for in {file.path}, got tickets; `tell` reports results of `ask`: "
-            f"leave out the column {columns.ticket} if they are of another run"
-        )
+    _check_not_asked(file, columns)
     filled = columns.filled(file)
     if empty := sorted({*range(len(file.rows))} - {*filled}):
-        line = file.lines[empty[0]]
-        raise ValueError(f"expected a result in each line of {file.path}, got none in line {line}; leave it out, or fill it in")
+        absent = ", ".join(column for column in columns.results.values() if not file.rows[empty[0]][column])
+        raise ValueError(
+            f"expected a result in each line of {file.path}, got no {absent} in line {file.lines[empty[0]]}; leave it out, or "
+            "fill it in, with nan for an outcome that could not be measured"
+        )
     points, results = columns.points(file), [columns.result(file, row) for row in filled]
     seen, new, alike = recorded.evaluations, dict.fromkeys(filled), dict[str, list[int]]()
     for row in filled:
@@ -256,9 +265,19 @@ def add(options: Namespace) -> None:
     _say_left_out(left_out)
 
 
+def _check_not_asked(file: CSVFile, columns: PointColumns) -> None:
+    """Check that a file has no tickets: these are of `ask`."""
+    if any(row.get(columns.ticket) for row in file.rows):
+        raise ValueError(
+            f"expected points that the run has not asked for in {file.path}, got tickets; `tell` reports results of `ask`: "
+            f"leave out the column {columns.ticket} if they are of another run"
+        )
+
+
 def enqueue(options: Namespace) -> None:
     """``enqueue``: queue points of a CSV file, which the next asks return first."""
     recorded, file, columns = _read(options)
+    _check_not_asked(file, columns)
     given = [name for name in columns.inputs if name in file.columns]
     left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
     chosen = [name for name in columns.inputs if name not in given]  # by the policy

@@ -24,6 +24,7 @@ from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.pools import Workers
+from sparse_bo.policies import Policy
 from sparse_bo.problems.builtin import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.report.facts import advice_of, facts
@@ -146,10 +147,10 @@ def finish(
     if writes:
         saved = Saved([], None)
         if history.rows:  # before anything is printed: nobody may read it
-            name = f"{problem.name}-{loop.policy.name}-seed{history.info['seed']}"
+            name = file_name(problem, loop.policy, seed=history.info["seed"])
             saved = save(history, problem, out=out, name=name, storage=storage)
             if not quiet:
-                _summarise(outcome, loop, problem)
+                _summarise(outcome, loop, problem, storage)
         try:
             loop.close()
         except StorageError as error:
@@ -161,7 +162,7 @@ def finish(
         raise typer.Exit(code)
 
 
-def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem) -> None:
+def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem, storage: Path | None) -> None:
     result, history = outcome.result, outcome.result.history
     regret = problem.regret_of(history)
     view = view_of(
@@ -173,12 +174,19 @@ def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem) -> None:
         most_slices=0,
         asked=loop.asked,
         unseen=loop.asked - len(loop.pending) - history.observations,
+        about=loop.about,
+        source=None if storage is None else storage.name,
     )
     now = history.observations - outcome.before
     each = f" ({1e6 * outcome.seconds / now:.0f} µs per evaluation)" if now else ""
     lines = {"seconds": f"{outcome.seconds:.2f} {'since the resume' if outcome.before else 'in all'}{each}"}
     title = f"{loop.policy.name} on {problem.name}: {problem.description}"
     show(table(title, facts(view) | problem.truth_at(result) | lines), advice_of(view))
+
+
+def file_name(problem: AnyProblem, policy: Policy, *, seed: int) -> str:
+    """Return the name of a run's files, without their ends."""
+    return f"{problem.name}-{policy.name}-seed{seed}"
 
 
 class Saved(NamedTuple):

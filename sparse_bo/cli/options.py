@@ -324,7 +324,13 @@ def ask(
 
 
 @app.command(help=options.TELL_HELP, rich_help_panel=FILES)
-def tell(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
+def tell(
+    storage: options.Journal,
+    file: options.PointsFile,
+    *,
+    yes: Annotated[bool, option("Run", "Other inputs than were asked for in every row are as measured.", "--yes")] = False,
+    arms_file: options.JournalArms = None,
+) -> None:
     """Read the file, tell its results."""
     execute("files", "tell", locals())
 

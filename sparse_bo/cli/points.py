@@ -231,22 +231,8 @@ class PointColumns(NamedTuple):
         return [file.whole_number(row, self.ticket) for row in range(len(file.rows))]
 
     def filled(self, file: CSVFile) -> list[int]:
-        """Return the rows of a file that have results.
-
-        Raises:
-            ValueError: If a row has some of its outcomes alone.
-        """
-        found = []
-        for row, cells in enumerate(file.rows):
-            empty = [column for column in self.results.values() if not cells[column]]
-            if empty and len(empty) < len(self.results):
-                raise ValueError(
-                    f"expected all outcomes in line {file.lines[row]} of {file.path}, got no {', '.join(empty)}; write nan for "
-                    "what could not be measured, or leave all of them empty until they are there"
-                )
-            if not empty:
-                found.append(row)
-        return found
+        """Return the rows of a file that have results, of several outcomes all of them."""
+        return [row for row, cells in enumerate(file.rows) if all(cells[column] for column in self.results.values())]
 
     def result(self, file: CSVFile, row: int) -> Any:
         """Return the result of a row: a number, or numbers by name; ``failed`` or ``nan``: NaN."""
@@ -273,6 +259,9 @@ def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
 def _result(file: CSVFile, row: int, column: str) -> float:
     text = file.rows[row][column].strip()
     value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column, fix="write a number, or `failed`")
+    if math.isinf(value):
+        place = file.place(row, column)
+        raise ValueError(f"expected a finite number for {place}, got {text!r}; write `failed` where there is none")
     if not file.rows[row].get(f"{column}_sd"):
         return value
     sd = file.number(row, f"{column}_sd")

@@ -26,7 +26,7 @@ from sparse_bo.cli.inputs import (
     problem_of,
     taken_over,
 )
-from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread_over
+from sparse_bo.cli.launch import device_on_rank, file_name, finish, launch, ranks_of_job, spread_over
 from sparse_bo.cli.presets import given_settings, policy_of
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
@@ -93,6 +93,11 @@ def run(options: Namespace) -> None:
                 )
             fitting = _planned(choice.policy, problem, budget=budget, memory=memory, seconds=seconds, seed=seed)
             choice = choice._replace(policy=fitting)
+        history = out / f"{file_name(problem, choice.policy, seed=seed)}.jsonl"
+        if group.leads and isinstance(problem, OwnProblem) and history.exists():
+            raise FileExistsError(
+                f"{history} exists, and has the results of an earlier run; choose another --out, or move the file"
+            )
         evaluated = [options.executor, options.workers, options.asynchronous]
         with folder(out) if group.leads else nullcontext():
             loop = AskTell(

@@ -176,7 +176,7 @@ class Float(Parameter):
         numbers = [check_number(name, value) for value in values]
         for number in numbers:
             if not self.low <= number <= self.high:
-                got = f"got {number!r}; leave the point out, or widen the range"
+                got = f"got {number!r}; leave the point out, or begin a run with a wider range"
                 raise ValueError(f"expected {name} in [{self.low:g}, {self.high:g}], {got}")
         v = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         if self.count is not None:
@@ -253,7 +253,7 @@ class Int(Parameter):
         for number in numbers:
             if not self.low <= number <= self.high or (number - self.low) % self.step:
                 stepped = "" if self.step == 1 else f" in steps of {self.step}"
-                got = f"got {number}; leave the point out, or change the range"
+                got = f"got {number}; leave the point out, or begin a run with another range"
                 raise ValueError(f"expected {name} in [{self.low}, {self.high}]{stepped}, {got}")
         return (torch.tensor(numbers, dtype=torch.float64, device="cpu") - self.low) / self.step
 

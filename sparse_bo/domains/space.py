@@ -167,7 +167,8 @@ class Space:
         """Return points as columns, ``q x dims``, float64.
 
         Args:
-            points: A value for every name that is there and no other; constants may be left out.
+            points: A value for every name that is there and no other; constants may be left out, and a parameter that is not
+                there may be ``None``.
             what: Name of the argument, for messages.
 
         Raises:
@@ -189,12 +190,14 @@ class Space:
                 wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
                 fix = (nearest(unknown[0], left_out) or "; take it out") if unknown else "; add it"
                 raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}{fix}")
+        if self._conditions:
+            points = [{k: v for k, v in point.items() if v is not None or self._due(k, point)} for point in points]
         U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
         for name, parameter, columns in self._parts():
             try:
                 encoded = parameter.encode([point[name] for point in points if name in point], name)
             except (TypeError, ValueError) as error:
-                raise _with_row(error, points, parameter, name, what) from None
+                raise self._with_row(error, points, name, what) from None
             if parameter.width and parameter.when is None:
                 U[:, columns] = encoded
             elif parameter.width:
@@ -203,14 +206,27 @@ class Space:
         for name, _, absent in self._absent(U):
             for row, (point, away) in enumerate(zip(points, absent.tolist(), strict=True)):
                 if (name in point) == away and (away or self.parameters[name].count != 1):
-                    needed = " and ".join(
-                        f"{other!r} is {' or '.join(map(repr, values))}"
-                        for other, values in (self.parameters[name].when or {}).items()
-                    )
-                    wrong, fix = (f"a {name!r}", "take it out") if away else (f"no {name!r}", "add it")
-                    where = f"{'only ' if away else ''}where {needed}"
-                    raise ValueError(f"expected {what} with {name!r} {where}, got {wrong} in row {row}; {fix}")
+                    raise self._misplaced(name, row, what, away=away)
         return U
+
+    def _misplaced(self, name: str, row: int, what: str, *, away: bool) -> ValueError:
+        """Return the error of a conditional parameter that is not to be in a point (``away``), or that it lacks."""
+        when = (self.parameters[name].when or {}).items()
+        needed = " and ".join(f"{other!r} is {' or '.join(map(repr, values))}" for other, values in when)
+        wrong, fix = (f"a {name!r}", "take it out") if away else (f"no {name!r}", "add it")
+        where = f"{'only ' if away else ''}where {needed}"
+        return ValueError(f"expected {what} with {name!r} {where}, got {wrong} in row {row}; {fix}")
+
+    def _with_row(self, error: Exception, points: Sequence[Mapping[str, Any]], name: str, what: str) -> Exception:
+        """Return the error of the first of several points whose value cannot be encoded, with its row."""
+        for row, point in enumerate(points):
+            try:
+                self.parameters[name].encode([point[name]] if name in point else [], name)
+            except (TypeError, ValueError) as own:
+                if not self._due(name, point):
+                    return self._misplaced(name, row, what, away=True)
+                return type(own)(f"row {row} of the {what}: {own}") if len(points) > 1 else own
+        return error
 
     def lacks(self, point: Mapping[str, Any]) -> bool:
         """Return whether a point lacks parameters that :meth:`encode` needs."""
@@ -428,16 +444,6 @@ def _hold(conditions: Mapping[str, Tensor], numbers: Mapping[str, Tensor], q: in
     for name, needed in conditions.items():
         held &= torch.isin(numbers[name], needed.to(numbers[name]))
     return held
-
-
-def _with_row(error: Exception, points: Sequence[Mapping[str, Any]], parameter: Parameter, name: str, what: str) -> Exception:
-    """Return the error of the first of several points whose value cannot be encoded, with its row."""
-    for row, point in enumerate(points if len(points) > 1 else ()):
-        try:
-            parameter.encode([point[name]] if name in point else [], name)
-        except (TypeError, ValueError) as own:
-            return type(own)(f"row {row} of the {what}: {own}")
-    return error
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

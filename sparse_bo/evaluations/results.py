@@ -190,8 +190,8 @@ def is_failed(value: Value) -> bool:
     return value != value if isinstance(value, float) else all(v != v for v in value)
 
 
-def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[int, Value]:
-    """Return ``m`` outcomes per ticket, in the order of their names.
+def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Sequence[str] = ()) -> dict[int, Value]:
+    """Return ``m`` outcomes per ticket, in an order of their names.
 
     Args:
         tickets: ``q`` tickets.
@@ -199,7 +199,8 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[in
             pandas table. NaN or ``None``: the outcome is missing; in place of a row: the evaluation failed. Other names are
             ignored. A value may be a :class:`Measured`, or a pair of a number and the standard deviation of its noise
             (``None``: not known).
-        names: Of the ``m`` outcomes.
+        names: Of the ``m`` outcomes, in the order of rows without names.
+        order: Of the outcomes that are returned; default: that of ``names``.
 
     Raises:
         ValueError: If a row lacks an outcome, the number of rows or values is another one, or a value is infinite.
@@ -225,7 +226,9 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str]) -> dict[in
     if len(rows) != len(tickets):
         got = f"{len(rows)} of them"
         raise ValueError(f"expected a row of outcomes ({', '.join(names)}) for each of {len(tickets)} tickets, got {got}")
-    return {ticket: _outcome_row(row, names) for ticket, row in zip(tickets, rows, strict=True)}
+    positions = [names.index(name) for name in order or names]
+    found = [_outcome_row(row, names) for row in rows]
+    return {ticket: tuple(row[k] for k in positions) for ticket, row in zip(tickets, found, strict=True)}
 
 
 def _listed(values: Any) -> list[Any]:
@@ -241,7 +244,8 @@ def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
 
         got = ", ".join(map(repr, row)) or "none"
         others = [name for name in row if isinstance(name, str) and name not in names]
-        fix = f"; write {missing[0]!r}" if nearest(missing[0].lower(), [name.lower() for name in others]) else ""
+        fix = nearest(missing[0], others)
+        fix += " The names of the run and of its results have to agree" if fix else ""
         raise ValueError(
             f"expected a value of every outcome ({', '.join(names)}), got none of {', '.join(missing)} among {got}"
             f"{fix or '; return nan for one that could not be measured'}"

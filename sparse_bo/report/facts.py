@@ -285,6 +285,8 @@ def _remedy_of(view: RunView, out: int) -> str:
     notes, it, s = view.about.get("notes", {}), "it" if out == 1 else "them", "s" * (out != 1)
     if "created" in notes:
         return f"`python -m sparse_bo tell` reports the result{s}; `ask --again` writes the point{s} into a file again."
+    if "problem" in notes and view.source is None:
+        return "Begin it again with --storage RUN.journal: a run without a journal cannot go on."
     if "problem" in notes:
         return f"`python -m sparse_bo resume` makes {it} first."
     return f"Tell the result{s}; AskTell.resume(…).reissue() hands {it} out again, and run(…) makes {it} first."

@@ -239,9 +239,12 @@ def _columns_of(table: Any, domain: Domain) -> Any:
 
 
 def checked_observations(
-    kind: str, given: tuple[Any, Any], domain: Domain, outcomes: Outcomes | None = None
+    kind: str, given: tuple[Any, Any], domain: Domain, outcomes: Outcomes | None = None, names: Sequence[str] = ()
 ) -> tuple[Tensor, list[Value]]:
-    """Return the ``n`` picks and results of observations that a run has not asked for."""
+    """Return the ``n`` picks and results of observations that a run has not asked for.
+
+    ``names`` of outcomes are in the order of rows without names; by default in that of the run.
+    """
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         got = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
         fix = "pass a tuple of two"
@@ -260,10 +263,10 @@ def checked_observations(
     check_unmasked(f"{kind} values", y)
     picks = checked_inputs(kind, where, domain)
     if outcomes is not None:
-        rows = list(outcomes_of(range(len(picks)), y, outcomes.names).values())
+        rows = list(outcomes_of(range(len(picks)), y, names or outcomes.names, outcomes.names).values())
         if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
             raise ValueError(
-                f"expected at least one outcome of every {kind} observation, got none of number {failed}; leave it out"
+                f"expected at least one outcome of every {kind} observation, got none in row {failed}; leave it out"
             )
         return picks, rows
     if isinstance(y, Tensor) and y.is_complex():

@@ -140,6 +140,7 @@ class AskTell:
             said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arrays_of(arms, bounds)}
             said["workers"] = None if workers is None else check_count("workers", workers)
         self._about = about_run(self._domain, chosen, **how, notes=kept, **said)
+        self._names = () if outcomes is None else outcomes.names  # in the order of rows without names
         self._ranks = Lockstep(group)
         self._ranks.compare(partial(shared_settings, self._about, before))
         self._engine = Engine(self._domain, chosen, **how)
@@ -317,10 +318,14 @@ class AskTell:
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
-        names = self._names
+        names, outcomes = self._names, self._engine.outcomes
         check_same_order(tickets=tickets, y=y, X=X)
         self._steps.answer(
-            lambda: outcomes_of(self._known(tickets), y, names) if names else answers_of(self._known(tickets), y),
+            lambda: (
+                answers_of(self._known(tickets), y)
+                if outcomes is None
+                else outcomes_of(self._known(tickets), y, names, outcomes.names)
+            ),
             None if X is None else lambda: checked_inputs("told", X, self._domain),
         )
 
@@ -345,7 +350,7 @@ class AskTell:
             ValueError: If their numbers differ, a value is not finite, or an input is not in the domain.
             StorageError: If the journal cannot be written; nothing is added then.
         """
-        self._steps.add(lambda: checked_observations("added", (X, y), self._domain, self._engine.outcomes))
+        self._steps.add(lambda: checked_observations("added", (X, y), self._domain, self._engine.outcomes, self._names))
 
     def enqueue(self, X: Any) -> None:
         """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
@@ -462,16 +467,21 @@ class AskTell:
                 ranks.agree("end")
         result = replace(self.result(), ended=watch.reason)
         if engine.outcomes is not None and engine.outcomes.constraints and not result.feasible and engine.rows:
-            limits = ", ".join(engine.outcomes.constraints)
-            nearest = "result.best"
             columns = result.history.outcome_columns(result)
-            if engine.outcomes.only is None and columns is not None and columns.best_row is not None:
-                nearest = f"evaluation {[ticket for row in result.history.rows for ticket in row.tickets][columns.best_row]}"
+            assert columns is not None  # there are outcomes
+            nearest, best = "result.best", columns.best_row
+            if engine.outcomes.only is None and best is not None:
+                nearest = f"evaluation {[ticket for row in result.history.rows for ticket in row.tickets][best]}"
+            violated = [name for name, by in columns.violations.items() if best is None or by[best] > 0.0]
+            absent = [name for name, y in columns.values.items() if best is not None and y[best] != y[best]]
+            limits = ", ".join(violated or columns.violations)  # by estimates, a result within them may violate them
             text = (
                 f"{nearest} violates limits ({limits}) the least; check them and their units, search another range, or begin "
                 "with a feasible point (initial=)"
             )
-            if columns is not None and (gone := [name for name, y in columns.values.items() if (y != y).all()]):
+            if absent and not violated:
+                text = f"{nearest} violates no limit, but {', '.join(absent)} is NaN in it; check the objective function"
+            if gone := [name for name, y in columns.values.items() if (y != y).all()]:
                 text = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} NaN in all of them; check the objective function"
             warn_caller(f"none of {result.history.observations:,} evaluations is feasible: {text}", InfeasibleWarning)
         return result
@@ -491,10 +501,6 @@ class AskTell:
         ``None`` but for upper-confidence policies over arms, once they have a model.
         """
         return self._engine.certificate()
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return () if self._engine.outcomes is None else self._engine.outcomes.names
 
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)

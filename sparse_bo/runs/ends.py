@@ -174,7 +174,7 @@ class Watch:
             index = None if batch.indices is None else int(batch.indices[k])
             named = {} if batch.parameters is None else batch.parameters[k]
             row = (value,) if isinstance(value, float) else value
-            every = {} if outcomes is None else dict(zip(outcomes.names, row, strict=True))
+            every = {} if outcomes is None else dict(zip(self.loop._names, row, strict=True))
             self.on_result(Evaluation(ticket, X[k], index, named, row[0], every))
 
     def ended(self) -> bool:

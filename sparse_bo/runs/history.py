@@ -145,7 +145,7 @@ class History:
 
     @property
     def observations(self) -> int:
-        """Number of evaluations in all rows, failed ones and added observations included."""
+        """Number of evaluations in all rows, failed and added ones included; ``State.pulls`` counts successful ones."""
         return sum(row.batch_size for row in self.rows)
 
     @property

@@ -20,6 +20,7 @@ from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.arguments import (
     ArmsLike,
     BoundsLike,
+    arrays_of,
     bounds_of,
     check_budget,
     checked_observations,
@@ -264,7 +265,8 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
         there = storage is not None and resume and storage_of(storage).resolved().exists()
     resumed = resume and group_of(arms).from_first("looking for the journal", there)
     if resumed:
-        loop = _resumed(storage, arms, run)
+        loop = _resumed(storage, arms, run, given["call_with"])
+        loop._about["arrays"] = arrays_of(given["arms"], given["bounds"])
     else:
         at_a_time = None if spread is None else spread.count
         loop = AskTell(given["arms"], **run, storage=storage, goal=given["goal"], budget=budget, workers=at_a_time)
@@ -285,8 +287,8 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     return result
 
 
-def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any]) -> AskTell:
-    """Return the recorded run, if it is that of the arguments."""
+def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any], call_with: CallWith | None) -> AskTell:
+    """Return the recorded run, if it is that of the arguments. Outcomes without names have the order of the arguments."""
     group = group_of(arms)
     with group.checked(ARGUMENTS):
         corners = bounds_of(run["bounds"])
@@ -296,6 +298,7 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
         on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
         several = checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else run["feasible"], policy=run["policy"])
+    loop._names = () if several is None else several.names
     try:
         with group.checked(ARGUMENTS):
             other = _difference(loop.about, corners, asked, run["seed"], run["minimize"], several)
@@ -304,7 +307,7 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
             if other is None and run["initial"] is not None:
                 domain, outcomes = loop._domain, loop._engine.outcomes
                 given, _ = resolved(run["initial"], domain, outcomes)
-                if not loop._engine.began_with(*checked_observations("initial", given, domain, outcomes)):
+                if not loop._engine.began_with(*checked_observations("initial", given, domain, outcomes, loop._names)):
                     other = "has other initial observations, or none; initial= can only be passed to a new run"
             if other is not None:
                 path = storage_of(storage).path
@@ -313,6 +316,13 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
                 else:
                     advice = advice_to_begin(path, check_domain(arms, corners, run["space"], run["feasible"]), several)
                 raise ValueError(f"the run in {path} {other}; pass another storage= for a new run, {advice}")
+            recorded = list(loop.about["space"]["parameters"]) if asked is not None else []
+            if asked is not None and call_with not in (None, "parameters") and recorded != list(asked["parameters"]):
+                raise ValueError(
+                    f"expected space= in the order of the run in {storage_of(storage).path} ({', '.join(recorded)}), which is "
+                    f"that of the columns and arms of call_with={call_with!r}, got {', '.join(asked['parameters'])}; write it "
+                    "in that order, or take dictionaries: call_with='parameters'"
+                )
     except BaseException:
         loop.close()
         raise

@@ -49,6 +49,13 @@ class RunObservations:
         if unknown:
             known = "without space=" if space is None else f"for parameters among {', '.join(space.names)}"
             raise ValueError(f"expected defaults= {'with space=' if space is None else known}, got {unknown[0]!r}; take it out")
+        for name, value in self.defaults.items():
+            assert space is not None  # else it is unknown
+            try:
+                space.parameters[name].encode([space.parameters[name].whole(value)], name)
+            except (TypeError, ValueError) as error:
+                why = str(error).partition("; leave the point out")[0]
+                raise type(error)(f"expected defaults= of values that the parameters can have: {why}") from error
         runs = [_RecordedRun.read(path, outcomes) for path in self.journals]
         inputs = [run.configurations(domain, space, self.defaults) if space else run.inputs(domain) for run in runs]
         keys = [

@@ -93,16 +93,10 @@ def test_several_outcomes_are_columns(lab):
     rows[1] |= {"yield": "3", "cost": "nan"}
     rows[2] |= {"yield": "4", "cost": ""}
     write("points.csv", rows)
-    done = invoke("tell", "lab.journal", "points.csv")
-    assert (done.exit_code, done.stderr) == (
-        2,
-        "error: expected all outcomes in line 4 of points.csv, got no cost; write nan for what could not be measured, or leave "
-        "all of them empty until they are there\n",
-    )
-    assert read_run(journal).told == 0
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 2 results; 1 pending\n"
     rows[2]["cost"] = "5"
     write("points.csv", rows)
-    assert invoke("tell", "lab.journal", "points.csv").output == "told 3 results; 0 pending\n"
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 1 result; 2 were told before; 0 pending\n"
     np.testing.assert_equal(read_run(journal).evaluations.values, [[1.0, 2.0], [3.0, math.nan], [4.0, 5.0]])
 
 
@@ -117,6 +111,33 @@ def test_inputs_that_were_changed_are_where_it_was_evaluated(lab):
     assert invoke("tell", "lab.journal", "points.csv").output == "told 2 results, 1 at other inputs than asked for; 0 pending\n"
     temperatures = [20 + 80 * point[0] for point in read_run(journal).evaluations.picks]
     assert temperatures == pytest.approx([67.0, untouched], rel=1e-13)
+
+
+def test_a_file_of_another_run_is_refused_unless_it_was_measured_there(lab):
+    journal = lab()
+    invoke("ask", "lab.journal", 3, "--out", "points.csv")
+    rows = [row | {"temperature": str(30 + k), "value": str(k)} for k, row in enumerate(read("points.csv"))]
+    write("points.csv", rows)
+    done = invoke("tell", "lab.journal", "points.csv")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: expected the points of lab.journal in points.csv, got other inputs than were asked for in each of 3 rows, as "
+        "in the file of another run; tell the file of this run, or, if all were measured there, add --yes\n",
+    )
+    assert read_run(journal).told == 0
+    write("points.csv", rows[:1])
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 1 result, 1 at other inputs than asked for; 2 pending\n"
+    write("points.csv", rows[1:])
+    done = invoke("tell", "lab.journal", "points.csv", "--yes")
+    assert done.output == "told 2 results, 2 at other inputs than asked for; 0 pending\n"
+
+
+def test_fewer_points_than_were_asked_for_are_explained(lab):
+    lab()
+    done = invoke("ask", "lab.journal", 100, "--out", "points.csv")
+    count = len(read("points.csv"))
+    ends = f"points.csv: {count} points of 100, where a batch of the policy or the queue ends, {count} pending in all;"
+    assert done.stdout.startswith(ends)
 
 
 def test_standard_deviations_have_a_column(lab):
@@ -224,7 +245,7 @@ def test_a_colleagues_results_are_added_and_points_queued(lab):
     assert (first["temperature"], first["solvent"], second["temperature"]) == ("70.0", "ethanol", "80.0")
     assert first["hours"] in map(str, range(1, 25))
     assert invoke("ask", "lab.journal", "--again", "--out", "again.csv").exit_code == 0
-    write("again.csv", [{**row, "hours": "", "value_sd": ""} for row in read("again.csv")])
+    write("again.csv", [{**row, "ticket": "", "hours": "", "value_sd": ""} for row in read("again.csv")])
     done = invoke("enqueue", "lab.journal", "again.csv")  # all columns are those of a command
     assert done.output.startswith("queued 2 points"), done.output
 
@@ -311,7 +332,7 @@ WRONG = {
         "as the policy chooses temperature, solvent, grade, which it lacks, got 'T'",
     ),
     "a missing value": (COLLEAGUE + "50,,water,2\n", "add", "got no 'hours' in line 3; add it"),
-    "a missing result": (COLLEAGUE + "50,4,water,\n", "add", "expected a result in each line of file.csv, got none in line 3"),
+    "a missing result": (COLLEAGUE + "50,4,water,\n", "add", "a result in each line of file.csv, got no value in line 3"),
     "a failed result": (COLLEAGUE + "50,4,water,failed\n", "add", "the first at line 3"),
     "outside the bounds": (
         COLLEAGUE + "\n150,4,water,1\n",
@@ -367,8 +388,9 @@ WRONG = {
     "no text": (b"a\x00b,c\n1,2\n", "tell", "it is no text"),
     "an open quote": ('temperature,"hours\n', "add", "cannot be read"),
     "tickets": ("ticket," + COLLEAGUE.replace("\n50", "\n0,50"), "add", "got tickets; `tell` reports results of `ask`"),
+    "queued tickets": ("ticket," + COLLEAGUE.replace("\n50", "\n0,50"), "enqueue", "got tickets; `tell` reports results of"),
     "no tickets": (COLLEAGUE, "tell", "to have the columns ticket, value, got temperature, hours, solvent, value; add ticket"),
-    "an unknown ticket": ("ticket,value\n99,1\n", "tell", "tickets [99] are unknown: ask() has not returned them"),
+    "an unknown ticket": ("ticket,value\n99,1\n", "tell", "of `ask` for lab.journal, got 99 in line 2 of file.csv; tell the"),
     "a ticket twice": (
         "ticket,value\n0,1\n0,2\n",
         "tell",
@@ -379,13 +401,17 @@ WRONG = {
         "tell",
         "expected a whole number for 'ticket' in line 2 of file.csv",
     ),
-    "no results": ("ticket,value\n0,\n1,\n", "tell", "expected results in file.csv, got empty cells alone; fill in value"),
+    "no results": ("ticket,value\n0,\n1,\n", "tell", "results in file.csv, got an empty cell in every line; fill in value"),
     "a negative spread": (
         "ticket,value,value_sd\n0,1,0.1\n1,2,-1\n",
         "tell",
         "expected a finite standard deviation >= 0 for 'value_sd' in line 3 of file.csv, got -1",
     ),
-    "an infinite result": ("ticket,value\n0,inf\n", "tell", "expected finite values"),
+    "an infinite result": (
+        "ticket,value\n0,inf\n",
+        "tell",
+        "error: expected a finite number for 'value' in line 2 of file.csv, got 'inf'; write `failed` where there is none",
+    ),
     "some inputs": ("ticket,hours,value\n0,4,1\n", "tell", "to have the columns temperature, hours, solvent, grade"),
 }
 
@@ -419,7 +445,7 @@ def test_a_journal_that_a_process_writes_is_left_alone(lab, command):
     journal.with_name("file.csv").write_text("ticket,temperature,hours,solvent,grade,value\n0,50,4,water,,1\n")
     with AskTell.resume(journal) as loop:
         loop.ask(1)
-        if command[0] == "add":
+        if command[0] in ("add", "enqueue"):
             journal.with_name("file.csv").write_text(COLLEAGUE)
         done = invoke(command[0], "lab.journal", *command[1:])
     assert done.exit_code == 2

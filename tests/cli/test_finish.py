@@ -100,7 +100,8 @@ def test_what_could_be_written_is_written(kind, method, lost, left, tmp_path, mo
 
 
 def test_a_file_that_is_cut_short_replaces_nothing(tmp_path, temporary, monkeypatch):
-    assert invoke(*RUN, "--out", tmp_path / "out", "--quiet").exit_code == 0
+    journal = tmp_path / "run.journal"
+    assert invoke(*RUN, "--out", tmp_path / "out", "--storage", journal, "--quiet").exit_code == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert sorted(before) == FILES
 
@@ -109,10 +110,31 @@ def test_a_file_that_is_cut_short_replaces_nothing(tmp_path, temporary, monkeypa
         full()
 
     monkeypatch.setattr(NotebookFigure, "savefig", cut)
-    assert invoke(*RUN, "--out", tmp_path / "out", "--quiet").exit_code == 1
+    assert invoke("resume", journal, "--quiet").exit_code == 1
     after = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert sorted(after) == FILES
     assert after[FILES[1]] == before[FILES[1]]
+
+
+def test_a_run_of_a_users_objective_replaces_no_history_of_an_earlier_one(tmp_path, monkeypatch):
+    """A built-in problem can be run again."""
+    monkeypatch.chdir(tmp_path)
+    Path("measured.py").write_text("def value(X):\n    return -(X - 0.3).square().sum(-1)\n", encoding="utf-8")
+    run = ("run", "--objective", "measured:value", "--grid", "5x5", "--budget", "4", "--policy", "random", "--out", "out")
+    assert invoke(*run, "--storage", "run.journal").exit_code == 0
+    (history,) = Path("out").glob("*.jsonl")
+    before = history.read_bytes()
+    done = invoke(*run)
+    assert (done.exit_code, done.stderr) == (
+        2,
+        f"error: {history} exists, and has the results of an earlier run; choose another --out, or move the file\n",
+    )
+    assert history.read_bytes() == before
+    assert invoke("resume", "run.journal", "--budget", "8").exit_code == 0  # the results of the journal are in it
+    assert len(history.read_bytes()) > len(before)
+    for _ in range(2):
+        assert invoke("report", "run.journal", "--out", "report").exit_code == 0
+        assert invoke(*RUN, "--out", "out").exit_code == 0
 
 
 def test_quiet_runs_say_what_is_lost(tmp_path, temporary, monkeypatch):

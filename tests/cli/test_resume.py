@@ -221,7 +221,7 @@ def test_a_run_starts_from_the_observations_of_another(tmp_path, monkeypatch):
     before = tmp_path / "before.journal"
     run = ["run", "--objective", "measured_elsewhere:train", "--policy", "random", "--out", tmp_path, "--budget", "6"]
     assert invoke(*run, "--space", tmp_path / "old.toml", "--storage", before, "--quiet").exit_code == 0
-    more = [*run, "--space", tmp_path / "new.toml", "--storage", tmp_path / "after.journal"]
+    more = [*run, "--out", tmp_path / "after", "--space", tmp_path / "new.toml", "--storage", tmp_path / "after.journal"]
     done = invoke(*more, "--initial", before, "--default", "momentum=0.25")
     assert done.exit_code == 0, done.output
     inside = sum(point[0] <= 0.5 for point in read_run(before).history.points)
@@ -248,12 +248,13 @@ def test_names_of_arms_are_read_from_a_file(tmp_path, monkeypatch):
     np.save(tmp_path / "arms.npy", np.random.default_rng(0).random((12, 2)))
     (tmp_path / "names.txt").write_text("".join(f"plate-{k}\n" for k in range(12)))
     run = ["run", "--objective", "measured_by_name:f", "--arms-file", tmp_path / "arms.npy", "--names", tmp_path / "names.txt"]
-    done = invoke(*run, "--policy", "random", "--budget", "6", "--out", tmp_path, "--storage", tmp_path / "run.journal")
+    run += ["--policy", "random"]
+    done = invoke(*run, "--budget", "6", "--out", tmp_path / "run", "--storage", tmp_path / "run.journal")
     assert done.exit_code == 0, done.output
     assert "plate-" in done.output
     assert len(read_run(tmp_path / "run.journal").history.names) == 6
     (tmp_path / "names.txt").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "names.txt").read_bytes())  # a byte-order mark
-    done = invoke(*run, "--policy", "random", "--budget", "12", "--out", tmp_path, "--storage", tmp_path / "marked.journal")
+    done = invoke(*run, "--budget", "12", "--out", tmp_path / "marked", "--storage", tmp_path / "marked.journal")
     assert done.exit_code == 0, done.output
     assert sorted(read_run(tmp_path / "marked.journal").history.names) == sorted(f"plate-{k}" for k in range(12))
     for wrong, message in {
@@ -261,7 +262,7 @@ def test_names_of_arms_are_read_from_a_file(tmp_path, monkeypatch):
         b"\xff": "names.txt to be a text file in UTF-8",
     }.items():
         (tmp_path / "names.txt").write_bytes(wrong)
-        done = invoke(*run, "--policy", "random", "--budget", "6", "--out", tmp_path)
+        done = invoke(*run, "--budget", "6", "--out", tmp_path)
         assert done.exit_code == 2
         assert message in done.output
     (tmp_path / "names.txt").unlink()

@@ -50,9 +50,9 @@ def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
     assert done.exit_code == 0, done.output
     assert "policy trust-region: on a box of 2 inputs where the best point counts" in done.output
     assert "a third of the budget of 7" in done.output
-    counted = [*ON_A_BOX, "--goal", "cumulative", "--initial-design", "6", "--out", str(tmp_path)]
+    counted = [*ON_A_BOX, "--goal", "cumulative", "--initial-design", "6"]
     for named, journal in (([], "chosen.journal"), (["--policy", "trust-region"], "named.journal")):
-        done = invoke(*counted, *named, "--storage", str(tmp_path / journal))
+        done = invoke(*counted, *named, "--out", tmp_path / f"of_{journal}", "--storage", str(tmp_path / journal))
         assert done.exit_code == 0, done.output
         assert ("2 inputs where every evaluation counts" in done.output) is not bool(named)
         with AskTell.resume(tmp_path / journal) as loop:

@@ -30,16 +30,19 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
 
     def interrupted(self, objective, budget, **kwargs):
         original(self, objective, 10, **kwargs)
+        self.ask(1)
         raise RunInterrupted("interrupted after 10 evaluations", loop=self, result=self.result())
 
     monkeypatch.setattr(AskTell, "run", interrupted)
     done = invoke(*QUICK, "--out", str(tmp_path))
     assert done.exit_code == 130
     assert "stopped: interrupted after 10 evaluations\n" in done.output
+    assert "Begin it again with --storage RUN.journal: a run without a journal cannot go on." in done.output
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) == 10
     path = tmp_path / "run.journal"
-    done = invoke(*QUICK, "--out", str(tmp_path), "--storage", str(path))
+    done = invoke(*QUICK, "--out", str(tmp_path / "recorded"), "--storage", str(path))
     assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
+    assert "`python -m sparse_bo resume` makes it first." in done.output
 
 
 def test_an_interrupted_comparison_shows_the_policies_that_had_finished(tmp_path, monkeypatch):

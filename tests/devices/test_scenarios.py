@@ -302,7 +302,7 @@ def test_every_command_of_the_command_line(second, tmp_path):
     for problem in ("eggholder2", "hartmann6", "levy20", "powell50", "rastrigin100"):
         path = tmp_path / f"{problem}.journal"
         start = ["run", "--problem", problem, "--policy", "random", "--budget", "6", "--device", "second", "--storage", path]
-        done = invoke(*start)
+        done = invoke(*start, "--out", tmp_path / problem)
         assert done.exit_code == 0, (problem, done.stderr)
         done = invoke("resume", path, "--budget", "9")
         assert done.exit_code == 0, (problem, done.stderr)

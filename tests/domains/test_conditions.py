@@ -143,6 +143,10 @@ TREE = {"kind": "tree", "depth": 4, "rate": 0.25}
         (lambda: Float(0, 1, when={}), TypeError, "when= like .*, got {}"),
         (lambda: Choice(1, 2, when={"a": []}), ValueError, "at least one value of 'a', got none; add one, or drop when="),
         (lambda: Space(LEARNER).encode([TREE | {"penalty": 0.1}]), ValueError, "only where 'kind' is 'linear' or 'net', got a"),
+        (lambda: Space(LEARNER).encode([TREE | {"penalty": 0.0}]), ValueError, "got a 'penalty' in row 0; take it out"),
+        (lambda: Space(LEARNER).encode([TREE, TREE | {"width": 0}]), ValueError, "got a 'width' in row 1; take it out"),
+        (lambda: Space(LEARNER).encode([TREE, TREE | {"depth": 99}]), ValueError, "row 1 of the points: expected depth in "),
+        (lambda: Space(LEARNER).encode([TREE | {"depth": None}]), TypeError, "depth"),
         (lambda: Space(LEARNER).encode([TREE, {"kind": "tree", "rate": 0.5}]), ValueError, "no 'depth' in row 1; add it"),
         (lambda: Space(LEARNER).encode([TREE | {"act": "relu"}]), ValueError, "'kind' is 'net' and 'layers' is 2 or 3, got"),
         (
@@ -160,6 +164,12 @@ TREE = {"kind": "tree", "depth": 4, "rate": 0.25}
 def test_conditions_and_points_that_do_not_fit_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_a_parameter_that_is_not_there_may_be_none():
+    space = Space({"kind": Choice("tree", "net"), "act": Choice(None, "relu", when={"kind": "net"})})
+    points = [{"kind": "tree", "act": None}, {"kind": "net", "act": None}]
+    assert space.decode(space.encode(points)) == [{"kind": "tree"}, points[1]]
 
 
 def test_a_space_with_conditions_is_read_and_written(tmp_path):

@@ -206,7 +206,7 @@ def test_a_run_that_was_cut_goes_on_as_if_nothing_had_happened(arms, folder, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(AskTell, "tell", dies)
-        assert invoke(*RUN, *arms, "--storage", "cut.journal", "--quiet").exit_code != 0
+        assert invoke(*RUN, *arms, "--storage", "cut.journal", "--out", "cut", "--quiet").exit_code != 0
     gc.collect()  # the dead run's hold on the journal ends with it
     assert 4 <= read_run("cut.journal").told < 24
     reported = invoke("report", "cut.journal", "--out", "c")

@@ -273,20 +273,22 @@ def test_warnings_are_given_where_there_is_reason(changes, expected):
 
 
 @pytest.mark.parametrize(
-    ("out", "notes", "remedy"),
+    ("out", "notes", "source", "remedy"),
     [
-        (30, {}, "Tell the results; AskTell.resume(…).reissue() hands them out again, and run(…) makes them first."),
-        (1, {}, "Tell the result; AskTell.resume(…).reissue() hands it out again, and run(…) makes it first."),
+        (30, {}, None, "Tell the results; AskTell.resume(…).reissue() hands them out again, and run(…) makes them first."),
+        (1, {}, None, "Tell the result; AskTell.resume(…).reissue() hands it out again, and run(…) makes it first."),
         (
             1,
             {"created": {}},
+            "a.journal",
             "`python -m sparse_bo tell` reports the result; `ask --again` writes the point into a file again.",
         ),
-        (2, {"problem": {}}, "`python -m sparse_bo resume` makes them first."),
+        (2, {"problem": {}}, "a.journal", "`python -m sparse_bo resume` makes them first."),
+        (2, {"problem": {}}, None, "Begin it again with --storage RUN.journal: a run without a journal cannot go on."),
     ],
 )
-def test_evaluations_that_are_out_come_back_by_the_command_of_their_run(out, notes, remedy):
-    given = view(asked=200 + out, about={"policy": "p", "seed": 0, "notes": notes})
+def test_evaluations_that_are_out_come_back_by_the_command_of_their_run(out, notes, source, remedy):
+    given = view(asked=200 + out, about={"policy": "p", "seed": 0, "notes": notes}, source=source)
     assert [one.remedy for one in advice_of(given) if "out: asked for" in one.warning] == [remedy]
 
 

@@ -157,3 +157,19 @@ def test_wrong_ends_are_named_before_a_journal_is_created(wrong, error, message,
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(error, match=message):
         AskTell(bounds=BOX).run(Results(), 4, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("stop", "evaluated"),
+    [(lambda loop: loop.history.observations >= 9, 8), (lambda loop: loop.state.pulls >= 9, 16)],
+    ids=["observations", "pulls"],
+)
+def test_failures_are_in_the_observations_of_a_history_and_not_in_pulls(stop, evaluated):
+    seen = []
+
+    def objective(x):
+        seen.append(x)
+        return math.nan if len(seen) % 2 else 1.0
+
+    result = maximize(objective, bounds=[(0.0, 1.0)], budget=40, policy=EVERY, initial=([[0.5]], [1.0]), stop=stop)
+    assert (len(seen), result.history.observations) == (evaluated, evaluated + 1)

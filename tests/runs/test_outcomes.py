@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,8 @@ def test_missing_outcomes_are_missing_and_failed_ones_fail():
 
 
 WRONG = [
-    ({"yield": 1.0, "cost": 2.0}, ValueError, "none of impurity among 'yield', 'cost'"),
+    ({"yield": 1.0, "cost": 2.0}, ValueError, "none of impurity among 'yield', 'cost'; return nan"),
+    ({"yield": 1.0, "cost": 2.0, "impurities": 0.0}, ValueError, r"did you mean 'impurities'\? The names of the run"),
     ({"yield": 1.0, "cost": math.inf, "impurity": 0.0}, ValueError, "finite value of 'cost'"),
     ({"yield": 1.0, "cost": "2", "impurity": 0.0}, TypeError, "real number for the outcome 'cost', got '2'"),
     ([1.0, 2.0], ValueError, r"expected 3 outcomes \(yield, cost, impurity\), got \[1.0, 2.0\]"),
@@ -252,6 +254,37 @@ def test_a_resumed_run_is_the_uninterrupted_one(domain, tmp_path):
             optimize(experiment, **{**how, name: other}, budget=20, storage=path, resume=True)
 
 
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_rows_of_a_resumed_call_are_in_the_order_of_its_names(vectorized, tmp_path):
+    path, seen = tmp_path / "run.journal", []
+    start = [[0.1, 0.2], [0.3, 0.4]]
+
+    def call(names, limits, budget, **how):
+        order = [*names, *(name for name in limits if name not in names)]
+
+        def rows(X):
+            found = [[experiment(x)[name] for name in order] for x in (X if vectorized else [X])]
+            return found if vectorized else found[0]
+
+        def add(loop, row):
+            if row.round == 1:
+                loop.add([[0.5, 0.6]], [[experiment([0.5, 0.6])[name] for name in order]])
+
+        initial = (start, [[experiment(x)[name] for name in order] for x in start])
+        aims = {"objectives": {name: OBJECTIVES[name] for name in names}, "constraints": {n: CONSTRAINTS[n] for n in limits}}
+        how |= {"initial": initial, "vectorized": vectorized, "callback": add, "storage": path, "resume": True}
+        return optimize(rows, bounds=[(0, 1), (0, 1)], policy=Scatter(), budget=budget, **aims, **how)
+
+    call(["yield", "cost"], ["impurity", "cost"], 6)
+    result = call(["cost", "yield"], ["cost", "impurity"], 12, on_result=seen.append)
+    evaluated = [(x, row) for batch in result.history.rows for x, row in zip(batch.points, batch.outcomes, strict=True)]
+    assert (len(evaluated) > 12, len(seen)) == (True, 6)
+    for x, row in evaluated:
+        assert dict(zip(NAMES, row, strict=True)) == {name: experiment(x)[name] for name in NAMES}
+    for one in seen:
+        assert one.outcomes == {name: experiment(one.x)[name] for name in NAMES}
+
+
 def test_a_history_keeps_its_outcomes_in_a_file(tmp_path):
     with pytest.warns(InfeasibleWarning, match=r"none of 12 evaluations is feasible: cost is NaN in all of them"):
         history = scattered(lambda x: experiment(x) | {"cost": None}).history
@@ -267,6 +300,21 @@ def test_the_warning_of_no_feasible_evaluation_names_an_outcome_that_is_never_th
         optimize(lambda x: {"yield": x[0], "impurity": math.nan, "cost": 0.0}, bounds=[(0, 1)], budget=6, **aims)
     expected = "none of 6 evaluations is feasible: impurity is NaN in all of them; check the objective function"
     assert [str(warning.message) for warning in caught] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "text"),
+    [
+        ({"yield": 1.0, "temp": 50.0, "stress": 9.0}, "result.best violates limits (stress) the least"),
+        ({"yield": 1.0, "temp": 2e3, "stress": 9.0}, "result.best violates limits (temp, stress) the least"),
+        ({"yield": math.nan, "temp": 50.0, "stress": -9.0}, "result.best violates no limit, but yield is NaN in it"),
+    ],
+)
+def test_the_warning_of_no_feasible_evaluation_names_the_limits_that_the_nearest_violates(outcomes, text):
+    rows = chain([{"yield": 0.0, "temp": 3e3, "stress": 99.0}], repeat(outcomes))
+    aims = {"objectives": {"yield": "max"}, "constraints": {"temp": (None, 1e3), "stress": (None, -5.0)}}
+    with pytest.warns(InfeasibleWarning, match=re.escape(text)):
+        optimize(lambda x: next(rows), bounds=[(0, 1)], budget=6, **aims)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +400,7 @@ def test_observations_are_added_and_taken_over_by_name(tmp_path):
         loop.add([[0.1, 0.2], [0.3, 0.4]], [{"yield": 1.0, "cost": math.nan, "impurity": 0.2}, (2.0, 0.5, 0.3)])
         batch = loop.ask()
         loop.tell(batch.tickets, {"yield": [3.0, 4.0, 5.0], "cost": [0.1, 0.2, 0.3], "impurity": [0.4] * 3})
-        with pytest.raises(ValueError, match="at least one outcome of every added observation, got none of number 0"):
+        with pytest.raises(ValueError, match="at least one outcome of every added observation, got none in row 0"):
             loop.add([[0.5, 0.5]], [math.nan])
     assert str(AskTell.resume(before, policy=Scatter()).history.rows[0].outcomes) == "[(1.0, nan, 0.2), (2.0, 0.5, 0.3)]"
     fewer = {"objectives": {"cost": "min"}, "constraints": {"colour": (None, 1.0)}}

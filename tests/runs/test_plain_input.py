@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.optimize import Bounds, rosen
 
-from sparse_bo import AskTell, Float, Measured, Workers, maximize, minimize, optimize
+from sparse_bo import AskTell, Float, Int, Measured, Workers, maximize, minimize, optimize
 from sparse_bo.errors import ObjectiveError
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement, RandomSearch
@@ -131,6 +131,31 @@ def test_a_resume_calls_the_objective_as_before(tmp_path):
     again = tmp_path / "box.journal"
     for budget in (4, 8):
         minimize(rosen, bounds=PAIRS, policy=RandomSearch(batch_size=4), budget=budget, storage=again, resume=True)
+
+
+def test_the_bounds_of_a_resumed_call_say_whether_the_objective_takes_many_points(tmp_path):
+    how = {"policy": RandomSearch(batch_size=4), "storage": tmp_path / "run.journal", "resume": True}
+    minimize(rosen, bounds=PAIRS, budget=4, **how)
+    kinds = []
+
+    def many(X):
+        kinds.append((type(X), len(X)))
+        return X.square().sum(dim=-1)
+
+    minimize(many, bounds=torch.tensor(PAIRS, dtype=torch.float64).T, budget=8, **how)
+    assert kinds == [(torch.Tensor, 4)]
+
+
+@pytest.mark.parametrize("high", [9, 10**6])
+@pytest.mark.parametrize("call_with", ["X", "indices", "batch"])
+def test_columns_and_arms_of_a_space_in_another_order_are_refused(call_with, high, tmp_path):
+    space = {"a": Int(0, high), "b": Int(0, high)}
+    how = {"policy": RandomSearch(), "storage": tmp_path / "run.journal", "resume": True}
+    maximize(lambda point: point["a"], space, budget=2, **how)
+    with pytest.raises(ValueError, match=r"in the order of the run in .* \(a, b\), .* got b, a; write it in that order"):
+        maximize(lambda x: 0.0, dict(reversed(space.items())), budget=4, call_with=call_with, **how)
+    result = maximize(lambda point: point["a"], dict(reversed(space.items())), budget=4, **how)
+    assert [value for row in result.history.rows for value in row.values] == [p["a"] for p in result.history.parameters]
 
 
 TYPED = """

@@ -160,6 +160,21 @@ def test_wrong_runs_are_named(call, error, message, tmp_path):
         call(tmp_path / "a.journal")
 
 
+@pytest.mark.parametrize(
+    ("default", "message"),
+    [
+        ({"c": "z", "d": 2}, "expected c to be one of 'x', 'y', got 'z'$"),
+        ({"c": "x", "d": 12}, r"expected d in .1, 9., got 12$"),
+    ],
+)
+def test_a_default_that_a_parameter_cannot_have_is_named(default, message, tmp_path):
+    recorded(tmp_path / "a.journal", lambda point: point["a"], space=NAMED)
+    with pytest.raises(ValueError, match="expected defaults= of values that the parameters can have: " + message):
+        AskTell(space=WIDER, initial=observations_of(tmp_path / "a.journal", defaults=default))
+    loop = AskTell(space=WIDER, initial=observations_of(tmp_path / "a.journal", defaults={"c": "x", "d": 2.0}))
+    assert {point["d"] for point in loop.history.parameters} == {2}
+
+
 UNIT, TWO = [(0.0, 1.0)] * 2, {"objectives": {"a": "max", "b": "min"}}
 NAMED, WIDER = {"a": Float(0, 1), "b": Float(0, 1)}, {"a": Float(0, 1), "b": Float(0, 1), "c": Choice("x", "y"), "d": Int(1, 9)}
 

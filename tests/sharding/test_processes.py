@@ -175,12 +175,12 @@ def measure(X):
 """,
         encoding="utf-8",
     )
-    options = ["--objective", "own:measure", "--grid", "0:1:30,0:1:30", "--budget", "40", "--seed", "3"]
+    options = ["--objective", "own:measure", "--grid", "0:1:30,0:1:30", "--policy", "bbkb", "--budget", "40", "--seed", "3"]
     command = ["-m", "sparse_bo", "run", *options, "--quiet", "--storage", "run.journal", "--out", "out"]
     started(command, tmp_path)
     first, cut = (tmp_path / "own.py").read_text(), read_run(tmp_path / "run.journal")
     (tmp_path / "own.py").write_text(first.replace('== "0"', '== "never"'), encoding="utf-8")
-    alone = [sys.executable, *command[:-3], "whole.journal", "--out", "out"]
+    alone = [sys.executable, *command[:-3], "whole.journal", "--out", "whole"]
     subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True, env={**os.environ, "TORCHELASTIC_RESTART_COUNT": "0"})
     assert cut.history.indices == read_run(tmp_path / "whole.journal").history.indices
     assert cut.told == 40
