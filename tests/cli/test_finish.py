@@ -130,7 +130,8 @@ def test_a_run_of_a_users_objective_replaces_no_history_of_an_earlier_one(tmp_pa
         f"error: {history} exists, and has the results of an earlier run; choose another --out, or move the file\n",
     )
     assert history.read_bytes() == before
-    assert invoke("resume", "run.journal", "--budget", "8").exit_code == 0  # the results of the journal are in it
+    done = invoke("resume", "run.journal", "--budget", "8", "--yes")
+    assert done.exit_code == 0, done.stderr  # the results of the journal are in it
     assert len(history.read_bytes()) > len(before)
     for _ in range(2):
         assert invoke("report", "run.journal", "--out", "report").exit_code == 0
