@@ -258,7 +258,7 @@ def plan(
 
 @app.command(help=options.RESUME_HELP, rich_help_panel=FUNCTION)
 def resume(
-    storage: options.Journal,
+    storage: Annotated[Path, typer.Argument(help="Journal of `run --storage`.", parser=journal, metavar="STORAGE")],
     *,
     budget: Annotated[int | None, count("Run", "Evaluations in all (default: as planned).")] = None,
     out: Annotated[Path | None, path("Run", "Folder for the figure and the history (default: as before).")] = None,

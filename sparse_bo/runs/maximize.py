@@ -90,8 +90,8 @@ def maximize(
             budget; a run that already has more is returned as it is.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion`; over arms
             :class:`sparse_bo.policies.ExpectedImprovement`, in long runs followed by :class:`sparse_bo.BBKB`, which is alone
-            where every evaluation counts and fewer than 10,000 are planned. All hyper-parameters are learned. The choice and
-            its reason are logged, and in ``result.history.info``.
+            where every evaluation counts and fewer than 10,000 are planned, or where candidates are too many. All
+            hyper-parameters are learned. The choice and its reason are logged, and in ``result.history.info``.
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts, as in an experiment on
             patients or customers. Ignored with a ``policy`` and for a resumed run.
         seed: Seed of the policy.

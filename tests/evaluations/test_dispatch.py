@@ -429,7 +429,10 @@ def test_an_evaluation_that_somebody_else_has_told_may_raise():
 
 @pytest.mark.parametrize("ends", [OSError, KeyboardInterrupt])
 def test_what_has_finished_when_a_callback_or_ctrl_c_ends_the_run_is_told(ends):
-    """Tickets 1 to 3 have finished when the first row is shown, which comes of the ask for ticket 3."""
+    """Tickets 1 to 3 have finished when the first row is shown, which comes of the ask for ticket 3.
+
+    With a timeout nothing is submitted in advance, however long the machine takes for an evaluation.
+    """
     go, futures = threading.Event(), []
 
     def objective(batch):
@@ -450,7 +453,7 @@ def test_what_has_finished_when_a_callback_or_ctrl_c_ends_the_run_is_told(ends):
         raise ends
 
     with Together(3) as pool:
-        how = {"executor": Workers(executor=pool, chunk=1, asynchronous=True), "policy": RandomSearch(batch_size=1)}
+        how = {"executor": Workers(executor=pool, chunk=1, asynchronous=True, timeout=60), "policy": RandomSearch(batch_size=1)}
         with pytest.raises(ends) as caught:
             maximize(objective, arms=arms(), budget=12, call_with="batch", callback=callback, **how)
     assert caught.value.loop.asked == 4
