@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         name = metafunc.config.getoption("--device")
         everywhere = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
         metafunc.parametrize("device", everywhere if name is None else [name], indirect=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without looking for garbage, and never look at what is there then: modules and tests stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

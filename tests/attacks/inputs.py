@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from click.testing import Result
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from typer.testing import CliRunner
+from typer.testing import Result
 
 from sparse_bo import AskTell, SparseGP, maximize, optimize_batch
-from sparse_bo.cli.options import app
 from sparse_bo.policies import BBKB, GPUCB, RandomSearch
 from sparse_bo.runs.arguments import MOST
 from tests.attacks.builders import SECONDS, TYPED, scratch
+from tests.cli.builders import invoke
 from tests.journal.runs import arms
 
 FEW = arms()[:5]
@@ -196,7 +195,7 @@ def command_line(tries: int, seed: int) -> Counter[str]:
         out = folder / f"out-{counts['tries']}"
         counts["tries"] += 1
         option = [name, value] if " " not in name else ["--set", name.removeprefix("--set ") + value]
-        done = _ended(lambda: CliRunner().invoke(app, [*base, str(out), *option]), folder / "said")
+        done = _ended(lambda: invoke(*base, out, *option), folder / "said")
         if isinstance(done, int):
             counts["hangs"] += 1
             counts[f"{name} {value!r}: ended by {signal.Signals(done).name}"] += 1
@@ -208,7 +207,7 @@ def command_line(tries: int, seed: int) -> Counter[str]:
 
     with scratch() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        CliRunner().invoke(app, [*base, str(folder / "first")])  # imports for all of them, which are forked
+        invoke(*base, folder / "first")  # imports for all of them, which are forked
         _examples(tries, one)
     return counts
 

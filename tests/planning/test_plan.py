@@ -8,10 +8,8 @@ import types
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from sparse_bo import BBKB, GPUCB, AskTell, ProductGrid, plan
-from sparse_bo.cli.options import app
 from sparse_bo.planning import costs
 from sparse_bo.planning.forecast import default_kernel
 from sparse_bo.planning.pilot import Trace, continued, powered, run_draws, saturating
@@ -19,6 +17,7 @@ from sparse_bo.policies import RandomSearch
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.runs.recording import about_of
 from tests.builders import rbf_kernel, unit_box
+from tests.cli.builders import invoke
 
 pytestmark = pytest.mark.usefixtures("undrawn_figures")
 
@@ -342,25 +341,25 @@ def test_files_that_a_control_group_has_read_are_not_in_the_way(tmp_path):
 # The command line
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["plan", *arguments, "--pilot-seconds", "0.01"], env={"COLUMNS": "200"})
+def planned(*arguments):
+    return invoke("plan", *arguments, "--pilot-seconds", "0.01", columns=200)
 
 
 def test_the_command_prints_a_plan(tmp_path):
-    done = invoke("--arms", "1e3", "--dims", "3", "--budget", "1e1", "--kernel", "rbf", "--lengthscale", "0.5")
+    done = planned("--arms", "1e3", "--dims", "3", "--budget", "1e1", "--kernel", "rbf", "--lengthscale", "0.5")
     assert done.exit_code == 0
     for text in ("1,000 x 3, in memory", "10 in about", "dictionary", "per sweep", "per pick", "sweep in float64"):
         assert text in done.stdout
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((300, 2)))
-    done = invoke("--arms-file", str(tmp_path / "x.npy"), "--budget", "5")
+    done = planned("--arms-file", str(tmp_path / "x.npy"), "--budget", "5")
     assert "300 x 2, in memory" in done.stdout
 
 
 def test_the_command_says_aloud_what_does_not_fit():
-    done = invoke("--arms", "1e8", "--dims", "3", "--budget", "10", "--memory", "0.1", "--kernel", "rbf")
+    done = planned("--arms", "1e8", "--dims", "3", "--budget", "10", "--memory", "0.1", "--kernel", "rbf")
     assert done.exit_code == 3
     assert "does NOT fit" in done.stdout
-    done = invoke("--grid", "100x100x10", "--budget", "10", "--memory", "0.04", "--kernel", "rbf")
+    done = planned("--grid", "100x100x10", "--budget", "10", "--memory", "0.04", "--kernel", "rbf")
     assert done.exit_code == 0
     assert "100,000 x 3" in done.stdout
 
@@ -388,14 +387,14 @@ def test_the_command_says_aloud_what_does_not_fit():
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
 def test_bad_options_are_named(arguments, message):
-    done = invoke(*arguments)
+    done = planned(*arguments)
     assert done.exit_code == 2
     assert message in done.stderr.replace("\n", " ")
 
 
 def run_with(folder, *arguments):
     small = ("run", "--problem", "gp-draw", "--arms", "3000", "--budget", "5", "--out", str(folder))
-    return CliRunner().invoke(app, [*small, *arguments])
+    return invoke(*small, *arguments)
 
 
 def test_a_run_with_a_memory_limit_takes_its_settings_from_a_plan(tmp_path):

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from sparse_bo import History, MemmapArms
-from sparse_bo.cli.options import app
 from sparse_bo.problems.custom import imported, own_problem, parsed_grid
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.recording import read_run
+from tests.cli.builders import invoke
 
 EXPERIMENT = '''
 import torch
@@ -37,10 +36,6 @@ NUMBER = 3.0
 '''
 
 pytestmark = pytest.mark.usefixtures("undrawn_figures")
-
-
-def invoke(*arguments: str):
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
 @pytest.fixture
