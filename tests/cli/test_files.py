@@ -416,17 +416,26 @@ WRONG = {
 }
 
 
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """The bytes of a journal of two pending points."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "space.toml").write_text(SPACE, encoding="utf-8")
+    for arguments in (("create", folder / "lab.journal", "--space", folder / "space.toml"), ("ask", folder / "lab.journal", 2)):
+        assert invoke(*arguments).exit_code == 0
+    return (folder / "lab.journal").read_bytes()
+
+
 @pytest.mark.parametrize(("text", "command", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_file_is_named_before_anything_is_recorded(lab, text, command, message):
-    journal = lab()
-    assert invoke("ask", "lab.journal", 2).exit_code == 0
-    before = journal.read_bytes()
-    journal.with_name("file.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+def test_a_wrong_file_is_named_before_anything_is_recorded(asked, text, command, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("lab.journal").write_bytes(asked)
+    Path("file.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     done = invoke(command, "lab.journal", "file.csv")
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-    assert journal.read_bytes() == before
+    assert Path("lab.journal").read_bytes() == asked
 
 
 def test_a_file_that_is_none_is_named(lab):

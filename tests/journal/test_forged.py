@@ -181,6 +181,7 @@ def with_snapshot(data: bytes, change: Callable[[dict[str, Any]], None]) -> byte
     return rewritten(data, lambda kind, payload: (kind, pack(values) if payload == last else payload))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run", ["trust region", "outcomes", "space"])
 def test_a_region_without_its_counters_is_named(run, written, tmp_path):
     path = tmp_path / "run.journal"

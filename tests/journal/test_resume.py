@@ -47,7 +47,7 @@ POLICIES = {
 BUDGET = 40
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("chosen", POLICIES.values(), ids=POLICIES)
 def test_a_run_resumed_again_and_again_is_the_uninterrupted_one(chosen, seconds, tmp_path):

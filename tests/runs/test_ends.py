@@ -103,6 +103,7 @@ def test_workers_finish_what_they_have_begun_and_nothing_else_is_started(executo
     assert len(loop.pending) == loop.asked - objective.calls
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("domain", "policy"),
     [

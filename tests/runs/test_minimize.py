@@ -33,6 +33,7 @@ def matern():
     return kernel
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("domain", "policy", "mirrored"),
     [
@@ -66,6 +67,7 @@ def test_it_is_the_mirror_of_maximisation(domain, policy, mirrored):
     assert low.best.sd == high.best.sd or math.isnan(low.best.sd)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("domain", [{"bounds": BOX}, {"arms": arms()}, {"space": {"a": Float(0, 1), "k": Choice("x", "y")}}])
 def test_an_interrupted_run_goes_on_with_its_sign(domain, tmp_path):
     path, calls = tmp_path / "run.journal", []
