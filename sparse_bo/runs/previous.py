@@ -229,7 +229,7 @@ def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, An
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If none is named.
+        ValueError: If none is named, or one twice.
 
     Example:
         >>> wider = {"lr": Float(1e-5, 1.0, log=True), "momentum": Float(0.0, 0.99)}
@@ -241,9 +241,12 @@ def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, An
     for path in journals:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"expected paths of journals, got {type(path).__name__}; pass observations_of('a.journal', …)")
+    paths = [Path(path) for path in journals]
+    if twice := [path for k, path in enumerate(paths) if path.resolve() in {other.resolve() for other in paths[:k]}]:
+        raise ValueError(f"expected each journal once, got {twice[0]} twice, whose results would count twice; name it once")
     if defaults is not None and not isinstance(defaults, Mapping):
         raise TypeError(f"expected defaults as a dictionary, got {type(defaults).__name__}; use {{'momentum': 0.0}}")
-    return RunObservations(tuple(map(Path, journals)), dict(defaults or {}))
+    return RunObservations(tuple(paths), dict(defaults or {}))
 
 
 def resolved(initial: Any, domain: Domain, outcomes: Outcomes | None) -> tuple[Any, str | None]:

@@ -138,6 +138,7 @@ def test_other_bounds_on_a_resume_name_the_way(tmp_path):
     [
         (lambda path: observations_of(), ValueError, "expected the paths of journals, got none"),
         (lambda path: observations_of([path]), TypeError, "expected paths of journals, got list"),
+        (lambda path: observations_of(path, path.parent / "." / path.name), ValueError, "each journal once, got .* twice"),
         (lambda path: observations_of(path, defaults=0.5), TypeError, "expected defaults as a dictionary, got float"),
         (
             lambda path: AskTell(bounds=[(0.0, 1.0)] * 3, initial=observations_of(path)),
