@@ -110,16 +110,9 @@ class Group(ABC):
             return value
         return pickle.loads(self.exchange(step, pickle.dumps(value) if self.leads else b"")[0])
 
-    def numbers(self, step: str, values: Sequence[float]) -> list[list[float]]:
-        """Return a few numbers of every rank, ``size x n``. One collective. Errors as :meth:`exchange`."""
-        if self.size == 1:
-            return [list(values)]
-        layout = struct.Struct(f"<{len(values)}d")
-        return [list(layout.unpack(message)) for message in self.exchange(step, layout.pack(*values))]
-
     def largest(self, step: str, values: Sequence[float]) -> list[float]:
-        """Return the largest of each of ``n`` numbers over the ranks. One collective. Errors as :meth:`exchange`."""
-        return [max(column) for column in zip(*self.numbers(step, values), strict=True)]
+        """Return the largest of each of a few numbers over the ranks. One collective. Errors as :meth:`exchange`."""
+        return [max(column) for column in zip(*self.objects(step, list(values)), strict=True)]
 
     def tensors(self, step: str, values: Sequence[Tensor]) -> list[list[Tensor]]:
         """Return some tensors of every rank, on the CPU; shapes may differ. Errors as :meth:`exchange`."""
