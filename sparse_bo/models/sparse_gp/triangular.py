@@ -225,7 +225,3 @@ class PosteriorAtDictionary:
     def prior_root(self) -> Tensor:
         """Return ``L``."""
         return self.scale[..., None, None] * self.triangles[..., :-1].tril()
-
-    def gram_root(self) -> Tensor:
-        """Return ``L_B``."""
-        return self.triangles[..., 1:].triu().mT
