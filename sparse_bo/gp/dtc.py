@@ -116,8 +116,7 @@ def _well_conditioned(factor: Tensor, pivot: float, unit: float) -> bool:
     smallest_pivot = pivot**2
     if smallest_pivot > 1e6 * unit or smallest_pivot <= _SAFETY * unit:  # λ_min ≤ pivot: far above, or already below
         return smallest_pivot > _SAFETY * unit
-    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor.detach(), eye, upper=False)
+    inverse = triangular_inverse(factor.detach())
     return float(1.0 / inverse.square().sum(dim=(-2, -1)).amax()) > _SAFETY * unit
 
 

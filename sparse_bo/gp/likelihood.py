@@ -56,13 +56,6 @@ def fixed_correlation(R: Array) -> Correlation:
     return Correlation(R, lambda W: np.empty(0))
 
 
-def stationary_correlation(X: Tensor, lengthscales: Tensor, *, family: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return stationary correlations of ``b x n x d`` points, and from W their gradients by ``log ℓ`` (``b x 1 x d``)."""
-    Z = X / lengthscales
-    radial = RADIAL[family](squared_distances(Z, Z))
-    return radial.value, lambda W: half_spread(Z, W.mul_(radial.slope))
-
-
 def correlation_of(logs: Array, X: Array, *, family: str, together: Pairs | None = None) -> Correlation:
     """Return the correlation of ``n x d`` points from the logarithms of its hyper-parameters. O(n² d).
 
@@ -288,8 +281,9 @@ def values_and_gradients(
     compute. Arguments and errors: those of :func:`stationary_log_likelihood` with batch shape ``b``, none to be broadcast.
     """
     n, v = X.shape[-2], variance.unsqueeze(-1)
-    R, by_log_lengthscales = stationary_correlation(X, lengthscales.unsqueeze(-2), family=family)
-    A = R.clone()
+    Z = X / lengthscales.unsqueeze(-2)
+    radial = RADIAL[family](squared_distances(Z, Z))
+    A = radial.value.clone()
     A.diagonal(dim1=-2, dim2=-1).add_(noise / v)
     L = safe_factors(A)
     alpha = torch.cholesky_solve(residuals.unsqueeze(-1), L).squeeze(-1)  # b x n
@@ -302,7 +296,8 @@ def values_and_gradients(
     W = inverse.neg_().baddbmm_(alpha.unsqueeze(-1), (alpha / v).unsqueeze(-2))
     by_noise = 0.5 * W.diagonal(dim1=-2, dim2=-1) / v
     by_variance = (0.5 * (quadratic - n) - (by_noise * noise).sum(dim=-1)) / variance
-    return value, (by_log_lengthscales(W) / lengthscales, by_variance, by_noise, alpha.neg_() / v)
+    by_log_lengthscales = half_spread(Z, W.mul_(radial.slope))
+    return value, (by_log_lengthscales / lengthscales, by_variance, by_noise, alpha.neg_() / v)
 
 
 class LowRankSums(NamedTuple):

@@ -187,9 +187,7 @@ def differentiable_cross(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor | None:
         Y: ``n' x d``.
     """
     structure = structure_of(kernel)
-    if structure is None or X.dim() < 2 or Y.dim() != 2:
-        return None
-    if computed_in(structure, X, Y) is None:
+    if structure is None or X.dim() < 2 or Y.dim() != 2 or computed_in(structure, X, Y) is None:
         return None
     return _value(structure, X.reshape(-1, X.shape[-1]), Y).view(*X.shape[:-1], len(Y))
 

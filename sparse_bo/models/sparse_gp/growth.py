@@ -233,7 +233,7 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
         )
-    if not _same(original_outcomes(previous), original_outcomes(model)[..., :n, :]):
+    if not _same(original_outcomes(previous)[0], original_outcomes(model)[0][..., :n, :]):
         raise InputDataError("expected train_Y to begin with that of previous; make a new model without previous")
     take_units(model, previous)
     model.outlying_rows = _outlying_rows(model, previous)
