@@ -58,7 +58,7 @@ def dictionary_whitening(representation: Representation) -> NystromFactor | None
     factors = representation.at_dictionary
     if factors is None or representation.points.dtype != torch.float64:
         return None
-    return NystromFactor(factors.prior_root(), True, 0.0, "cholesky")
+    return NystromFactor(factors.prior_root(), True, 0.0)
 
 
 def extended(
