@@ -17,6 +17,7 @@ A low-rank model has sufficient statistics that are summed over blocks of rows, 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -344,17 +345,9 @@ def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -
     parts = list(slices)
     if not parts:
         raise ValueError("expected at least one slice of rows")
-    if len(parts) == 1:
-        return block(parts[0])
-
-    def part(rows: slice) -> LowRankSums:
-        sums: LowRankSums = checkpoint(block, rows, use_reentrant=False) if torch.is_grad_enabled() else block(rows)
-        return sums
-
-    total = part(parts[0])
-    for rows in parts[1:]:
-        total = LowRankSums(*map(operator.add, total, part(rows)))
-    return total
+    recomputed = len(parts) > 1 and torch.is_grad_enabled()
+    sums = (checkpoint(block, rows, use_reentrant=False) if recomputed else block(rows) for rows in parts)
+    return functools.reduce(lambda total, part: LowRankSums(*map(operator.add, total, part)), sums)
 
 
 def log_likelihood_from_sums(sums: LowRankSums, *, bound: bool) -> Tensor:

@@ -242,13 +242,7 @@ class _StationaryKernel(torch.autograd.Function):
 
 
 def _with_graph(
-    profile: Profile,
-    X: Tensor,
-    Y: Tensor,
-    inverse: Tensor,
-    variance: Tensor | None,
-    gradient: Tensor,
-    wanted: tuple[bool, ...],
+    profile: Profile, X: Tensor, Y: Tensor, inverse: Tensor, variance: Tensor | None, gradient: Tensor, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """Return the gradients by the four arguments that are wanted, differentiable themselves."""
     squares = ((X.unsqueeze(-2) - Y) * inverse).square().sum(dim=-1)
