@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -36,7 +37,10 @@ from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import ShardedSparseGP
 from sparse_bo.planning.costs import Network, messages_per_batch
-from sparse_bo.sharding import Alone, Counted, Group, Processes
+from sparse_bo.sharding import Alone, Group, Processes
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.sharding.builders import Counted
 
 DIMS, DICTIONARY = 6, 256
 RUNS, SWEEPS = 2, 6

@@ -202,7 +202,7 @@ def _gathered(arms: ShardedArms, found: Contenders, posterior: Sequence[Tensor],
     fingerprint = float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
     leverage, lowest, highest_bound = found.extremes.tolist()
     mine = [leverage, -lowest, highest_bound, found.bar, fingerprint, len(found.indices)]
-    told = arms.group.numbers(STEP, mine)
+    told = arms.group.objects(STEP, mine)
     if any(other[4] != told[0][4] for other in told):
         raise RankError(
             "the posteriors of the ranks differ: their hardware or libraries do not round alike; start every rank on the "

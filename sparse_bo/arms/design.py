@@ -117,7 +117,7 @@ def _first(prior: ArmPrior) -> Tensor:
         return variances.argmax().unsqueeze(0)
     place = int(variances.argmax()) if len(variances) else 0
     mine = float(variances[place]) if len(variances) else -math.inf
-    told = group.numbers("the highest prior variance", [mine, place + first_here(prior.arms)])
+    told = group.objects("the highest prior variance", [mine, place + first_here(prior.arms)])
     _, first = max(told, key=lambda other: other[0])
     return torch.tensor([int(first)], device=prior.arms.device)
 

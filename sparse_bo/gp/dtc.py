@@ -18,7 +18,6 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,8 +39,6 @@ class NystromFactor:
     """Which of the two ``matrix`` is."""
     jitter: float
     """Jitter added to the diagonal of ``K_DD`` (0 where none was needed), in its units."""
-    method: Literal["cholesky", "jittered", "eigh"]
-    """Plain Cholesky, Cholesky with round-off jitter, or truncated eigendecomposition."""
 
     @property
     def rank(self) -> int:
@@ -97,11 +94,11 @@ def nystrom_factor(K_DD: Tensor) -> NystromFactor:
     if not math.isfinite(unit):
         raise ValueError(_NOT_FINITE)
     if failures == 0.0 and _well_conditioned(factor, pivot, unit):
-        return NystromFactor(factor, True, 0.0, "cholesky")
+        return NystromFactor(factor, True, 0.0)
     jitter = _SAFETY * unit
     jittered = try_cholesky(K_DD, jitter=jitter)
     if jittered is not None:
-        return NystromFactor(jittered, True, jitter, "jittered")
+        return NystromFactor(jittered, True, jitter)
     if not bool(K_DD.detach().isfinite().all()):  # beside the diagonal
         raise ValueError(_NOT_FINITE)
     return _truncated(K_DD, unit)
@@ -116,8 +113,7 @@ def _well_conditioned(factor: Tensor, pivot: float, unit: float) -> bool:
     smallest_pivot = pivot**2
     if smallest_pivot > 1e6 * unit or smallest_pivot <= _SAFETY * unit:  # λ_min ≤ pivot: far above, or already below
         return smallest_pivot > _SAFETY * unit
-    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor.detach(), eye, upper=False)
+    inverse = triangular_inverse(factor.detach())
     return float(1.0 / inverse.square().sum(dim=(-2, -1)).amax()) > _SAFETY * unit
 
 
@@ -135,7 +131,7 @@ def _truncated(K_DD: Tensor, unit: float) -> NystromFactor:
         NumericalWarning,
         stacklevel=3,
     )
-    return NystromFactor(vectors[:, keep] * values[keep].rsqrt(), False, 0.0, "eigh")
+    return NystromFactor(vectors[:, keep] * values[keep].rsqrt(), False, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,14 +21,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters, Priors
-from sparse_bo.gp.likelihood import (
-    LogLikelihood,
-    Scatter,
-    correlation_of,
-    fixed_correlation,
-    log_likelihood,
-    shares_of,
-)
+from sparse_bo.gp.likelihood import LogLikelihood, Scatter, correlation_of, fixed_correlation, log_likelihood, shares_of
 from sparse_bo.kernels.gradients import Pairs, pairs
 
 PRIORS = Priors()

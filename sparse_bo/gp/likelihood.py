@@ -17,6 +17,7 @@ A low-rank model has sufficient statistics that are summed over blocks of rows, 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -54,13 +55,6 @@ class Correlation(NamedTuple):
 def fixed_correlation(R: Array) -> Correlation:
     """Return a correlation without hyper-parameters."""
     return Correlation(R, lambda W: np.empty(0))
-
-
-def stationary_correlation(X: Tensor, lengthscales: Tensor, *, family: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return stationary correlations of ``b x n x d`` points, and from W their gradients by ``log ℓ`` (``b x 1 x d``)."""
-    Z = X / lengthscales
-    radial = RADIAL[family](squared_distances(Z, Z))
-    return radial.value, lambda W: half_spread(Z, W.mul_(radial.slope))
 
 
 def correlation_of(logs: Array, X: Array, *, family: str, together: Pairs | None = None) -> Correlation:
@@ -288,8 +282,9 @@ def values_and_gradients(
     compute. Arguments and errors: those of :func:`stationary_log_likelihood` with batch shape ``b``, none to be broadcast.
     """
     n, v = X.shape[-2], variance.unsqueeze(-1)
-    R, by_log_lengthscales = stationary_correlation(X, lengthscales.unsqueeze(-2), family=family)
-    A = R.clone()
+    Z = X / lengthscales.unsqueeze(-2)
+    radial = RADIAL[family](squared_distances(Z, Z))
+    A = radial.value.clone()
     A.diagonal(dim1=-2, dim2=-1).add_(noise / v)
     L = safe_factors(A)
     alpha = torch.cholesky_solve(residuals.unsqueeze(-1), L).squeeze(-1)  # b x n
@@ -302,7 +297,8 @@ def values_and_gradients(
     W = inverse.neg_().baddbmm_(alpha.unsqueeze(-1), (alpha / v).unsqueeze(-2))
     by_noise = 0.5 * W.diagonal(dim1=-2, dim2=-1) / v
     by_variance = (0.5 * (quadratic - n) - (by_noise * noise).sum(dim=-1)) / variance
-    return value, (by_log_lengthscales(W) / lengthscales, by_variance, by_noise, alpha.neg_() / v)
+    by_log_lengthscales = half_spread(Z, W.mul_(radial.slope))
+    return value, (by_log_lengthscales / lengthscales, by_variance, by_noise, alpha.neg_() / v)
 
 
 class LowRankSums(NamedTuple):
@@ -349,17 +345,9 @@ def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -
     parts = list(slices)
     if not parts:
         raise ValueError("expected at least one slice of rows")
-    if len(parts) == 1:
-        return block(parts[0])
-
-    def part(rows: slice) -> LowRankSums:
-        sums: LowRankSums = checkpoint(block, rows, use_reentrant=False) if torch.is_grad_enabled() else block(rows)
-        return sums
-
-    total = part(parts[0])
-    for rows in parts[1:]:
-        total = LowRankSums(*map(operator.add, total, part(rows)))
-    return total
+    recomputed = len(parts) > 1 and torch.is_grad_enabled()
+    sums = (checkpoint(block, rows, use_reentrant=False) if recomputed else block(rows) for rows in parts)
+    return functools.reduce(lambda total, part: LowRankSums(*map(operator.add, total, part)), sums)
 
 
 def log_likelihood_from_sums(sums: LowRankSums, *, bound: bool) -> Tensor:

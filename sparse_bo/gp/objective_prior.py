@@ -151,18 +151,13 @@ def fences(values: Tensor) -> tuple[float, float]:
     return -math.inf, math.inf
 
 
-def crash_floor(values: Tensor) -> float:
-    """Return the floor of observations before a model with a learned kernel is fitted; −∞: no floor.
-
-    A value of −10³⁰ where something broke says "bad"; taken at its word it bends the model everywhere. Nothing is ever lowered:
-    high values are what is sought.
-    """
-    return fences(values)[0]
-
-
 def reached_floor(values: Tensor) -> float | None:
-    """Return :func:`crash_floor` where some of the values are below it, else ``None``."""
-    floor = crash_floor(values)
+    """Return the floor of observations, the lower of :func:`fences`, where some of them are below it, else ``None``.
+
+    They are raised to it before a model with a learned kernel is fitted: a value of −10³⁰ where something broke says "bad";
+    taken at its word it bends the model everywhere. Nothing is ever lowered: high values are what is sought.
+    """
+    floor = fences(values)[0]
     return floor if bool((values < floor).any()) else None
 
 

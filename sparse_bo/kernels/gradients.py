@@ -187,9 +187,7 @@ def differentiable_cross(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor | None:
         Y: ``n' x d``.
     """
     structure = structure_of(kernel)
-    if structure is None or X.dim() < 2 or Y.dim() != 2:
-        return None
-    if computed_in(structure, X, Y) is None:
+    if structure is None or X.dim() < 2 or Y.dim() != 2 or computed_in(structure, X, Y) is None:
         return None
     return _value(structure, X.reshape(-1, X.shape[-1]), Y).view(*X.shape[:-1], len(Y))
 
@@ -244,13 +242,7 @@ class _StationaryKernel(torch.autograd.Function):
 
 
 def _with_graph(
-    profile: Profile,
-    X: Tensor,
-    Y: Tensor,
-    inverse: Tensor,
-    variance: Tensor | None,
-    gradient: Tensor,
-    wanted: tuple[bool, ...],
+    profile: Profile, X: Tensor, Y: Tensor, inverse: Tensor, variance: Tensor | None, gradient: Tensor, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """Return the gradients by the four arguments that are wanted, differentiable themselves."""
     squares = ((X.unsqueeze(-2) - Y) * inverse).square().sum(dim=-1)

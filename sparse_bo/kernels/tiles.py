@@ -216,7 +216,6 @@ class _Tiles:
     def __init__(self, sides: Mapping[Leaf, Any], like: Tensor, size: int) -> None:
         self.sides, self.like, self.size = sides, like, size
         self.buffers: list[Tensor] = []
-        self.tiles: dict[tuple[int, int, int], Tensor] = {}
 
     def write(self, structure: Structure, rows: slice, others: Prepared, columns: slice, out: Tensor, level: int = 0) -> None:
         """Write the kernel of some rows and columns, with buffers from ``level`` on."""
@@ -226,27 +225,21 @@ class _Tiles:
             q = self._tile(level, height, width)
             spare = q if structure.profile in IN_PLACE else self._tile(level + 1, height, width)
             self.sides[structure].write(rows, others[structure], columns, q)
-            apply_profile(structure.profile, q[:, :n] if width > n else q, spare[:, :n] if width > n else spare, out)
-            if structure.variance != 1.0:
-                out.mul_(structure.variance)
-            return
-        if isinstance(structure, Tanimoto):
+            apply_profile(structure.profile, q[:, :n], spare[:, :n], out)
+        elif isinstance(structure, Tanimoto):
             self.sides[structure].write(rows, others[structure], columns, out)
-            if structure.variance != 1.0:
-                out.mul_(structure.variance)
+        else:
+            self.write(structure.parts[0], rows, others, columns, out, level)
+            for part in structure.parts[1:]:
+                value = self._tile(level, height, n)
+                self.write(part, rows, others, columns, value, level + 1)
+                _ = out.add_(value) if structure.adds else out.mul_(value)
             return
-        self.write(structure.parts[0], rows, others, columns, out, level)
-        for part in structure.parts[1:]:
-            value = self._tile(level, height, n)
-            self.write(part, rows, others, columns, value, level + 1)
-            _ = out.add_(value) if structure.adds else out.mul_(value)
+        if structure.variance != 1.0:
+            out.mul_(structure.variance)
 
     def _tile(self, level: int, rows: int, columns: int) -> Tensor:
         """Return buffer number ``level`` as a contiguous matrix."""
-        found = self.tiles.get((level, rows, columns))
-        if found is not None:
-            return found
         while len(self.buffers) <= level:
             self.buffers.append(self.like.new_empty(self.size))
-        made = self.tiles[level, rows, columns] = self.buffers[level][: rows * columns].view(rows, columns)
-        return made
+        return self.buffers[level][: rows * columns].view(rows, columns)

@@ -57,6 +57,9 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         ValueError: If shapes do not fit, an entry is not finite or too large to be squared, or m < 1.
     """
 
+    num_outputs = 1
+    batch_shape = torch.Size()
+
     def __init__(self, train_X: Tensor, train_Y: Tensor, *, neighbors: int = 30, covar_module: Kernel | None = None) -> None:
         super().__init__()
         check_points("train_X", train_X)
@@ -80,16 +83,6 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         self.likelihood = get_gaussian_likelihood_with_lognormal_prior()
         self.to(train_X)
         self._earlier: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def num_outputs(self) -> int:
-        """One output."""
-        return 1
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """The empty shape: one GP."""
-        return torch.Size()
 
     def posterior(
         self,

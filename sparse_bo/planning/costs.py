@@ -22,13 +22,9 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms, PartOfArms
 from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import add_observations, no_observations
-from sparse_bo.kernels import GPYTORCH_BLOCKS
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.sharding.group import HEADER_BYTES
-
-TEMPORARIES = GPYTORCH_BLOCKS
-"""Largest number of kernel-sized blocks of a sweep: those of an evaluation by GPyTorch, the result included."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, block_count
 from sparse_bo.domains import Arms
 from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
 from sparse_bo.domains.sharded import in_memory
-from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.kernels import GPYTORCH_BLOCKS, CovarianceFunction
 from sparse_bo.kernels.closed_forms import structure_of
-from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE, LEAST_MEMORY_BYTES
 from sparse_bo.planning import costs
 from sparse_bo.planning.costs import Plan, bytes_text, messages_per_batch
 from sparse_bo.planning.pilot import PilotForecast, run_pilots
@@ -25,9 +25,6 @@ from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.runs.arguments import ArmsLike, check_budget, tensor_of
 from sparse_bo.validation import check_count, check_device, check_positive
-
-LEAST_BYTES = 2**20
-"""Smallest memory budget of a sweep."""
 
 
 def plan(
@@ -205,7 +202,7 @@ def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float
     if policy.memory_bytes is None and device.type == "cpu":
         policy = replace(policy, memory_bytes=DEFAULT_MEMORY_BYTES)
     elif policy.memory_bytes is None:
-        policy = replace(policy, memory_bytes=max(int(DEVICE_SHARE * run.available), LEAST_BYTES))
+        policy = replace(policy, memory_bytes=max(int(DEVICE_SHARE * run.available), LEAST_MEMORY_BYTES))
         notes.append(f"a share of the GPU's memory: memory_bytes set to {bytes_text(policy.sweep_budget(device))}")
     per_pick = costs.seconds_per_pick()
     piloted = run_pilots(
@@ -220,7 +217,7 @@ def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float
     size, start = math.ceil(piloted.dictionary_size), policy.sweep_budget(device)
 
     def least_tiles(m: int) -> int:
-        return max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * m)
+        return max(LEAST_MEMORY_BYTES, 64 * GPYTORCH_BLOCKS * 8 * m)
 
     def too_large() -> bool:
         return sum(run.memory(policy, piloted).values()) > run.available

@@ -1,6 +1,6 @@
 """Ranks: processes that share the arms or the data of one run, and their communication."""
 
-from sparse_bo.sharding.group import Alone, Counted, Group, Traffic, rehearse
+from sparse_bo.sharding.group import Alone, Group
 from sparse_bo.sharding.processes import Processes
 
-__all__ = ["Alone", "Counted", "Group", "Processes", "Traffic", "rehearse"]
+__all__ = ["Alone", "Group", "Processes"]

@@ -4,18 +4,16 @@ Every exchange begins with a header of fixed size: the name of the step, its sta
 rank still notifies the others, ranks at different steps detect it, and only long messages take a second collective. Ranks of
 one group trust each other: messages are unpickled.
 
-Groups without a job: :class:`Alone`, and the threads of :func:`rehearse`. :class:`Counted` counts the messages of any group.
+A group without a job is :class:`Alone`.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -112,16 +110,9 @@ class Group(ABC):
             return value
         return pickle.loads(self.exchange(step, pickle.dumps(value) if self.leads else b"")[0])
 
-    def numbers(self, step: str, values: Sequence[float]) -> list[list[float]]:
-        """Return a few numbers of every rank, ``size x n``. One collective. Errors as :meth:`exchange`."""
-        if self.size == 1:
-            return [list(values)]
-        layout = struct.Struct(f"<{len(values)}d")
-        return [list(layout.unpack(message)) for message in self.exchange(step, layout.pack(*values))]
-
     def largest(self, step: str, values: Sequence[float]) -> list[float]:
-        """Return the largest of each of ``n`` numbers over the ranks. One collective. Errors as :meth:`exchange`."""
-        return [max(column) for column in zip(*self.numbers(step, values), strict=True)]
+        """Return the largest of each of a few numbers over the ranks. One collective. Errors as :meth:`exchange`."""
+        return [max(column) for column in zip(*self.objects(step, list(values)), strict=True)]
 
     def tensors(self, step: str, values: Sequence[Tensor]) -> list[list[Tensor]]:
         """Return some tensors of every rank, on the CPU; shapes may differ. Errors as :meth:`exchange`."""
@@ -237,132 +228,6 @@ class Alone(Group):
 
     def await_first(self) -> None:
         """See :class:`Group`: this is rank 0."""
-
-
-@dataclass
-class Traffic:
-    """Collectives and bytes of one rank so far."""
-
-    collectives: int = 0
-    """Number of collective calls."""
-    bytes: int = 0
-    """Bytes sent by this rank: its block of a gather, its block as the source of a broadcast, its terms of a sum."""
-
-
-class Counted(Group):
-    """A wrapper of a group that adds :attr:`traffic`."""
-
-    def __init__(self, group: Group) -> None:
-        self.group, self.traffic = group, Traffic()
-        self.rank, self.size = group.rank, group.size
-
-    def gather_blocks(self, block: Tensor) -> list[Tensor]:
-        """See :class:`Group`."""
-        self._count(len(block))
-        return self.group.gather_blocks(block)
-
-    def send_block(self, block: Tensor, source: int) -> Tensor:
-        """See :class:`Group`."""
-        self._count(len(block) if source == self.rank else 0)
-        return self.group.send_block(block, source)
-
-    def add_up(self, values: Tensor) -> Tensor:
-        """See :class:`Group`."""
-        self._count(values.numel() * values.element_size())
-        return self.group.add_up(values)
-
-    def await_first(self) -> None:
-        """See :class:`Group`."""
-        self.group.await_first()
-
-    def _count(self, size: int) -> None:
-        self.traffic.collectives += 1
-        self.traffic.bytes += size
-
-
-class _Stage:
-    """Meeting point of the threads of a rehearsal. One runs at a time; at a meeting the next that is not there runs."""
-
-    def __init__(self, size: int) -> None:
-        self.condition = threading.Condition()
-        self.blocks: list[Tensor | None] = [None] * size
-        self.met: list[Tensor | None] = []
-        self.done, self.turn, self.meetings = [False] * size, 0, 0
-
-    def begin(self, rank: int) -> None:
-        with self.condition:
-            self.condition.wait_for(lambda: self.turn == rank)
-
-    def meet(self, rank: int, block: Tensor) -> list[Tensor | None]:
-        with self.condition:
-            self.blocks[rank] = block
-            mine = self.meetings
-            self._pass_on()
-            self.condition.wait_for(lambda: self.meetings > mine and self.turn == rank)
-            return self.met
-
-    def end(self, rank: int) -> None:
-        with self.condition:
-            self.done[rank] = True
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        waiting = [rank for rank, gone in enumerate(self.done) if not gone]
-        coming = [rank for rank in waiting if self.blocks[rank] is None]
-        if not coming and waiting:
-            self.met, self.blocks = self.blocks, [None] * len(self.blocks)
-            self.meetings += 1
-            coming = waiting
-        self.turn = coming[0] if coming else -1
-        self.condition.notify_all()
-
-
-class _Actor(Group):
-    """One rank of a rehearsal."""
-
-    def __init__(self, stage: _Stage, rank: int, size: int) -> None:
-        self._stage, self.rank, self.size = stage, rank, size
-
-    def gather_blocks(self, block: Tensor) -> list[Tensor]:
-        met = self._stage.meet(self.rank, block)
-        gone = [rank for rank, other in enumerate(met) if other is None]
-        if gone:
-            raise RankError(f"rank {self.rank} of {self.size} has lost rank {gone[0]}")
-        return [other.clone() for other in met if other is not None]
-
-    def send_block(self, block: Tensor, source: int) -> Tensor:
-        return self.gather_blocks(block)[source]
-
-    def add_up(self, values: Tensor) -> Tensor:
-        return torch.stack(self.gather_blocks(values)).sum(dim=0)
-
-    def await_first(self) -> None:
-        """Return at once: the first rank at a meeting waits there."""
-
-
-def rehearse(ranks: int, script: Callable[[Group], Any]) -> list[Any]:
-    """Return the result of ``script``, called with its group, on each of ≥ 1 ranks, or the exception that it raised there.
-
-    The ranks are threads, of which one runs at a time, from one exchange to the next. Messages and picks are those of as many
-    machines; the time is more than that of one process.
-    """
-    stage, outcomes = _Stage(ranks), [None] * ranks
-
-    def act(rank: int) -> None:
-        stage.begin(rank)
-        try:
-            outcomes[rank] = script(_Actor(stage, rank, ranks))
-        except BaseException as error:
-            outcomes[rank] = error  # type: ignore[call-overload]  # a list of anything
-        finally:
-            stage.end(rank)
-
-    threads = [threading.Thread(target=act, args=(rank,), name=f"rank-{rank}") for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
 
 
 def _block(message: bytes) -> Tensor:

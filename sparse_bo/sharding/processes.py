@@ -91,22 +91,18 @@ class Processes(Group):
 
     def gather_blocks(self, block: Tensor) -> list[Tensor]:
         """See :class:`Group`."""
-        if self.size == 1:
-            return [block]
         blocks = [torch.empty_like(block) for _ in range(self.size)]
         self._done(lambda: dist.all_gather(blocks, block, group=self._group, async_op=True))
         return blocks
 
     def send_block(self, block: Tensor, source: int) -> Tensor:
         """See :class:`Group`."""
-        if self.size > 1:
-            self._done(lambda: dist.broadcast(block, source, group=self._group, async_op=True))
+        self._done(lambda: dist.broadcast(block, source, group=self._group, async_op=True))
         return block
 
     def add_up(self, values: Tensor) -> Tensor:
         """See :class:`Group`."""
-        if self.size > 1:
-            self._done(lambda: dist.all_reduce(values, group=self._group, async_op=True))
+        self._done(lambda: dist.all_reduce(values, group=self._group, async_op=True))
         return values
 
     def await_first(self) -> None:

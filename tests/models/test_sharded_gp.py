@@ -15,8 +15,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from sparse_bo import SparseGP
 from sparse_bo.errors import RankError
 from sparse_bo.models import ShardedSparseGP
-from sparse_bo.sharding import Counted, rehearse
 from tests.models.sparse_problems import make_sparse
+from tests.sharding.builders import Counted, rehearse
 
 AGREES = {"rtol": 1e-10, "atol": 1e-10}
 CUTS = [0, 100, 330, 500]

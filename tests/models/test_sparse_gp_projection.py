@@ -102,6 +102,15 @@ def test_equal_points_have_graphs_of_their_own(rows, large, scale):
     assert torch.equal(copy.deepcopy(model).posterior(X).variance, first)
 
 
+@pytest.mark.parametrize("q", [1, 3])
+def test_a_jacobian_is_made_of_all_rows_at_once(q, large):
+    def jacobian(model):
+        return torch.autograd.functional.jacobian(lambda X: model.posterior(X).variance, points(2, q), vectorize=True)
+
+    exact, sparse = pair("plain")
+    torch.testing.assert_close(jacobian(sparse), jacobian(exact), rtol=1e-6, atol=1e-9)
+
+
 def test_equal_points_are_multiplied_once():
     made, cache = [], Recent(ProductSizes(recent=3))
     K = covariances(rows=3).detach()

@@ -13,9 +13,8 @@ from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize, optimize
 from sparse_bo.errors import ResumeWarning
 from sparse_bo.policies import REMBO, SBPE, BoTorchUCB, ExpectedImprovement, RandomSearch, TrustRegion
 from sparse_bo.runs import read_run
-from sparse_bo.sharding import rehearse
 from tests.builders import arms, bbkb, rbf_kernel, waves
-from tests.sharding.builders import split
+from tests.sharding.builders import rehearse, split
 
 SPACE = {"lr": Float(1e-3, 1.0, log=True), "depth": Int(1, 12)}
 

@@ -1,10 +1,13 @@
-"""A run that can be made in one process and over shards, and the ranks to make it on."""
+"""A run that can be made in one process and over shards, and ranks to make it on: processes, or threads that take turns."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,8 @@ from torch import Tensor
 
 from sparse_bo import BBKB, SBPE, AskTell
 from sparse_bo.domains import ShardedArms
-from sparse_bo.errors import ScheduleComplete
-from sparse_bo.sharding import Counted, Group, Processes
+from sparse_bo.errors import RankError, ScheduleComplete
+from sparse_bo.sharding import Group, Processes
 
 
 def scattered(a: int = 400, *, seed: int = 0) -> Tensor:
@@ -104,6 +107,132 @@ def _act(rank: int, size: int, store: str, script: Any, more: dict[str, Any], qu
 def killed() -> None:
     """End this process as the kernel does where memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class Traffic:
+    """Collectives and bytes of one rank so far."""
+
+    collectives: int = 0
+    """Number of collective calls."""
+    bytes: int = 0
+    """Bytes sent by this rank: its block of a gather, its block as the source of a broadcast, its terms of a sum."""
+
+
+class Counted(Group):
+    """A wrapper of a group that adds :attr:`traffic`."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.traffic = group, Traffic()
+        self.rank, self.size = group.rank, group.size
+
+    def gather_blocks(self, block: Tensor) -> list[Tensor]:
+        """See :class:`Group`."""
+        self._count(len(block))
+        return self.group.gather_blocks(block)
+
+    def send_block(self, block: Tensor, source: int) -> Tensor:
+        """See :class:`Group`."""
+        self._count(len(block) if source == self.rank else 0)
+        return self.group.send_block(block, source)
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """See :class:`Group`."""
+        self._count(values.numel() * values.element_size())
+        return self.group.add_up(values)
+
+    def await_first(self) -> None:
+        """See :class:`Group`."""
+        self.group.await_first()
+
+    def _count(self, size: int) -> None:
+        self.traffic.collectives += 1
+        self.traffic.bytes += size
+
+
+class _Stage:
+    """Meeting point of the threads of a rehearsal. One runs at a time; at a meeting the next that is not there runs."""
+
+    def __init__(self, size: int) -> None:
+        self.condition = threading.Condition()
+        self.blocks: list[Tensor | None] = [None] * size
+        self.met: list[Tensor | None] = []
+        self.done, self.turn, self.meetings = [False] * size, 0, 0
+
+    def begin(self, rank: int) -> None:
+        with self.condition:
+            self.condition.wait_for(lambda: self.turn == rank)
+
+    def meet(self, rank: int, block: Tensor) -> list[Tensor | None]:
+        with self.condition:
+            self.blocks[rank] = block
+            mine = self.meetings
+            self._pass_on()
+            self.condition.wait_for(lambda: self.meetings > mine and self.turn == rank)
+            return self.met
+
+    def end(self, rank: int) -> None:
+        with self.condition:
+            self.done[rank] = True
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        waiting = [rank for rank, gone in enumerate(self.done) if not gone]
+        coming = [rank for rank in waiting if self.blocks[rank] is None]
+        if not coming and waiting:
+            self.met, self.blocks = self.blocks, [None] * len(self.blocks)
+            self.meetings += 1
+            coming = waiting
+        self.turn = coming[0] if coming else -1
+        self.condition.notify_all()
+
+
+class _Actor(Group):
+    """One rank of a rehearsal."""
+
+    def __init__(self, stage: _Stage, rank: int, size: int) -> None:
+        self._stage, self.rank, self.size = stage, rank, size
+
+    def gather_blocks(self, block: Tensor) -> list[Tensor]:
+        met = self._stage.meet(self.rank, block)
+        gone = [rank for rank, other in enumerate(met) if other is None]
+        if gone:
+            raise RankError(f"rank {self.rank} of {self.size} has lost rank {gone[0]}")
+        return [other.clone() for other in met if other is not None]
+
+    def send_block(self, block: Tensor, source: int) -> Tensor:
+        return self.gather_blocks(block)[source]
+
+    def add_up(self, values: Tensor) -> Tensor:
+        return torch.stack(self.gather_blocks(values)).sum(dim=0)
+
+    def await_first(self) -> None:
+        """Return at once: the first rank at a meeting waits there."""
+
+
+def rehearse(ranks: int, script: Callable[[Group], Any]) -> list[Any]:
+    """Return the result of ``script``, called with its group, on each of ≥ 1 ranks, or the exception that it raised there.
+
+    The ranks are threads, of which one runs at a time, from one exchange to the next. Messages and picks are those of as many
+    machines; the time is more than that of one process.
+    """
+    stage, outcomes = _Stage(ranks), [None] * ranks
+
+    def act(rank: int) -> None:
+        stage.begin(rank)
+        try:
+            outcomes[rank] = script(_Actor(stage, rank, ranks))
+        except BaseException as error:
+            outcomes[rank] = error  # type: ignore[call-overload]  # a list of anything
+        finally:
+            stage.end(rank)
+
+    threads = [threading.Thread(target=act, args=(rank,), name=f"rank-{rank}") for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
 
 
 class Described(Counted):

@@ -8,8 +8,7 @@ from sparse_bo import MemmapArms, ProductGrid
 from sparse_bo.domains import ShardedArms
 from sparse_bo.domains.sharded import in_memory, is_streamed
 from sparse_bo.errors import RankError
-from sparse_bo.sharding import Counted, rehearse
-from tests.sharding.builders import Described, scattered, split
+from tests.sharding.builders import Counted, Described, rehearse, scattered, split
 
 GRID = ProductGrid([torch.linspace(0, 1, 7, dtype=torch.float64), torch.linspace(2, 3, 5, dtype=torch.float64)])
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from sparse_bo.errors import RankError
-from sparse_bo.sharding import Alone, Counted, Processes, rehearse
+from sparse_bo.sharding import Alone, Processes
 from sparse_bo.sharding.group import HEADER_BYTES, INLINE_BYTES
+from tests.sharding.builders import Counted, rehearse
 
 
 @pytest.mark.parametrize("length", [0, 5, INLINE_BYTES, INLINE_BYTES + 1, 5000])

@@ -9,8 +9,7 @@ from gpytorch.kernels import RBFKernel
 import sparse_bo
 from sparse_bo import AskTell, maximize
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RankError, StorageError, TicketError
-from sparse_bo.sharding import rehearse
-from tests.sharding.builders import Described, bbkb, objective, picks_in, scattered, split
+from tests.sharding.builders import Described, bbkb, objective, picks_in, rehearse, scattered, split
 
 
 def run(group, **how):

@@ -17,8 +17,7 @@ from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.policies.comparators.baselines import PosteriorEpsilonGreedy
 from sparse_bo.policies.comparators.thompson import QFFTSArms, SGPTSArms
-from sparse_bo.sharding import Counted, rehearse
-from tests.sharding.builders import bbkb, kernel, objective, picks_of, sbpe, scattered, split
+from tests.sharding.builders import Counted, bbkb, kernel, objective, picks_of, rehearse, sbpe, scattered, split
 
 GIVEN = {"covar_module": kernel(), "regularization": 0.5}
 POLICIES = {

@@ -17,12 +17,7 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from linear_operator.operators import (
-    DenseLinearOperator,
-    DiagLinearOperator,
-    LinearOperator,
-    to_linear_operator,
-)
+from linear_operator.operators import DenseLinearOperator, DiagLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
@@ -304,13 +299,6 @@ class JointCovariance(RootedCovariance):
 
     def _mul_matrix(self, other: Any) -> LinearOperator:
         return self.dense()._mul_matrix(other)
-
-    def _prod_batch(self, dim: int) -> LinearOperator:
-        return self.dense()._prod_batch(dim)
-
-    def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
-        """Append rows to the dense matrix."""
-        return self.dense().cat_rows(*args, **kwargs)
 
     def diagonalization(self, method: str | None = None) -> tuple[Tensor, LinearOperator | None]:
         """Return eigenvalues and eigenvectors; of the dense matrix, unless it is refused: each product would make it again."""

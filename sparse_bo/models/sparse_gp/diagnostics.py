@@ -217,12 +217,7 @@ def leave_one_out(model: Any, *, observation_noise: bool = True, untransform: bo
 # --- calibration -----------------------------------------------------------------------------------------------------------
 
 
-def calibrated(
-    model: Sparse,
-    X: Tensor | None = None,
-    Y: Tensor | None = None,
-    Yvar: Tensor | None = None,
-) -> Sparse:
+def calibrated(model: Sparse, X: Tensor | None = None, Y: Tensor | None = None, Yvar: Tensor | None = None) -> Sparse:
     """Return a copy whose latent variances are scaled to the errors at held-out rows; means are the same.
 
     The factor, one per output (and batch element), maximises the predictive density of the held-out observations

@@ -58,7 +58,7 @@ def dictionary_whitening(representation: Representation) -> NystromFactor | None
     factors = representation.at_dictionary
     if factors is None or representation.points.dtype != torch.float64:
         return None
-    return NystromFactor(factors.prior_root(), True, 0.0, "cholesky")
+    return NystromFactor(factors.prior_root(), True, 0.0)
 
 
 def extended(
@@ -233,7 +233,7 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
         )
-    if not _same(original_outcomes(previous), original_outcomes(model)[..., :n, :]):
+    if not _same(original_outcomes(previous)[0], original_outcomes(model)[0][..., :n, :]):
         raise InputDataError("expected train_Y to begin with that of previous; make a new model without previous")
     take_units(model, previous)
     model.outlying_rows = _outlying_rows(model, previous)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from linear_operator.operators import LinearOperator, RootLinearOperator
+from linear_operator.operators import LinearOperator, RootLinearOperator, to_linear_operator
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
@@ -277,6 +277,13 @@ class RootedCovariance(LinearOperator):  # type: ignore[misc]  # the base class 
     def dense(self) -> LinearOperator:
         """Return the operator of a covariance that is not lazy."""
         raise NotImplementedError
+
+    def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
+        """Append rows to the dense matrix."""
+        return to_linear_operator(self.to_dense()).cat_rows(*args, **kwargs)
+
+    def _prod_batch(self, dim: int) -> LinearOperator:
+        return to_linear_operator(self.to_dense())._prod_batch(dim)
 
     def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
         """Return a root: the Cholesky factor of few rows, :meth:`lower` of many. Errors as :func:`root_of`."""

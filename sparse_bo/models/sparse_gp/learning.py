@@ -98,13 +98,7 @@ class Learner:
     """
 
     def __init__(
-        self,
-        fit: Fit | None,
-        seed: int,
-        settings: LearningSettings,
-        *,
-        robust: bool = False,
-        given_noise: Tensor | None = None,
+        self, fit: Fit | None, seed: int, settings: LearningSettings, *, robust: bool = False, given_noise: Tensor | None = None
     ) -> None:
         if fit is not None:
             check_choice("fit", fit, get_args(Fit))

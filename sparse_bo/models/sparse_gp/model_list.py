@@ -12,12 +12,7 @@ from botorch.models import ModelListGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
-from linear_operator.operators import (
-    BlockDiagLinearOperator,
-    CatLinearOperator,
-    LinearOperator,
-    TriangularLinearOperator,
-)
+from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, TriangularLinearOperator
 from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes

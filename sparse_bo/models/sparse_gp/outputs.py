@@ -16,7 +16,7 @@ from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosterio
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, OutcomeTransform, Standardize
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes
@@ -42,13 +42,6 @@ class IndependentOutputs(RootedCovariance, BlockDiagLinearOperator):  # type: ig
     def dense(self) -> LinearOperator:
         """Return the dense blocks."""
         return BlockDiagLinearOperator(self.base_linear_op.dense())
-
-    def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
-        """Append rows to the dense matrix."""
-        return to_linear_operator(self.to_dense()).cat_rows(*args, **kwargs)
-
-    def _prod_batch(self, dim: int) -> LinearOperator:
-        return to_linear_operator(self.to_dense())._prod_batch(dim)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """Return one output's covariance unchanged, as BoTorch's lists ask for it; otherwise as any operator."""

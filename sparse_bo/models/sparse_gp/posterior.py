@@ -222,12 +222,7 @@ def shared_rows(X: Tensor, limit: int) -> int:
     flat = X.detach().reshape(-1, *X.shape[-2:])[:, :limit]
     if len(flat) == 1 or limit < 1:
         return max(min(limit, X.shape[-2]), 0)
-    if X.device.type != "cpu":  # a wait costs more there than the comparison of all
-        return int((flat == flat[:1]).all(dim=-1).all(dim=0).long().cumprod(dim=0).sum())
-    differs = (flat[0] != flat[-1]).any(dim=-1).nonzero()  # most pairs differ where all do
-    s = int(differs[0]) if len(differs) else flat.shape[-2]
-    missed = (~(flat[:, :s] == flat[:1, :s]).all(dim=-1).all(dim=0)).nonzero()
-    return int(missed[0]) if len(missed) else s
+    return int((flat == flat[:1]).all(dim=-1).all(dim=0).long().cumprod(dim=0).sum())
 
 
 class DictionaryMap(KernelEvaluationMap):  # type: ignore[misc]  # the base class ships no types

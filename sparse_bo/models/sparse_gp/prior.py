@@ -286,13 +286,8 @@ def take_units(model: Any, previous: Any) -> None:
         model.train_targets[..., : previous.train_targets.shape[-1]] = previous.train_targets  # to the last bit
 
 
-def original_outcomes(model: Any) -> Tensor:
-    """Return the outcomes before their transform, ``batch_shape x n x m``."""
-    return _untransformed(model)[0]
-
-
 @torch.no_grad()
-def _untransformed(model: Any) -> tuple[Tensor, Tensor | None]:
+def original_outcomes(model: Any) -> tuple[Tensor, Tensor | None]:
     """Return outcomes and known noise variances before the outcome transform, ``batch_shape x n x m``."""
     known = model.likelihood.noise_covar if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
     Y, noise = _turned(model, model.train_targets), None if known is None else _turned(model, known.noise)
@@ -315,7 +310,7 @@ def _turned(model: Any, values: Tensor, *, back: bool = False) -> Tensor:
 def _transform_again(model: Any, change: Callable[[Tensor], object]) -> None:
     """Transform outcomes and known noise anew, after a ``change`` of the outcome transform, which gets the outcomes."""
     transform, trains = model.outcome_transform, model.outcome_transform.training
-    Y, noise = _untransformed(model)
+    Y, noise = original_outcomes(model)
     change(Y)
     given = model.learner.given_noise  # BoTorch's least noise is in the units before
     X = model.transform_inputs(model.original_inputs())

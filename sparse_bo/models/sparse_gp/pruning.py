@@ -38,13 +38,7 @@ from sparse_bo.seeding import float32_default
 
 
 def possible_best(
-    model: Any,
-    X: Tensor,
-    weights: Tensor,
-    *,
-    ref_point: Tensor | None = None,
-    first_columns: int = 512,
-    few: int = 256,
+    model: Any, X: Tensor, weights: Tensor, *, ref_point: Tensor | None = None, first_columns: int = 512, few: int = 256
 ) -> Tensor | None:
     """Return the rows of ``X`` that can be best (not dominated), ascending and at least one; ``None`` if that is not known.
 

@@ -133,10 +133,8 @@ class Projection:
     @property
     def _explained(self) -> Tensor:
         """``h hᵀ``, ``batch_shape x q x q``, of few points."""
-        E = self._products[0]  # batch_shape x lead x q x q
-        rows = torch.Size([*self.rows[:-1], self.rows[-1] ** 2])
-        E_rows = unfold_rows(E.flatten(-3).unsqueeze(-1), rows).squeeze(-1)
-        return E_rows.reshape(*E_rows.shape[:-1], *E.shape[-2:])
+        E = self._products[0].movedim(-3, 0)  # (product of lead) x batch_shape x q x q
+        return E.reshape(*self.rows[:-1], *E.shape[1:])
 
     @cached_property
     def _folded_h(self) -> Tensor:

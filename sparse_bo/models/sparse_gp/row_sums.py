@@ -47,7 +47,7 @@ class Rows:
 
     def __init__(self, group: Group, here: int) -> None:
         self.group = group
-        counts = [int(count[0]) for count in group.numbers("counting rows", [here])]
+        counts = group.objects("counting rows", here)
         starts = [0, *accumulate(counts)]
         self.total = starts[-1]
         """Number n of rows on all ranks."""

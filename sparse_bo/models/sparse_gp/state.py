@@ -225,10 +225,8 @@ def set_parameters(model: Model, values: Mapping[str, Tensor]) -> None:
 
 def outlying_mask(model: Any) -> Tensor:
     """Return which training rows a model leaves out, ``n`` booleans."""
-    targets = model.train_targets
-    mask = torch.zeros(targets.shape[-1], dtype=torch.bool, device=targets.device)
-    mask[model.outlying_rows] = True
-    return mask
+    rows = model.outlying_rows
+    return torch.isin(torch.arange(model.train_targets.shape[-1], device=rows.device), rows)
 
 
 def masked_rows(model: Any, mask: Tensor | None) -> Tensor | None:

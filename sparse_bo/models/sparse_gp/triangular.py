@@ -150,7 +150,7 @@ class Products(torch.autograd.Function):
         root, P = ctx.saved_tensors
         total = None if G is None else Products.apply(G, root, 1, Recent())[1]  # type: ignore[no-untyped-call]  # torch ships no types
         if W is not None:
-            part = ((W + W.mT) @ P.unflatten(-2, (-1, ctx.q))).flatten(-3, -2)
+            part = ((W + W.mT) @ P.unflatten(-2, (-1, ctx.q))).reshape(P.shape)
             total = part if total is None else total + part
         return total, None, None, None
 
@@ -225,7 +225,3 @@ class PosteriorAtDictionary:
     def prior_root(self) -> Tensor:
         """Return ``L``."""
         return self.scale[..., None, None] * self.triangles[..., :-1].tril()
-
-    def gram_root(self) -> Tensor:
-        """Return ``L_B``."""
-        return self.triangles[..., 1:].triu().mT

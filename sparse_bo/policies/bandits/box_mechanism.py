@@ -45,7 +45,7 @@ class BoxModel:
     """SparseGP on the observations of a box. A value.
 
     BoTorch's floors under variances are absolute. So a learned prior, whose kernel is a ``ScaleKernel``, is brought to mean 0
-    and variance 1, and values far below the rest are raised (:func:`sparse_bo.gp.objective_prior.crash_floor`).
+    and variance 1, and values far below the rest are raised (:func:`sparse_bo.gp.objective_prior.reached_floor`).
     """
 
     prior: KnownPrior
