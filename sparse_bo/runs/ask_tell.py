@@ -493,6 +493,10 @@ class AskTell:
         """
         return self._engine.certificate()
 
+    def _as_called(self, arrays: Arrays, names: tuple[str, ...]) -> None:
+        """Take the type of points, and the order of outcomes without names, from a call that goes on with the run."""
+        self._about["arrays"], self._names = arrays, names
+
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)
         return numbers

@@ -256,8 +256,7 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
         there = storage is not None and resume and storage_of(storage).resolved().exists()
     resumed = resume and group_of(arms).from_first("looking for the journal", there)
     if resumed:
-        loop = _resumed(storage, arms, run, given["call_with"])
-        loop._about["arrays"] = arguments.arrays_of(given["arms"], given["bounds"])
+        loop = _resumed(storage, arms, given | run)
     else:
         at_a_time = None if spread is None else spread.count
         loop = AskTell(given["arms"], **run, storage=storage, goal=given["goal"], budget=budget, workers=at_a_time)
@@ -278,7 +277,7 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     return result
 
 
-def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any], call_with: CallWith | None) -> AskTell:
+def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any]) -> AskTell:
     """Return the recorded run, if it is that of the arguments. Outcomes without names have the order of the arguments."""
     group = group_of(arms)
     with group.checked(ARGUMENTS):
@@ -289,7 +288,7 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
         on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
         several = arguments.checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else run["feasible"], policy=run["policy"])
-    loop._names = () if several is None else several.names
+    loop._as_called(arguments.arrays_of(run["arms"], run["bounds"]), () if several is None else several.names)
     try:
         with group.checked(ARGUMENTS):
             other = _difference(loop.about, corners, asked, run["seed"], run["minimize"], several)
@@ -310,6 +309,7 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
                     advice = advice_to_begin(path, check_domain(arms, corners, run["space"], run["feasible"]), several)
                 raise ValueError(f"the run in {path} {other}; pass another storage= for a new run, {advice}")
             recorded = list(loop.about["space"]["parameters"]) if asked is not None else []
+            call_with = run["call_with"]
             if asked is not None and call_with not in (None, "parameters") and recorded != list(asked["parameters"]):
                 raise ValueError(
                     f"expected space= in the order of the run in {storage_of(storage).path} ({', '.join(recorded)}), which is "
