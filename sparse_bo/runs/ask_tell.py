@@ -173,8 +173,7 @@ class AskTell:
             ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
         """
         candidates = arguments.tensor_of("arms", arms)
-        writer, journal = opened(storage, candidates, device)
-        try:
+        with opened(storage, candidates, device) as (writer, journal):
             domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             settings |= {} if (outcomes := recorded_outcomes(journal)) is None else outcomes.describe()
@@ -184,10 +183,6 @@ class AskTell:
             loop._about |= {name: about[name] for name in ("why", "taken", "arrays", "workers") if name in about}
             loop._steps.recorder = Recorder(writer)
             loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
-        except BaseException:
-            if writer is not None:
-                writer.close()
-            raise
         return loop
 
     def close(self) -> None:
