@@ -132,11 +132,8 @@ class TrialForms:
         if len(choices) > MOST_VALUES or not (max(away) < min(here) or max(here) < min(away)):
             return None
         above = min(here) > max(away)
-        return (
-            changed,
-            len(choices),
-            Condition(parent, tuple(v for v in choices if (v >= min(here) if above else v <= max(here)))),
-        )
+        having = tuple(v for v in choices if (v >= min(here) if above else v <= max(here)))
+        return changed, len(choices), Condition(parent, having)
 
 
 def parameter_of(name: str, distribution: BaseDistribution, condition: Condition | None) -> Parameter:

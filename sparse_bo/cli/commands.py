@@ -24,15 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparse_bo.cli.console import complain, console, plain, say, show, table
-from sparse_bo.cli.inputs import (
-    budget_of,
-    check_there,
-    described_problem,
-    folder,
-    make_problem,
-    noted_arms,
-    noted_problem,
-)
+from sparse_bo.cli.inputs import budget_of, check_there, described_problem, folder, make_problem, noted_arms, noted_problem
 from sparse_bo.cli.launch import launch, reason, save
 from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
 from sparse_bo.domains import check_domain

@@ -18,16 +18,7 @@ import numpy as np
 import typer
 
 from sparse_bo.cli.console import complain, say
-from sparse_bo.cli.inputs import (
-    budget_of,
-    check_there,
-    names_in,
-    noted_arms,
-    noted_problem,
-    observed_in,
-    outcomes_of,
-    taken_over,
-)
+from sparse_bo.cli.inputs import beginning, budget_of, check_there, noted_arms, noted_problem, outcomes_of
 from sparse_bo.cli.launch import reason
 from sparse_bo.cli.points import CSVFile, PointColumns
 from sparse_bo.cli.presets import given_settings, policy_of
@@ -51,8 +42,7 @@ def create(options: Namespace) -> None:
         raise ValueError("--minimize contradicts --objectives, which has directions; drop it, and write name:min")
     domain: dict[str, Any] = {"arms": own_arms(file, grid)} if space is None else {"space": Space.load(space)}
     several = outcomes_of(options.objectives, options.constraint, options.reference)
-    names = None if options.names is None else names_in(options.names)
-    initial = taken_over(options.initial or [], options.default or [])
+    shared, observed = beginning(options, domain, several)
     choice = policy_of(
         options.policy,
         given_settings(vars(options)),
@@ -62,20 +52,15 @@ def create(options: Namespace) -> None:
         budget=budget_of(options.budget, "own"),
         preset="learned",
         workers=options.workers,
-        observed=observed_in(initial, domain, several, names=names),
+        observed=observed,
         several=several is not None,
     )
     with AskTell(
         policy=choice,
-        minimize=options.minimize,
-        seed=options.seed,
         storage=storage,
         workers=options.workers,
-        names=names,
-        initial=initial,
         notes={"created": {"arms_file": None if file is None else str(file.absolute()), "grid": grid}},
-        **({} if several is None else several.describe()),
-        **domain,
+        **shared,
     ) as loop:
         say(f"{storage}: policy {choice.policy.name}" + (f", {choice.why}" if choice.why else ""))
         if "taken" in loop.about:
@@ -86,21 +71,20 @@ def create(options: Namespace) -> None:
 @contextmanager
 def _by_files(options: Namespace, about: Mapping[str, Any], lines: Sequence[int] = ()) -> Iterator[AskTell]:
     """Yield the run of a journal, which is closed at the end; errors name ``lines`` of a file in place of rows."""
+
+    def line_of(found: re.Match[str]) -> str:
+        return f"line {lines[int(found[1])]}" if int(found[1]) < len(lines) else found[0]
+
     arms = noted_arms(about["notes"], options.arms_file)
     arms = None if arms is None else arms.to(check_device("--device", about["device"]))
     with AskTell.resume(options.storage, arms=arms) as loop:
         try:
             yield loop
         except (ValueError, TypeError) as error:
-            text = re.sub(r"\brow (\d+)\b", lambda found: _line(found, lines), str(error))
+            text = re.sub(r"\brow (\d+)\b", line_of, str(error))
             if len(lines) == 1 and text == str(error):  # of a single point the row is not named
                 text = f"line {lines[0]}: {text}"
             raise type(error)(text) from error
-
-
-def _line(found: re.Match[str], lines: Sequence[int]) -> str:
-    row = int(found[1])
-    return f"line {lines[row]}" if row < len(lines) else found[0]
 
 
 def ask(options: Namespace) -> None:

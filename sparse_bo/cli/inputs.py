@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -319,14 +320,18 @@ def taken_over(journals: Sequence[Path], defaults: Sequence[str]) -> RunObservat
     return observations_of(*journals, defaults=values)
 
 
-def observed_in(
-    initial: RunObservations | None, domain: Mapping[str, Any], outcomes: Outcomes | None, *, names: Sequence[str] | None
-) -> int:
-    """Return how many observations of other runs lie in a domain."""
-    if initial is None:
-        return 0
-    (_, results), _ = initial.on(with_names(check_domain(**domain), names), outcomes)
-    return len(results)
+def beginning(options: Namespace, domain: Mapping[str, Any], outcomes: Outcomes | None) -> tuple[dict[str, Any], int]:
+    """Return the arguments of :class:`sparse_bo.AskTell` that ``run`` and ``create`` share, and the number of observations.
+
+    These are of other runs, and lie in the domain.
+    """
+    names = None if options.names is None else names_in(options.names)
+    initial, observed = taken_over(options.initial or [], options.default or []), 0
+    if initial is not None:
+        (_, results), _ = initial.on(with_names(check_domain(**domain), names), outcomes)
+        observed = len(results)
+    shared = {"minimize": options.minimize, "seed": options.seed, "names": names, "initial": initial}
+    return {**shared, **domain, **({} if outcomes is None else outcomes.describe())}, observed
 
 
 def check_there(storage: Path) -> None:

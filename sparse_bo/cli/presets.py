@@ -118,10 +118,7 @@ def make_policy(name: str, given: Mapping[str, Any], *, problem: str, budget: in
     accepted = {field.name for field in fields(kind)}
     if "dictionary_size" in given or isinstance(given.get("dictionary"), str):
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
-    if "covar_module" in accepted and "regularization" not in accepted:  # a kernel alone, without the preset of a prior
-        scales = {scale: given.pop(scale, None) for scale in SCALES}
-        given["covar_module"] = make_kernel(given.pop("kernel", "learned"), **scales)
-    elif "covar_module" in accepted:
+    if {"covar_module", "regularization"} <= accepted:  # else a kernel alone, without the preset of a prior
         chosen: dict[str, Any] = {}
         if name in ("sbpe", "bpe"):
             chosen = DRAWN if problem == "gp-draw" else ELIMINATION
@@ -135,9 +132,11 @@ def make_policy(name: str, given: Mapping[str, Any], *, problem: str, budget: in
         taken = accepted if own_kernel else accepted | {"lengthscale"}
         completion = {} if kernel == "learned" else {key: value for key, value in chosen.items() if key in taken}
         given = {**completion, **given, "kernel": kernel}
-        given["covar_module"] = make_kernel(given.pop("kernel"), **{scale: given.pop(scale, None) for scale in SCALES})
         precision = check_choice("precision", given.pop("precision", "float64"), tuple(PRECISIONS))
         given["sweep_dtype"] = PRECISIONS[precision]
+    if "covar_module" in accepted:
+        scales = {scale: given.pop(scale, None) for scale in SCALES}
+        given["covar_module"] = make_kernel(given.pop("kernel", "learned"), **scales)
     policy: Policy = kind(**given)
     return policy
 

@@ -12,20 +12,8 @@ from typing import Any
 
 import typer
 
+from sparse_bo.cli import inputs
 from sparse_bo.cli.console import say
-from sparse_bo.cli.inputs import (
-    AnyProblem,
-    budget_of,
-    check_there,
-    described_problem,
-    folder,
-    names_in,
-    noted_problem,
-    observed_in,
-    parallel,
-    problem_of,
-    taken_over,
-)
 from sparse_bo.cli.launch import device_on_rank, file_name, finish, launch, ranks_of_job, spread_over
 from sparse_bo.cli.presets import given_settings, policy_of
 from sparse_bo.journal import delete
@@ -47,7 +35,7 @@ def run(options: Namespace) -> None:
     out, seed, memory, seconds = options.out, options.seed, options.memory, options.seconds
     with ranks_of_job() as group, ExitStack() as undo:
         quiet, storage = options.quiet or not group.leads, options.storage
-        made = described_problem(vars(options))
+        made = inputs.described_problem(vars(options))
         if storage is not None and restarts() and group.from_first("looking for the journal", storage.exists()):
             again = {"yes": False, "budget": None, "executor": None, "workers": None}
             _resume(Namespace(**{**vars(options), **again}), group, same_problem=made)
@@ -55,14 +43,14 @@ def run(options: Namespace) -> None:
         if not group.leads:  # files are rank 0's
             storage = None
         name = made.get("name", "own")
-        budget = budget_of(options.budget, name)
+        budget = inputs.budget_of(options.budget, name)
         if options.preset == "published" and name not in TABLES:
             raise ValueError(f"--preset published is of {' and '.join(TABLES)}, not of {name}; drop it, or name the settings")
         if storage is not None and storage.exists():
             resume = f"python -m sparse_bo resume {shlex.quote(str(storage))}"
             raise FileExistsError(f"{storage} exists; go on with it by `{resume}`, or choose another --storage")
-        problem = problem_of(made).to(device_on_rank(check_device("--device", options.device), group))
-        workers = parallel(options.executor, options.workers, options.asynchronous)
+        problem = inputs.problem_of(made).to(device_on_rank(check_device("--device", options.device), group))
+        workers = inputs.parallel(options.executor, options.workers, options.asynchronous)
         ends = vars(Ends(**_ends(options)))
         several = problem.outcomes if isinstance(problem, OwnProblem) else None
         if several is not None and several.only is None and options.target is not None:
@@ -70,9 +58,8 @@ def run(options: Namespace) -> None:
                 f"expected --target with one objective, got {len(several.objectives)}; use --patience or --seconds"
             )
         planned = memory is not None or (seconds is not None and options.policy in ("bbkb", "bkb") and "arms" in problem.domain)
-        names = None if options.names is None else names_in(options.names)
-        initial = taken_over(options.initial or [], options.default or [])
         domain = spread_over(problem.domain, group)
+        shared, observed = inputs.beginning(options, domain, several)
         choice = policy_of(
             options.policy,
             given_settings(vars(options)),
@@ -83,7 +70,7 @@ def run(options: Namespace) -> None:
             preset=options.preset,
             workers=None if workers is None else workers.count,
             certified=planned or options.certify_every is not None,
-            observed=observed_in(initial, domain, several, names=names),
+            observed=observed,
             several=several is not None,
         )
         if planned:
@@ -99,18 +86,13 @@ def run(options: Namespace) -> None:
                 f"{history} exists, and has the results of an earlier run; choose another --out, or move the file"
             )
         evaluated = [options.executor, options.workers, options.asynchronous]
-        with folder(out) if group.leads else nullcontext():
+        with inputs.folder(out) if group.leads else nullcontext():
             loop = AskTell(
                 policy=choice,
-                minimize=options.minimize,
-                seed=seed,
                 certify_every=options.certify_every,
                 storage=storage,
-                names=names,
-                initial=initial,
                 notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
-                **({} if several is None else several.describe()),
-                **domain,
+                **shared,
             )
         undo.callback(_forget, loop, storage)  # a journal without a single evaluation would block the retry
         if choice.why and not quiet:
@@ -134,7 +116,7 @@ def _forget(loop: AskTell, storage: Path | None) -> None:
 
 
 def _planned(
-    policy: Policy, problem: AnyProblem, *, budget: int, memory: int | None, seconds: float | None, seed: int
+    policy: Policy, problem: inputs.AnyProblem, *, budget: int, memory: int | None, seconds: float | None, seed: int
 ) -> Policy:
     """Return the policy with the settings of a plan, and print the changes."""
     if "arms" not in problem.domain or not isinstance(policy, (BBKB, BKB)):
@@ -171,13 +153,13 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
         count = options.workers
     if options.executor is not None:
         executor = None if options.executor == "here" else options.executor
-    workers = parallel(executor, count, None if executor is None else asynchronous)
+    workers = inputs.parallel(executor, count, None if executor is None else asynchronous)
     device = device_on_rank(check_device("--device", about["device"]), group)
     try:
-        problem = problem_of(notes["problem"]).to(device)
+        problem = inputs.problem_of(notes["problem"]).to(device)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; pass --arms-file PATH") from error
-    with folder(out) if group.leads else nullcontext():
+    with inputs.folder(out) if group.leads else nullcontext():
         loop = AskTell.resume(storage, arms=spread_over(problem.domain, group).get("arms"))
         if budget is not None and budget < loop.asked:
             loop.close()
@@ -197,9 +179,9 @@ def _resumable(
 
     ``arms_file`` takes the place of the file of arms that it names.
     """
-    check_there(storage)
+    inputs.check_there(storage)
     about = dict(about_of(storage))
-    made = noted_problem(about["notes"])
+    made = inputs.noted_problem(about["notes"])
     if made is None:
         raise ValueError(
             f"{storage} was not made by `run`: its objective is not known here; go on by `ask` and `tell`, or in Python by "

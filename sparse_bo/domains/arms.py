@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from sparse_bo.domains.base import Domain, check_range
 from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid, digest
 from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.sharded import ShardedArms, cache_rows
-from sparse_bo.validation import check_indices, check_points
+from sparse_bo.validation import check_indices, check_points, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,9 +153,8 @@ class NamedArms(Arms):
         if isinstance(texts, list | tuple) and texts and all(isinstance(one, str) for one in texts):
             unknown = next((one for one in texts if one not in self._rows), None)
             if unknown is not None:
-                near = get_close_matches(unknown, self.names, n=1)
-                fix = f"did you mean {near[0]!r}?" if near else "pass names of arms"
-                raise ValueError(f"expected {name} among the names of the arms, got {unknown!r}; {fix}")
+                fix = nearest(unknown, self.names) or "; pass names of arms"
+                raise ValueError(f"expected {name} among the names of the arms, got {unknown!r}{fix}")
             where = [self._rows[one] for one in texts]
         elif isinstance(where, str | Mapping) or (
             isinstance(where, list | tuple) and isinstance(next(iter(where), 0), Mapping)

@@ -156,9 +156,7 @@ class Float(Parameter):
     when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
-        _set_plain(
-            self, **{name: check_number(name, getattr(self, name)) for name in ("low", "high")}, when=_condition(self.when)
-        )
+        _set_plain(self, low=check_number("low", self.low), high=check_number("high", self.high), when=_condition(self.when))
         _check_range(self)
         if self.step is not None:
             _set_plain(self, step=check_positive("step", self.step))
@@ -332,10 +330,8 @@ class Choice(Parameter):
         if -1 in indices:
             shown = ", ".join(map(repr, self.values[:10])) + (", …" if self.count > 10 else "")
             got = values[indices.index(-1)]
-            fix = (
-                nearest(got, [v for v in self.values if isinstance(v, str)])
-                or "; leave the point out, or add it to the choices"
-            )
+            near = nearest(got, [v for v in self.values if isinstance(v, str)])
+            fix = near or "; leave the point out, or add it to the choices"
             raise ValueError(f"expected {name} to be one of {shown}, got {got!r}{fix}")
         return torch.tensor(indices, dtype=torch.float64, device="cpu")
 

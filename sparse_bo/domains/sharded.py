@@ -119,13 +119,12 @@ class ShardedArms(LazyArms):
         group = Processes() if group is None else group
         part: ArmSet | None = None
         with group.shielded("meeting over arms in shards"):
-            path = None if isinstance(arms, (Tensor, LazyArms)) else arms
             a = arms.shape[0] if isinstance(arms, (Tensor, LazyArms)) else rows_in(arms)
             start, stop = (a * rank // group.size for rank in (group.rank, group.rank + 1))  # sizes differ by at most 1
-            if start < stop and path is not None:
-                part = MemmapArms(path, rows=(start, stop))
-            elif start < stop and isinstance(arms, (Tensor, LazyArms)):
-                part = arms[start:stop] if isinstance(arms, Tensor) else arms.subset(start, stop)
+            if isinstance(arms, Tensor):
+                part = arms[start:stop]
+            elif start < stop:
+                part = arms.subset(start, stop) if isinstance(arms, LazyArms) else MemmapArms(arms, rows=(start, stop))
         return ShardedArms(part, group=group)
 
     @property

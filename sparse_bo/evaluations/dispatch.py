@@ -320,10 +320,9 @@ class Dispatch:
     def _after_a_death(self, pool: Pool, broken: list[Future[Outcome]]) -> None:
         """Restart a pool that died with its worker, and run the lost tasks alone to find the one that kills."""
         error = broken[0].exception() or RuntimeError("a worker died")
-        lost = [self._tasks.pop(future) for future in broken]
         if not pool.owned:
             raise _died(error) from error
-        lost += self._lost()
+        lost = self._lost()
         pool.restart()
         if len(lost) == 1:
             self._failed(lost[0].batch, error)

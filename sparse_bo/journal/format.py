@@ -44,17 +44,18 @@ from sparse_bo.evaluations.results import Value, has_sds, results_of, sds_of
 FORMAT = 1
 Kind = Literal["add", "enqueue", "ask", "move", "tell", "update"]
 RUN, ARMS, ROW, SNAPSHOT = b"run ", b"arms", b"row ", b"snap"
-_TAGS: Mapping[Kind, bytes] = {
-    "add": b"add ",
-    "enqueue": b"enqu",
-    "ask": b"ask ",
-    "move": b"move",
-    "tell": b"tell",
-    "update": b"updt",
+EVENTS: Mapping[bytes, tuple[Kind, tuple[str, ...]]] = {
+    b"add ": ("add", ("picks", "results")),
+    b"adsd": ("add", ("picks", "results", "sds")),
+    b"enqu": ("enqueue", ("picks",)),
+    b"ask ": ("ask", ("picks",)),
+    b"move": ("move", ("picks", "tickets")),
+    b"tell": ("tell", ("tickets", "results")),
+    b"tesd": ("tell", ("tickets", "results", "sds")),
+    b"updt": ("update", ()),
 }
-_NOISY: Mapping[Kind, bytes] = {"add": b"adsd", "tell": b"tesd"}
-"""Of events with standard deviations."""
-EVENTS: Mapping[bytes, Kind] = {tag: kind for tags in (_TAGS, _NOISY) for kind, tag in tags.items()}
+"""Kind of a record -> that of its event, and the arrays of the event in their order."""
+_KINDS = {(event, "sds" in parts): kind for kind, (event, parts) in EVENTS.items()}
 _HEADER = re.compile(rb"sparse_bo journal (\d{1,9}) \(sparse_bo ([^)\n]{1,60})\)\n")
 _HEAD, _CHECK, _ASK, _ROW = (struct.Struct(layout) for layout in ("<Q4sI", "<I", "<qq", "<q"))
 _HEAD_BYTES = _HEAD.size + _CHECK.size
@@ -144,7 +145,7 @@ def encode(record: Event | Row | bytes) -> tuple[bytes, bytes]:
     for part in arrays:
         if part is not None:
             payload += part.astype("<i8" if part.dtype.kind == "i" else "<f8", copy=False).tobytes()
-    return (_TAGS if record.sds is None else _NOISY)[kind], payload
+    return _KINDS[kind, record.sds is not None], payload
 
 
 def frame(kind: bytes, payload: bytes, end: End) -> tuple[bytes, End]:
@@ -186,35 +187,20 @@ def decode_event(kind: bytes, payload: bytes, dims: int | None, outcomes: int | 
 
     ``dims`` is ``d`` of a box, ``None`` over arms; ``outcomes`` is ``m``, ``None`` where results are numbers.
     """
-    name, noisy = EVENTS[kind], kind in _NOISY.values()
-    width = (1 + noisy) * (outcomes or 1)
-    if name == "tell":
-        stop = len(payload) // (1 + width)
-        return Event(name, tickets=np.frombuffer(payload[:stop], "<i8"), **_results(payload[stop:], outcomes, noisy=noisy))
-    if name == "ask":
-        first, max_q = _ASK.unpack_from(payload)
-        return Event(name, first, None if max_q < 0 else max_q, _picks(payload[_ASK.size :], dims))
-    if name == "update":
-        return Event(name)
-    if name == "enqueue":
-        return Event(name, picks=_picks(payload, dims))
-    if name == "move":
-        stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
-        return Event(name, picks=_picks(payload[:stop], dims), tickets=np.frombuffer(payload[stop:], "<i8"))
-    stop = len(payload) // (width + (dims or 1)) * (dims or 1)
-    return Event(name, picks=_picks(payload[:stop], dims), **_results(payload[stop:], outcomes, noisy=noisy))
-
-
-def _results(data: bytes, outcomes: int | None, *, noisy: bool) -> dict[str, Any]:
-    numbers, sds = np.frombuffer(data, "<f8"), {}
-    if noisy:
-        numbers, deviations = np.split(numbers, 2)
-        sds = {"sds": deviations.reshape(-1, outcomes or 1)}
-    return {"results": numbers if outcomes is None else numbers.reshape(-1, outcomes), **sds}
-
-
-def _picks(data: bytes, dims: int | None) -> NDArray[Any]:
-    return np.frombuffer(data, "<i8") if dims is None else np.frombuffer(data, "<f8").reshape(-1, dims)
+    name, parts = EVENTS[kind]
+    first, max_q = _ASK.unpack_from(payload) if name == "ask" else (None, -1)
+    columns = {"picks": dims, "tickets": None, "results": outcomes, "sds": outcomes or 1}  # none: a vector
+    arrays: dict[str, NDArray[Any]] = {}
+    start = _ASK.size if name == "ask" else 0
+    q = (len(payload) - start) // (8 * sum([columns[part] or 1 for part in parts]) or 1)
+    for part in parts:
+        width = columns[part]
+        stop = start + 8 * q * (width or 1)
+        array = np.frombuffer(payload[start:stop], "<i8" if part == "tickets" or (part, dims) == ("picks", None) else "<f8")
+        arrays[part], start = array if width is None else array.reshape(-1, width), stop
+    if start != len(payload):
+        raise ValueError(f"expected {q} rows of {', '.join(parts)}, got {len(payload) - start} bytes more")
+    return Event(name, first, None if max_q < 0 else max_q, **arrays)
 
 
 def row_number(payload: bytes) -> int:

@@ -20,25 +20,8 @@ from torch import Tensor
 from sparse_bo._version import __version__
 from sparse_bo.domains import ProductGrid
 from sparse_bo.errors import StorageError, without_password
-from sparse_bo.journal.format import (
-    ARMS,
-    EVENTS,
-    FORMAT,
-    ROW,
-    RUN,
-    SNAPSHOT,
-    End,
-    Event,
-    Record,
-    Row,
-    decode_event,
-    decode_row,
-    read_header,
-    record_at,
-    row_number,
-    scan,
-    unpack,
-)
+from sparse_bo.journal import format as records
+from sparse_bo.journal.format import ARMS, EVENTS, FORMAT, ROW, RUN, SNAPSHOT, End, Event, Record, Row
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +135,7 @@ class Journal:
         self._events, self._arms = array("Q"), -1  # offsets
         self._rows, self._last_row = array("q"), -1  # offsets by number, −1: damaged
         self._snapshots: list[tuple[int, int]] = []  # number of the event before it, offset
-        for record in scan(self._data, self.end):
+        for record in records.scan(self._data, self.end):
             self._take(record)
             self.end = record.end
         if not self.about:
@@ -193,14 +176,14 @@ class Journal:
         """Yield the events with a number above ``after``, in order."""
         dims, outcomes = self.about.get("dims"), self.about.get("results")
         for offset in self._events[after + 1 :]:
-            yield decode_event(*record_at(self._data, offset), dims, outcomes)
+            yield records.decode_event(*records.record_at(self._data, offset), dims, outcomes)
 
     def rows(self) -> tuple[list[Row], bool]:
         """Return the history up to the first damaged row, and whether no row is damaged."""
         found: list[Row] = []
         for offset in self._rows:
             try:
-                found.append(decode_row(record_at(self._data, offset)[1] if offset >= 0 else b""))
+                found.append(records.decode_row(records.record_at(self._data, offset)[1] if offset >= 0 else b""))
             except (ValueError, struct.error):
                 return found, False
         return found, True
@@ -208,11 +191,11 @@ class Journal:
     def snapshots(self) -> Iterator[tuple[int, bytes]]:
         """Yield the number of the event before a snapshot, and the snapshot, from the latest on."""
         for after, offset in reversed(self._snapshots):
-            yield after, record_at(self._data, offset)[1]
+            yield after, records.record_at(self._data, offset)[1]
 
     def arms(self) -> Tensor | ProductGrid | None:
         """Return the arms, ``a x d``; ``None`` if they were too large or in a file, or are damaged."""
-        stored = {} if self._arms < 0 else unpack(record_at(self._data, self._arms)[1])
+        stored = {} if self._arms < 0 else records.unpack(records.record_at(self._data, self._arms)[1])
         axes = [stored[name] for name in (f"axis {j}" for j in range(len(stored))) if name in stored]
         arms = ProductGrid(axes) if axes else stored.get("arms")
         return arms if isinstance(arms, Tensor | ProductGrid) else None
@@ -220,7 +203,7 @@ class Journal:
     def same_events(self, end: End) -> bool:
         """Return whether the file once ended at ``end``, and no event was added since."""
         found = False
-        for record in scan(self._data, self._start):
+        for record in records.scan(self._data, self._start):
             if found and record.kind in EVENTS:
                 return False
             found |= record.end == end
@@ -242,7 +225,7 @@ class Journal:
                 f"without the {len(self._data) - offset:,} bytes from there on, cut off a copy: truncate -s {offset} COPY"
             )
         elif kind == ROW:  # a damaged one is that after the last; a resume computes it again, and records it and all after it
-            self._last_row = row_number(record.payload) if record.whole and record.payload[7:] else self._last_row + 1
+            self._last_row = records.row_number(record.payload) if record.whole and record.payload[7:] else self._last_row + 1
             if not 0 <= self._last_row <= len(self._rows):
                 raise StorageError(
                     f"row {self._last_row} of the history in {self.path} follows row {len(self._rows) - 1}: it was not "
@@ -268,7 +251,7 @@ class Journal:
 
 
 def _after_header(path: Path, data: bytes) -> End:
-    found = read_header(data)
+    found = records.read_header(data)
     if found is not None and found[0] == FORMAT:
         return found[2]
     kind, version = "another file", ""

@@ -85,22 +85,20 @@ def own_problem(
         FileNotFoundError: If the file does not exist.
     """
     several = None if outcomes is None else Outcomes.of(**outcomes)
-    if space is not None:
-        if arms_file is not None or grid is not None:
-            raise ValueError("expected one of --space, --arms-file and --grid, got --space with another; drop one")
-        named = Space.of(space)
-        described = f"parameters {', '.join(named.names)}"
-        function = imported(objective)
-        return OwnProblem(objective.split(":")[1], None, function, False, described, named, several)
+    named = None if space is None else Space.of(space)
+    if named is not None and (arms_file is not None or grid is not None):
+        raise ValueError("expected one of --space, --arms-file and --grid, got --space with another; drop one")
     arms = own_arms(None if arms_file is None else Path(arms_file), grid)
-    if arms is None:
+    if named is not None:
+        described = f"parameters {', '.join(named.names)}"
+    elif arms is not None:
+        where = Path(arms_file).name if arms_file is not None else f"the grid {grid}"
+        described = f"{arms.shape[0]:,} arms with {arms.shape[1]} inputs of {where}"
+    else:
         others = "--grid low:high:points,..., or --space FILE.toml"
         raise ValueError(f"expected arms for --objective, got none; pass --arms-file FILE.npy, or {others}")
-    function = imported(objective)
-    where = Path(arms_file).name if arms_file is not None else f"the grid {grid}"
-    a, d = arms.shape
-    described = f"{a:,} arms with {d} inputs of {where}"
-    return OwnProblem(objective.split(":")[1], arms, function, not one_by_one, described, outcomes=several)
+    vectorized = named is None and not one_by_one
+    return OwnProblem(objective.split(":")[1], arms, imported(objective), vectorized, described, named, several)
 
 
 def own_arms(file: Path | None, grid: str | None) -> LazyArms | None:

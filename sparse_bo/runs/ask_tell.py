@@ -25,23 +25,8 @@ from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.outcomes import Direction, Limits
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import (
-    ArmsLike,
-    BoundsLike,
-    arrays_of,
-    bounds_of,
-    check_budget,
-    check_notes,
-    check_policy,
-    check_seed,
-    checked_inputs,
-    checked_observations,
-    checked_outcomes,
-    completed_inputs,
-    evaluation_of,
-    naming_ours,
-    tensor_of,
-)
+from sparse_bo.runs import arguments
+from sparse_bo.runs.arguments import ArmsLike, BoundsLike, naming_ours
 from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded_outcomes, run_info, shared_settings
 from sparse_bo.runs.ends import Ends, Evaluation, RunProgress, Watch
@@ -121,23 +106,25 @@ class AskTell:
         group = group_of(arms.points if isinstance(arms, Arms) else arms)
         with group.checked(ARGUMENTS):
             check_same_order(arms=arms, names=names)
-            self._domain = with_names(check_domain(tensor_of("arms", arms), bounds_of(bounds), space, feasible), names)
+            self._domain = with_names(
+                check_domain(arguments.tensor_of("arms", arms), arguments.bounds_of(bounds), space, feasible), names
+            )
             minimize = check_flag("minimize", minimize)
-            outcomes = checked_outcomes(objectives, constraints, reference, minimize=minimize)
+            outcomes = arguments.checked_outcomes(objectives, constraints, reference, minimize=minimize)
             given, taken = resolved(initial, self._domain, outcomes)
-            before = None if given is None else checked_observations("initial", given, self._domain, outcomes)
+            before = None if given is None else arguments.checked_observations("initial", given, self._domain, outcomes)
             observed = 0 if before is None else len(before[1])
             planned: dict[str, Any] = {"budget": budget, "workers": workers, "observed": observed}
             planned["certified"] = certify_every is not None
             choice = chosen_policy(self._domain, goal=goal, several=outcomes is not None, **planned)
             if policy is not None:
                 choice = policy if isinstance(policy, ChosenPolicy) else ChosenPolicy(policy, "")
-            chosen, why = check_policy(choice.policy), choice.why or None
-            seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
+            chosen, why = arguments.check_policy(choice.policy), choice.why or None
+            seed, kept = arguments.check_seed(seed), arguments.check_notes(notes, kept=storage is not None)
             if certify_every is not None:
                 certify_every = check_count("certify_every", certify_every)
             how: dict[str, Any] = {"seed": seed, "certify_every": certify_every, "minimize": minimize, "outcomes": outcomes}
-            said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arrays_of(arms, bounds)}
+            said: dict[str, Any] = {"why": why, "taken": taken, "arrays": arguments.arrays_of(arms, bounds)}
             said["workers"] = None if workers is None else check_count("workers", workers)
         self._about = about_run(self._domain, chosen, **how, notes=kept, **said)
         self._names = () if outcomes is None else outcomes.names  # in the order of rows without names
@@ -185,9 +172,8 @@ class AskTell:
         Warns:
             ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
         """
-        candidates = tensor_of("arms", arms)
-        writer, journal = opened(storage, candidates, device)
-        try:
+        candidates = arguments.tensor_of("arms", arms)
+        with opened(storage, candidates, device) as (writer, journal):
             domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             settings |= {} if (outcomes := recorded_outcomes(journal)) is None else outcomes.describe()
@@ -197,10 +183,6 @@ class AskTell:
             loop._about |= {name: about[name] for name in ("why", "taken", "arrays", "workers") if name in about}
             loop._steps.recorder = Recorder(writer)
             loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
-        except BaseException:
-            if writer is not None:
-                writer.close()
-            raise
         return loop
 
     def close(self) -> None:
@@ -326,7 +308,7 @@ class AskTell:
                 if outcomes is None
                 else outcomes_of(self._known(tickets), y, names, outcomes.names)
             ),
-            None if X is None else lambda: checked_inputs("told", X, self._domain),
+            None if X is None else lambda: arguments.checked_inputs("told", X, self._domain),
         )
 
     def fail(self, tickets: Batch | Sequence[int] | Tensor) -> None:
@@ -350,7 +332,9 @@ class AskTell:
             ValueError: If their numbers differ, a value is not finite, or an input is not in the domain.
             StorageError: If the journal cannot be written; nothing is added then.
         """
-        self._steps.add(lambda: checked_observations("added", (X, y), self._domain, self._engine.outcomes, self._names))
+        self._steps.add(
+            lambda: arguments.checked_observations("added", (X, y), self._domain, self._engine.outcomes, self._names)
+        )
 
     def enqueue(self, X: Any) -> None:
         """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
@@ -359,7 +343,9 @@ class AskTell:
         box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results.
         """
         engine = self._engine
-        self._steps.enqueue(lambda: completed_inputs("enqueued", X, self._domain, engine.suggested, engine.generator_ahead()))
+        self._steps.enqueue(
+            lambda: arguments.completed_inputs("enqueued", X, self._domain, engine.suggested, engine.generator_ahead())
+        )
 
     def reissue(self, tickets: Batch | Sequence[int] | Tensor | None = None) -> Batch:
         """Return pending evaluations again (default: all), for example after a worker is lost; nothing changes.
@@ -435,14 +421,14 @@ class AskTell:
                 steps.follow()
             return self.result()
         with ranks.leading():
-            spread, end = workers_of(executor, workers), self.asked + check_budget(budget)
+            spread, end = workers_of(executor, workers), self.asked + arguments.check_budget(budget)
             ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
             bar = RunProgress(self.history, end) if check_flag("progress", progress) else None
             watch = Watch(self, engine, end, ends, callback, on_result, bar, whole_batches=not ranks.alone)
             how: dict[str, Any] = {"default": self._about["arrays"], "domain": engine.domain, "outcomes": self._names}
             job = Job(
                 self,
-                evaluation_of(objective, call_with, vectorized, arrays, **how),
+                arguments.evaluation_of(objective, call_with, vectorized, arrays, **how),
                 end,
                 evaluated=partial(engine.spend, "objective"),
                 observed=watch.call_back,
@@ -501,6 +487,10 @@ class AskTell:
         ``None`` but for upper-confidence policies over arms, once they have a model.
         """
         return self._engine.certificate()
+
+    def _as_called(self, arrays: Arrays, names: tuple[str, ...]) -> None:
+        """Take the type of points, and the order of outcomes without names, from a call that goes on with the run."""
+        self._about["arrays"], self._names = arrays, names
 
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)

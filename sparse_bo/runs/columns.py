@@ -23,6 +23,7 @@ from sparse_bo.gp.expected_improvement import hypervolume as volume_of
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.policies import Outcomes, Report, State
+from sparse_bo.policies.improvement.arm_batches import modelled_arms
 from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.states import BoxState
 from sparse_bo.policies.trust_region.observations import Replicates, warp
@@ -204,7 +205,7 @@ def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
         fitted = state.fitted if isinstance(state, RegionState) else state.surrogate
         every = {} if fitted is None else {"": _of_evaluations(state.U, state.replicates, fitted, domain)}
     elif isinstance(state, BoxState) and state.model is not None:
-        every = {"": _sampled(partial(_predicted, state), domain)}
+        every = {"": _sampled(lambda U: state.predicted(state.box.from_unit(U))[0], domain)}
     else:
         every = {}
     return {name: found for name, found in every.items() if found is not None}
@@ -251,18 +252,10 @@ def _inputs(domain: Domain) -> tuple[list[str], list[Tensor]]:
     return names, list(torch.split(columns, widths))
 
 
-def _predicted(state: BoxState, U: Tensor) -> Tensor:
-    return state.predicted(state.box.from_unit(U))[0]
-
-
 def _placed(domain: SpaceArms | SpaceBox, mean: Callable[[Tensor], Tensor], U: Tensor) -> Tensor:
     """Return values at the points of a space that are encoded by columns, in the coordinates of the model."""
     U = domain.space.snap(U)
-    if isinstance(domain, Box):
-        return mean(U)
-    lower, upper = domain.hull()
-    span = upper - lower
-    return mean((U - lower) / torch.where(span > 0.0, span, 1.0))
+    return mean(U if isinstance(domain, Box) else modelled_arms(domain, U, None))
 
 
 def _shares(names: list[str], effects: Tensor, how: str) -> Importance | None:

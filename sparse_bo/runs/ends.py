@@ -115,12 +115,10 @@ class Ends:
 class Seen(NamedTuple):
     """Results of a run so far."""
 
-    best: float
-    """The best one, higher is better; with several objectives the best of the first."""
     since: int
     """Evaluations since the last result that no earlier one dominated."""
     front: tuple[tuple[float, ...], ...]
-    """Results that no other dominates."""
+    """Results that no other dominates, higher is better."""
 
 
 @dataclass(eq=False)
@@ -146,7 +144,7 @@ class Watch:
                 f"expected target= with one objective, got {len(outcomes.objectives)}; use stop=, patience= or seconds="
             )
         self._start, self._called = time.monotonic(), len(self.engine.rows)
-        self._shown, self._rows, self._seen = self._called, 0, Seen(-math.inf, 0, ())  # rows shown and seen, their results
+        self._shown, self._rows, self._seen = self._called, 0, Seen(0, ())  # rows shown and seen, their results
 
     @property
     def together(self) -> float:
@@ -187,7 +185,8 @@ class Watch:
 
     def _found(self) -> str | None:
         ends, engine = self.ends, self.engine
-        best, since, front = self._results()
+        since, front = self._results()
+        best = max((gains[0] for gains in front), default=-math.inf)  # with several objectives that of the first
         down = engine.minimize or (engine.outcomes is not None and engine.outcomes.signs[0] < 0.0)
         value = -best if down else best
         if ends.target is not None and best >= (-ends.target if down else ends.target):
@@ -219,7 +218,7 @@ class Watch:
                 seen = seen._replace(since=seen.since + 1)
                 continue
             front = tuple(old for old in seen.front if any(a > b for a, b in zip(old, gains, strict=True)))
-            seen = Seen(max(seen.best, gains[0]), 0, (*front, gains))
+            seen = Seen(0, (*front, gains))
         return seen
 
     def _gains(self, value: Value) -> tuple[float, ...] | None:

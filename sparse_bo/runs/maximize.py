@@ -17,17 +17,8 @@ from sparse_bo.journal import Storage, delete, storage_of
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.policies.outcomes import Direction, Limits
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import (
-    ArmsLike,
-    BoundsLike,
-    arrays_of,
-    bounds_of,
-    check_budget,
-    checked_observations,
-    checked_outcomes,
-    naming_ours,
-    tensor_of,
-)
+from sparse_bo.runs import arguments
+from sparse_bo.runs.arguments import ArmsLike, BoundsLike, naming_ours
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.lockstep import ARGUMENTS
@@ -249,7 +240,7 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     names = ("call_with", "vectorized", "arrays", "executor", "workers", "callback", "on_result", "progress")
     how = ends | {name: given[name] for name in names}
     with group_of(given["arms"]).checked(ARGUMENTS):
-        budget, storage, resume = check_budget(given["budget"]), given["storage"], given["resume"]
+        budget, storage, resume = arguments.check_budget(given["budget"]), given["storage"], given["resume"]
         spread = workers_of(given["executor"], given["workers"])  # checked before a journal is created
         check_choice("goal", given["goal"], get_args(Goal))
         check_callable("objective", given["objective"])
@@ -261,12 +252,11 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
         Ends(**ends)
         if resume and storage is None:
             raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
-        arms = tensor_of("arms", given["arms"])
+        arms = arguments.tensor_of("arms", given["arms"])
         there = storage is not None and resume and storage_of(storage).resolved().exists()
     resumed = resume and group_of(arms).from_first("looking for the journal", there)
     if resumed:
-        loop = _resumed(storage, arms, run, given["call_with"])
-        loop._about["arrays"] = arrays_of(given["arms"], given["bounds"])
+        loop = _resumed(storage, arms, given | run)
     else:
         at_a_time = None if spread is None else spread.count
         loop = AskTell(given["arms"], **run, storage=storage, goal=given["goal"], budget=budget, workers=at_a_time)
@@ -287,18 +277,18 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
     return result
 
 
-def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any], call_with: CallWith | None) -> AskTell:
+def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any]) -> AskTell:
     """Return the recorded run, if it is that of the arguments. Outcomes without names have the order of the arguments."""
     group = group_of(arms)
     with group.checked(ARGUMENTS):
-        corners = bounds_of(run["bounds"])
+        corners = arguments.bounds_of(run["bounds"])
         if corners is not None:
             Box(corners)  # checked before the journal is opened
         asked = None if run["space"] is None else space_domain(run["space"], run["feasible"]).describe()["space"]
         on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
-        several = checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
+        several = arguments.checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else run["feasible"], policy=run["policy"])
-    loop._names = () if several is None else several.names
+    loop._as_called(arguments.arrays_of(run["arms"], run["bounds"]), () if several is None else several.names)
     try:
         with group.checked(ARGUMENTS):
             other = _difference(loop.about, corners, asked, run["seed"], run["minimize"], several)
@@ -307,7 +297,9 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
             if other is None and run["initial"] is not None:
                 domain, outcomes = loop._domain, loop._engine.outcomes
                 given, _ = resolved(run["initial"], domain, outcomes)
-                if not loop._engine.began_with(*checked_observations("initial", given, domain, outcomes, loop._names)):
+                if not loop._engine.began_with(
+                    *arguments.checked_observations("initial", given, domain, outcomes, loop._names)
+                ):
                     other = "has other initial observations, or none; initial= can only be passed to a new run"
             if other is not None:
                 path = storage_of(storage).path
@@ -317,6 +309,7 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
                     advice = advice_to_begin(path, check_domain(arms, corners, run["space"], run["feasible"]), several)
                 raise ValueError(f"the run in {path} {other}; pass another storage= for a new run, {advice}")
             recorded = list(loop.about["space"]["parameters"]) if asked is not None else []
+            call_with = run["call_with"]
             if asked is not None and call_with not in (None, "parameters") and recorded != list(asked["parameters"]):
                 raise ValueError(
                     f"expected space= in the order of the run in {storage_of(storage).path} ({', '.join(recorded)}), which is "

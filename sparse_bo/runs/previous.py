@@ -96,9 +96,8 @@ class RunObservations:
         before = {name: None for run in runs for name in run.about["space"]["parameters"]}
         gone = [name for name in before if name not in space.parameters]
         new = [f"{name} = {value!r}" for name, value in self.defaults.items()]
-        changes = [f"without {', '.join(gone)}"] if gone else []
-        changes += [f"with {', '.join(new)} where there was none"] if new else []
-        return "".join(f"; {change}" for change in changes)
+        changes = f"; without {', '.join(gone)}" if gone else ""
+        return changes + (f"; with {', '.join(new)} where there was none" if new else "")
 
 
 class _RecordedRun(NamedTuple):

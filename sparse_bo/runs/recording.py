@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -283,9 +284,7 @@ class Recorder:
         """
         recorder, step = Recorder(), "creating the journal"
         arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor | ProductGrid) else None
-        initial = None
-        if observed is not None:
-            initial = Event.of_values("add", observed[1], picks=observed[0].cpu().numpy())
+        initial = None if observed is None else Event.of_values("add", observed[1], picks=observed[0].cpu().numpy())
         with group.shielded(step):
             if storage is not None and group.leads:
                 recorder = Recorder(Writer.create(storage, about, arms, initial))
@@ -381,10 +380,11 @@ class Recorder:
             self._rows += 1
 
 
+@contextmanager
 def opened(
     storage: str | Path | Storage, arms: ArmSet | None, device: str | torch.device | None
-) -> tuple[Writer | None, Journal]:
-    """Open a journal to go on; over sharded arms rank 0 opens it, and sends its contents to the others."""
+) -> Iterator[tuple[Writer | None, Journal]]:
+    """Open a journal to go on, and close it if the block raises; over sharded arms rank 0 sends its contents to the others."""
     group, step = group_of(arms), "reading the journal"
     with group.checked(ARGUMENTS):
         if group.size > 1 and device is not None:
@@ -399,8 +399,8 @@ def opened(
             writer, journal = Writer.open(storage)
     try:
         first = group.from_first(step, journal)
+        yield writer, first if journal is None else journal
     except BaseException:
         if writer is not None:
             writer.close()
         raise
-    return writer, first if journal is None else journal

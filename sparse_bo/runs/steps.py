@@ -11,13 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.errors import (
-    ContradictionError,
-    FailureWarning,
-    PendingBatchError,
-    ScheduleComplete,
-    warn_caller,
-)
+from sparse_bo.errors import ContradictionError, FailureWarning, PendingBatchError, ScheduleComplete, warn_caller
 from sparse_bo.evaluations.job import Batch, some
 from sparse_bo.evaluations.results import Value
 from sparse_bo.journal import Event
