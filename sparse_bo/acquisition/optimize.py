@@ -212,8 +212,7 @@ def _check_settings(model: Model, *, beta: float, max_q: int, num_restarts: int,
     for name, count in (("max_q", max_q), ("num_restarts", num_restarts), ("raw_samples", raw_samples)):
         check_count(name, count)
     check_choice("in_batch", in_batch, ("process", "fixed"))
-    if check_number("beta", beta) < 0.0:
-        raise ValueError(f"expected beta >= 0, got {beta!r}")
+    check_number("beta", beta, minimum=0.0)
 
 
 def _check_choices(choices: Tensor, bounds: Tensor | None, for_boxes: Sequence[Any]) -> None:

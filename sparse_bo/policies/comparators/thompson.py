@@ -38,7 +38,7 @@ from sparse_bo.policies.subset.subsets import Buffer
 from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings
 from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
 from sparse_bo.seeding import seeded
-from sparse_bo.validation import check_count
+from sparse_bo.validation import check_count, check_given
 
 DRAWS = "the best arms of draws"
 ORDERS: Mapping[int, int] = {1: 64, 2: 24, 3: 10}
@@ -177,8 +177,7 @@ class QFFTSArms(PosteriorPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.order is not None:
-            check_count("order", self.order)
+        check_given(check_count, order=self.order)
 
     def check(self, arms: ArmSet) -> None:
         """See :class:`PosteriorPolicy`: at most three columns, and a Gaussian kernel that is not too narrow for the order."""
@@ -326,8 +325,7 @@ class QFFTS(SurrogateSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.order is not None:
-            check_count("order", self.order)
+        check_given(check_count, order=self.order)
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`.

@@ -20,7 +20,7 @@ from sparse_bo.policies.states import BoxState, Report
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
 from sparse_bo.policies.trust_region.search import Corners
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, RegionModel
-from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
+from sparse_bo.validation import check_choice, check_count, check_given, check_positive, check_probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,7 @@ class ImprovementSettings:
     model_size: int = 400
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "initial_design"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        check_given(check_count, batch_size=self.batch_size, initial_design=self.initial_design)
         check_count("model_size", self.model_size)
 
     def largest_batch(self, evaluations: int) -> int:
