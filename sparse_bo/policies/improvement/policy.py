@@ -209,6 +209,8 @@ class ExpectedImprovement(ImprovementSettings):
         >>> result = maximize(measure, arms=fingerprints, policy=policy, budget=5 * 96, call_with="indices")
     """
 
+    name = "expected-improvement"
+
     model_size: int = 1_000
     covar_module: Kernel | None = None
     repeats: bool = True
@@ -222,11 +224,6 @@ class ExpectedImprovement(ImprovementSettings):
         """Return the number of arms before the first model, at least a batch if its size is given."""
         size = super().design_size(inputs)
         return size if self.batch_size is None or self.initial_design is not None else max(size, self.batch_size)
-
-    @property
-    def name(self) -> str:
-        """``"expected-improvement"``."""
-        return "expected-improvement"
 
     def on(self, domain: Domain) -> ArmSearch:
         """See :meth:`sparse_bo.policies.Policy.on`.
@@ -337,6 +334,8 @@ class TwoStage:
         ValueError: If ``after`` is below 1.
     """
 
+    name = "two-stage"
+
     first: ExpectedImprovement = field(default_factory=ExpectedImprovement)
     then: UCBPolicy = field(default_factory=lambda: BBKB(width=SECOND_WIDTH))
     after: int = 1_000
@@ -348,11 +347,6 @@ class TwoStage:
                 wanted = "an ExpectedImprovement()" if name == "first" else "an upper-confidence policy such as BBKB()"
                 raise TypeError(f"expected {name} to be {wanted}, got {value!r}")
         check_count("after", self.after)
-
-    @property
-    def name(self) -> str:
-        """``"two-stage"``."""
-        return "two-stage"
 
     def on(self, domain: Domain) -> ArmStages:
         """See :meth:`sparse_bo.policies.Policy.on`.

@@ -233,10 +233,7 @@ class TrustRegion(RegionSettings):
     beyond TuRBO has a measurement of its gain: ``benchmarks/results/ABLATIONS.md``.
     """
 
-    @property
-    def name(self) -> str:
-        """``"trust-region"``."""
-        return "trust-region"
+    name = "trust-region"
 
     def on(self, domain: Domain) -> RegionSearch:
         """See :meth:`sparse_bo.policies.Policy.on`."""
