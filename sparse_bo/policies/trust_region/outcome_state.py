@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,12 +13,12 @@ from torch import Tensor
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
 from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import kept, sized
+from sparse_bo.policies.persistence import kept, sized, under
 from sparse_bo.policies.states import PointState, Report, State
 from sparse_bo.policies.trust_region.gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of, with_sds
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.surrogate import FittedRegion
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, freeze_region
 
 
 def front_of(outcomes: Outcomes, Y: Tensor) -> Tensor:
@@ -94,6 +94,18 @@ class OutcomeModels(State):
     @abstractmethod
     def modelled(self, picks: Tensor) -> Tensor:
         """Return picks (``q`` arms or ``q x d`` points) as the models know them, ``q x d``."""
+
+    def frozen(self) -> dict[str, Any]:
+        """See :meth:`.State.frozen`, with hyper-parameters and warpings."""
+        frozen = super().frozen()
+        for j, fitted in enumerate(self.fitted):
+            frozen |= under(f"fitted.{j}", freeze_region(fitted))
+        return frozen
+
+    @property
+    def ranking(self) -> Tensor:
+        """``n`` numbers by which evaluations are ranked: see :func:`ranking_of`."""
+        return ranking_of(self.outcomes, self.Y)
 
     @property
     def signs(self) -> Tensor:
@@ -292,7 +304,7 @@ class OutcomeState(PointState, OutcomeModels):
         """See :meth:`.OutcomeModels.modelled`."""
         return self.box.to_unit(picks)
 
-    def with_outcomes(self, X: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
+    def with_results(self, X: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
         """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d).
 
         ``sds``: ``q x m`` known standard deviations of their noise, or NaN.
