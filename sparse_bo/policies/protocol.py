@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.sharded import in_memory
+from sparse_bo.policies.failures import failed
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.states import State, Stopwatch
 from sparse_bo.validation import check_count
@@ -185,7 +186,7 @@ class Mechanism(ABC, Generic[S]):
         """
         if not isinstance(state, State):
             return state
-        after = state.with_failures(picks)
+        after = replace(state, failures=failed(state.failures, picks, pulls=state.pulls))
         if self.design_left(state) <= 0 or self.design_left(after) > 0:
             return after
         ended = self.tell(after, picks[:0], after.no_results, generator=generator)

@@ -31,7 +31,6 @@ from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.kernels.closed_forms import part_outside
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.comparators.baselines import PosteriorPolicy
-from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.policies.settings import check_sampler
 from sparse_bo.policies.subset.subsets import Buffer
@@ -66,17 +65,13 @@ class _Best:
             self.allowed[prior.repeats] = False
         refuse = state.refusal()
         if refuse is not None:
-            self._exclude(refuse)
+            step, every = "excluded arms", self.first + torch.arange(len(self.allowed), device=device)
+            with self.group.shielded(step), alone(self.arms):
+                allowed = self.allowed & ~refuse(every)
+            if self.group.largest(step, [float(allowed.any())])[0]:
+                self.allowed = allowed
         self.values = self.here.means.new_full((q,), -math.inf)
         self.indices = torch.zeros(q, dtype=torch.int64, device=device)
-
-    def _exclude(self, refuse: Refusal) -> None:
-        step = "excluded arms"
-        every = self.first + torch.arange(len(self.allowed), device=self.allowed.device)
-        with self.group.shielded(step), alone(self.arms):
-            allowed = self.allowed & ~refuse(every)
-        if self.group.largest(step, [float(allowed.any())])[0]:
-            self.allowed = allowed
 
     def of(self, draws: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """Return the ``q`` best arms of draws, ``rows x q`` for each chunk of arms and its kernel ``m x rows``.

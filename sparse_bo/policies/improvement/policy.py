@@ -263,7 +263,8 @@ class ArmStages(Mechanism[BanditState]):
         learned = None if state.surrogate is None or self.first.kernel is not None else state.surrogate.learned
         learned = None if learned is None or learned.rotated else learned  # GPyTorch has no kernel along other directions
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
-        return self.then.take_over(told, results, correlation=learned, like=state, generator=generator)
+        empty = replace(self.then.init(), round=state.round, failures=state.failures)
+        return self.then.tell(empty, told, results, generator=generator, correlation=learned)
 
     def fail(self, state: Any, picks: Tensor, *, generator: torch.Generator) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.fail`."""
