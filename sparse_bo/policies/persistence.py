@@ -314,14 +314,10 @@ def _kernel_parts(kernel: Kernel) -> dict[str, Any] | None:
 def _rebuild_kernel(description: Mapping[str, Any]) -> Kernel:
     name, arguments = description["kernel"], dict(description["arguments"])
     parts = [_rebuild_kernel(part) for part in description["parts"]]
-    if name == "ScaleKernel":
-        kernel = ScaleKernel(parts[0], **arguments)
-    elif name in WRAPPERS:
-        kernel = WRAPPERS[name](*parts, **arguments)
-    elif name in KERNELS:
-        kernel = KERNELS[name](**arguments)
-    else:
+    kinds = {**KERNELS, **WRAPPERS}
+    if name not in kinds:
         raise ValueError(f"kernel {name!r} is not known to this version of sparse_bo")
+    kernel = kinds[name](*parts, **arguments)
     state = {key: rebuild(value) for key, value in description["state"].items()}
     floating = [v.dtype for v in state.values() if isinstance(v, Tensor) and v.dtype.is_floating_point]
     kernel = kernel.to(floating[0]) if floating else kernel

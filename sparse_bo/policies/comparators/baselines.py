@@ -209,8 +209,6 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        PriorSettings.__post_init__(self)
-        SweepSettings.__post_init__(self)
         check_count("batch_size", self.batch_size)
         _ = self.model  # checks the shared settings
 
