@@ -132,8 +132,7 @@ class OutcomeArmSearch(ArmBatches[OutcomeArmState]):
 
     def thaw(self, frozen: Frozen) -> OutcomeArmState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posteriors are computed again, nothing is learned. O(m n³)."""
-        own = thaw_fields(OutcomeArmState, frozen)
-        state = replace(self.init(), **{**own, "learned_at": tuple(own["learned_at"])})
+        state = replace(self.init(), **thaw_fields(OutcomeArmState, frozen))
         if not state.learned_at:
             return state
         fitted, sweeps = [], []
