@@ -21,13 +21,13 @@ from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingAr
 from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, GivenKernel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import KEPT, part_of, sized, thaw_fields, under
+from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, sized, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, as_arms
 from sparse_bo.policies.settings import SweepSettings, check_kernel
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
 from sparse_bo.policies.trust_region.region import ImprovementSettings, OneOutcome
-from sparse_bo.policies.trust_region.surrogate import FittedRegion, freeze_region, one_thread, thaw_region
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, one_thread, thaw_region
 from sparse_bo.validation import check_count, check_flag
 
 SECOND_WIDTH = 1.0
@@ -76,7 +76,7 @@ class ImprovementState(OneOutcome, BanditState):
 
     def frozen(self) -> dict[str, Any]:
         """See :meth:`.State.frozen`, with hyper-parameters and warping."""
-        return super().frozen() | ({} if self.surrogate is None else under("fitted", freeze_region(self.surrogate)))
+        return super().frozen() | ({} if self.surrogate is None else under("fitted", freeze_fields(self.surrogate)))
 
     def with_results(self, picks: Tensor, y: Tensor, sd: Tensor | None = None) -> ImprovementState:
         """See :meth:`.BanditState.with_results`; ``sd``: ``q`` known standard deviations of their noise (y), or NaN."""

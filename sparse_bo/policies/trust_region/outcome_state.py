@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,12 +13,12 @@ from torch import Tensor
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
 from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import kept, sized, under
+from sparse_bo.policies.persistence import PARTLY, kept, sized
 from sparse_bo.policies.states import PointState, Report, State
 from sparse_bo.policies.trust_region.gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of, with_sds
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.surrogate import FittedRegion, freeze_region
+from sparse_bo.policies.trust_region.surrogate import FittedRegion
 
 
 def front_of(outcomes: Outcomes, Y: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class OutcomeModels(State):
     Y: Tensor = field(metadata=sized("n", "m"))
     """``n x m`` results in the user's units; NaN: missing."""
     outcomes: Outcomes
-    fitted: tuple[FittedRegion, ...] = ()
+    fitted: tuple[FittedRegion, ...] = field(default=(), metadata=PARTLY)
     """The model of each outcome; its rows are those of :attr:`rows_of`. Empty before the initial design is complete."""
     sds: Tensor | None = field(default=None, metadata=sized("n", "m"))
     """``n x m`` known standard deviations of the noise in ``Y``, NaN where one is not known; ``None``: none is."""
@@ -94,13 +94,6 @@ class OutcomeModels(State):
     @abstractmethod
     def modelled(self, picks: Tensor) -> Tensor:
         """Return picks (``q`` arms or ``q x d`` points) as the models know them, ``q x d``."""
-
-    def frozen(self) -> dict[str, Any]:
-        """See :meth:`.State.frozen`, with hyper-parameters and warpings."""
-        frozen = super().frozen()
-        for j, fitted in enumerate(self.fitted):
-            frozen |= under(f"fitted.{j}", freeze_region(fitted))
-        return frozen
 
     @property
     def ranking(self) -> Tensor:

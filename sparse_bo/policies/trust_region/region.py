@@ -16,13 +16,13 @@ from torch import Tensor
 from sparse_bo.domains import Box
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.persistence import kept, sized, under
+from sparse_bo.policies.persistence import PARTLY, kept, sized
 from sparse_bo.policies.protocol import BatchMechanism, Proposal
 from sparse_bo.policies.settings import Goal, whole_batches
 from sparse_bo.policies.states import BoxState, PointState, Report, design_points
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated, with_sds
 from sparse_bo.policies.trust_region.search import Corners
-from sparse_bo.policies.trust_region.surrogate import FittedRegion, RegionModel, freeze_region
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, RegionModel
 from sparse_bo.validation import check_choice, check_count, check_given, check_positive, check_probability
 
 S = TypeVar("S", bound=PointState)
@@ -253,7 +253,7 @@ class RegionState(OneOutcome, BoxState):
 
     region: Region | None = field(default=None, metadata=kept(Region))
     """The region; ``None`` before the initial design is complete."""
-    fitted: FittedRegion | None = None
+    fitted: FittedRegion | None = field(default=None, metadata=PARTLY)
     """The model of a part of the observations; ``None`` before the initial design is complete."""
     merges: bool = False
     """Whether the model merges the evaluations of a point."""
@@ -273,10 +273,6 @@ class RegionState(OneOutcome, BoxState):
     def model(self) -> RegionModel | None:
         """The model in the user's units, of at most ``model_size`` points."""
         return None if self.fitted is None else RegionModel(self.fitted, self.box)
-
-    def frozen(self) -> dict[str, Any]:
-        """See :meth:`.State.frozen`, with hyper-parameters and warping."""
-        return super().frozen() | ({} if self.fitted is None else under("fitted", freeze_region(self.fitted)))
 
     @property
     def best_row(self) -> int:
