@@ -1,6 +1,6 @@
 """Picks by one of BoTorch's acquisition functions: the points before a pick are handed to it as ``X_pending``.
 
-Over a box, BoTorch maximises the function (:class:`AcquisitionBox`), unless a closed form can answer in place of the model
+Over a box, BoTorch maximises the function (:func:`box_chooser`), unless a closed form can answer in place of the model
 (:func:`sampled_chooser`). A Monte Carlo function with the picks ``P`` in ``X_pending`` samples the posterior at ``[x; P]``.
 Asked of the model, every value evaluates it at all ``1 + q`` points: O(q m r). Here the part of ``P`` is kept from pick to
 pick, and a value costs O(m r + q r + q³), plus the function's own O(samples · q²): mean and covariance are assembled from
@@ -190,55 +190,48 @@ def seeded_chooser(chooser: Chooser, generator: torch.Generator, device: torch.d
     return choose
 
 
-class AcquisitionBox:
-    """The maximiser of an acquisition function over a box, by BoTorch's ``optimize_acqf`` with q = 1."""
+def box_chooser(pending: Pending, search: BoxSearch) -> Chooser:
+    """Return the maximiser of an acquisition function over a box, by BoTorch's ``optimize_acqf`` with q = 1."""
+    feasible = search.feasible
+    settings: dict[str, Any] = {
+        "num_restarts": search.num_restarts,
+        "raw_samples": search.raw_samples,
+        "options": dict(search.options),
+        "inequality_constraints": list(feasible.inequality) or None,
+        "equality_constraints": list(feasible.equality) or None,
+        "fixed_features": feasible.fixed,
+        "post_processing_func": search.post_processing,
+    }
 
-    def __init__(self, pending: Pending, search: BoxSearch) -> None:
-        """Store the settings of ``optimize_acqf``."""
-        self.pending, self.search = pending, search
-        feasible = search.feasible
-        self.settings: dict[str, Any] = {
-            "num_restarts": search.num_restarts,
-            "raw_samples": search.raw_samples,
-            "options": dict(search.options),
-            "inequality_constraints": list(feasible.inequality) or None,
-            "equality_constraints": list(feasible.equality) or None,
-            "fixed_features": feasible.fixed,
-            "post_processing_func": search.post_processing,
-        }
-        if feasible.nonlinear:
-            self.settings["nonlinear_inequality_constraints"] = list(feasible.nonlinear)
-            self.settings["ic_generator"] = self._feasible_starts
-            self.settings["options"] = {"batch_limit": 1, **search.options}
-
-    def __call__(self, posterior: BatchPosterior) -> Chosen:
-        """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
-        with torch.enable_grad():
-            X, value = optimize_acqf(self.pending.function, self.search.feasible.box.bounds, q=1, **self.settings)
-        self.pending.add(X)
-        return Chosen(posterior.prepare(X), value.detach())
-
-    def _feasible_starts(self, acq_function: AcquisitionFunction, num_restarts: int, raw_samples: int, **_: Any) -> Tensor:
-        """Return the best feasible samples as starts, ``num_restarts x 1 x d``: BoTorch has none for nonlinear constraints."""
-        X = self.search.feasible.sample(raw_samples, generator=self.search.generator).unsqueeze(-2)
+    def feasible_starts(acq_function: AcquisitionFunction, num_restarts: int, raw_samples: int, **_: Any) -> Tensor:
+        X = feasible.sample(raw_samples, generator=search.generator).unsqueeze(-2)
         with torch.no_grad():
             return X[largest(acq_function(X), min(num_restarts, len(X)))]
 
+    if feasible.nonlinear:  # for which BoTorch has no starts
+        settings |= {"nonlinear_inequality_constraints": list(feasible.nonlinear), "ic_generator": feasible_starts}
+        settings["options"] = {"batch_limit": 1, **search.options}
 
-class AcquisitionChoices:
-    """The maximiser of an acquisition function over a finite set, all of it evaluated at every pick."""
+    def choose(posterior: BatchPosterior) -> Chosen:
+        with torch.enable_grad():
+            X, value = optimize_acqf(pending.function, feasible.box.bounds, q=1, **settings)
+        pending.add(X)
+        return Chosen(posterior.prepare(X), value.detach())
 
-    def __init__(self, pending: Pending, choices: Tensor) -> None:
-        """Hold ``n x d`` choices."""
-        self.pending, self.choices = pending, choices
+    return choose
 
-    def __call__(self, posterior: BatchPosterior) -> Chosen:
-        """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
-        parts = torch.split(self.choices, 2048)  # as optimize_acqf_discrete does
-        values = torch.cat([self.pending.function(part.unsqueeze(-2)) for part in parts])
+
+def choices_chooser(pending: Pending, choices: Tensor) -> Chooser:
+    """Return the maximiser of an acquisition function over ``n x d`` choices, all of them evaluated at every pick."""
+
+    def choose(posterior: BatchPosterior) -> Chosen:
+        parts = torch.split(choices, 2048)  # as optimize_acqf_discrete does
+        values = torch.cat([pending.function(part.unsqueeze(-2)) for part in parts])
         best = int(values.argmax())
-        self.pending.add(self.choices[best : best + 1])
-        return Chosen(posterior.prepare(self.choices[best : best + 1]), values[best])
+        pending.add(choices[best : best + 1])
+        return Chosen(posterior.prepare(choices[best : best + 1]), values[best])
+
+    return choose
 
 
 def is_sampled(function: AcquisitionFunction, model: Model, posterior: BatchPosterior) -> bool:

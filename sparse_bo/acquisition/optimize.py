@@ -13,11 +13,11 @@ from botorch.models.model import Model
 from torch import Tensor
 
 from sparse_bo.acquisition.botorch_functions import (
-    AcquisitionBox,
-    AcquisitionChoices,
     Pending,
+    box_chooser,
     check_acquisition,
     check_scale,
+    choices_chooser,
     draw_again,
     is_sampled,
     sampled_chooser,
@@ -189,11 +189,11 @@ def optimize_batch(
             draw_again(function)
             pending = Pending(function, X_pending)
         if search is None:
-            chooser = AcquisitionChoices(pending, domain)
+            chooser = choices_chooser(pending, domain)
         elif isinstance(posterior, ClosedForm) and is_sampled(function, model, posterior):
             chooser = sampled_chooser(pending, posterior, search)
         else:
-            chooser = AcquisitionBox(pending, search)
+            chooser = box_chooser(pending, search)
         return pick_until(posterior, seeded_chooser(chooser, generator, domain.device), condition=False, **end)
 
 
@@ -212,8 +212,7 @@ def _check_settings(model: Model, *, beta: float, max_q: int, num_restarts: int,
     for name, count in (("max_q", max_q), ("num_restarts", num_restarts), ("raw_samples", raw_samples)):
         check_count(name, count)
     check_choice("in_batch", in_batch, ("process", "fixed"))
-    if check_number("beta", beta) < 0.0:
-        raise ValueError(f"expected beta >= 0, got {beta!r}")
+    check_number("beta", beta, minimum=0.0)
 
 
 def _check_choices(choices: Tensor, bounds: Tensor | None, for_boxes: Sequence[Any]) -> None:

@@ -200,12 +200,9 @@ class _Picker:
 
     def best(self) -> Tensor:
         """Return the arm with the highest score, the first on ties, as one index."""
-        while True:
-            self._highest()
-            at = self.scores.argmax().unsqueeze(0)
-            if self.unasked is None or not bool(self.unasked[at]):
-                return self._arms(at)
-            self._ask(at)
+        if self.unasked is not None:
+            self._highest()  # leaves out refused arms
+        return self._arms(self.scores.argmax().unsqueeze(0))
 
     def _highest(self) -> tuple[Tensor, float]:
         """Return the positions of the highest bounds, and the highest of the others (:func:`highest`), without refused arms.

@@ -237,7 +237,7 @@ def _within_memory(prior: ArmPrior, columns: KernelColumns, swept: Callable[[Arm
     def attempt(memory_bytes: int) -> T:
         if memory_bytes == prior.memory_bytes:
             return swept(prior, columns)
-        columns.given_up()  # the state before this one holds them as well, and they may be what filled the memory
+        columns.give_up()  # the state before this one holds them as well, and they may be what filled the memory
         return swept(replace(prior, memory_bytes=memory_bytes), KernelColumns(memory_bytes))
 
     return shrinking(attempt, memory_bytes=prior.memory_bytes)

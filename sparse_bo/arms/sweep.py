@@ -242,11 +242,10 @@ class KernelColumns:
         """Return whether ``points`` columns over ``arms`` (``a x d``) fit into the budget."""
         return points * arms.shape[0] * arms.element_size() <= self.memory_bytes
 
-    def given_up(self) -> KernelColumns:
-        """Return no columns, and free the memory of these ones and of all that share it: they are evaluated anew if needed."""
+    def give_up(self) -> None:
+        """Free the memory of the columns, and of all that share it: they are evaluated anew if needed."""
         if self.storage is not None:
             self.storage.rows, self.storage.gone = self.storage.rows[:0, :0].clone(), True
-        return KernelColumns(self.memory_bytes)
 
     def grown(self, fixed: FixedInputs, indices: Tensor, points: Tensor) -> KernelColumns:
         """Return the columns with those of ``indices`` added. O(a d) per missing one.
@@ -268,7 +267,9 @@ class KernelColumns:
             missing = indices.tolist()
         else:
             kept = self
-        storage = kept._with_room(len(missing), arms)
+        most, used = self.memory_bytes // (arms.shape[0] * arms.element_size()), len(kept.slots)
+        storage = kept.storage or AppendedRows.like(arms, len(missing), most=most)
+        storage = storage.with_room(len(missing), used=used, most=most)
         start = storage.used
         stop = start + len(missing)
         points = points[torch.isin(indices, indices.new_tensor(missing))]
@@ -280,13 +281,6 @@ class KernelColumns:
         storage.used += len(missing)
         slots = {**kept.slots, **{arm: start + k for k, arm in enumerate(missing)}}
         return KernelColumns(self.memory_bytes, slots, storage)
-
-    def _with_room(self, rows: int, arms: Tensor) -> AppendedRows:
-        """Return a storage with room for ``rows`` more rows."""
-        most = self.memory_bytes // (arms.shape[0] * arms.element_size())
-        if self.storage is None:
-            return AppendedRows.like(arms, rows, most=most)
-        return self.storage.with_room(rows, used=len(self.slots), most=most)
 
     def of(self, indices: Tensor) -> StoredColumns:
         """Return the columns of the arms ``indices`` (``m``), all of which must be there, where they are. O(m)."""

@@ -18,7 +18,7 @@ from sparse_bo.dictionary.base import Candidates, Dictionary, Gram, candidate_co
 from sparse_bo.errors import SamplerError
 from sparse_bo.linalg.cholesky import round_off, safe_cholesky, solve_lower
 from sparse_bo.linalg.reductions import running_sums
-from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
+from sparse_bo.validation import check_choice, check_count, check_given, check_positive, check_probability
 
 Inclusion = Literal["exact", "union"]
 
@@ -72,8 +72,7 @@ class LeverageSampler(Oversampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_size is not None:
-            check_count("max_size", self.max_size)
+        check_given(check_count, max_size=self.max_size)
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw one uniform number per distinct input, in order; never returns an empty dictionary. O(n).
@@ -176,8 +175,7 @@ class RecursiveRLSSampler:
         # Lemma 3.8 of S-BPE (Musco & Musco 2017, Thm 7) holds for δ below this.
         if self.failure_probability >= (1.0 / 32.0):
             raise ValueError(f"expected failure_probability < 1/32 (S-BPE Lemma 3.8), got {self.failure_probability}")
-        if self.size is not None:
-            check_count("size", self.size)
+        check_given(check_count, size=self.size)
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """See :meth:`Sampler.sample`.

@@ -7,6 +7,7 @@ A state is a frozen dataclass. Metadata mark the fields that are stored::
         count: int = field(default=0, metadata=KEPT)                          # as it is
         y: Tensor = field(metadata=sized("n"))                                # of a shape
         failures: Failures | None = field(default=None, metadata=kept(Failures))  # a dataclass, field by field
+        fitted: Fitted | None = field(default=None, metadata=PARTLY)          # marked fields; computed again from them
         model: Model | None = None                                            # computed again
 
     frozen = freeze_fields(state)
@@ -47,6 +48,8 @@ from sparse_bo.kernels.closed_forms import part_outside
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
 """Metadata of a field that is stored as it is: a tensor of any shape or a JSON value."""
+PARTLY: Mapping[str, Any] = MappingProxyType({"kept": "partly"})
+"""Metadata of a field whose own marked fields are stored: a dataclass, ``None``, or a tuple of dataclasses."""
 KERNELS = {kind.__name__: kind for kind in (RBFKernel, MaternKernel, RQKernel, LinearKernel, TanimotoKernel)}
 WRAPPERS = {kind.__name__: kind for kind in (ScaleKernel, AdditiveKernel, ProductKernel)}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)}
@@ -72,27 +75,35 @@ def kept(kind: type[Any]) -> Mapping[str, Any]:
 
 
 def freeze_fields(state: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass marked :data:`KEPT` or :func:`kept`, by name."""
+    """Return the fields of a dataclass marked :data:`KEPT`, :func:`kept` or :data:`PARTLY`, by name."""
     frozen: dict[str, Any] = {}
     for field in fields(state):
         mark, value = field.metadata.get("kept"), getattr(state, field.name)
         if mark is True:
             frozen[field.name] = value
+        elif mark == "partly" and isinstance(value, tuple):
+            for number, part in enumerate(value):
+                frozen |= under(f"{field.name}.{number}", freeze_fields(part))
+        elif mark == "partly" and value is not None:
+            frozen |= under(field.name, freeze_fields(value))
         elif mark is not None and value is not None:
             frozen |= under(field.name, {part.name: getattr(value, part.name) for part in fields(value)})
     return frozen
 
 
 def thaw_fields(kind: type[Any], frozen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the marked fields of class ``kind`` from a snapshot, by name.
+    """Return the fields of class ``kind`` marked :data:`KEPT` or :func:`kept` from a snapshot, by name.
 
     Raises:
         StorageError: If one is missing, has another type, or a tensor has another shape than the fields beside it.
     """
-    marks = {field.name: field.metadata["kept"] for field in fields(kind) if "kept" in field.metadata}
-    plain = checked_fields(kind, frozen, [name for name, mark in marks.items() if mark is True])
-    parts = {name: part_of(frozen, name) for name, mark in marks.items() if mark is not True}
-    return plain | {name: thaw_part(marks[name], part) if part else None for name, part in parts.items()}
+    marks = {field.name: field.metadata.get("kept") for field in fields(kind)}
+    found = checked_fields(kind, frozen, [name for name, mark in marks.items() if mark is True])
+    for field in fields(kind):
+        mark, part = marks[field.name], part_of(frozen, field.name)
+        if isinstance(mark, type):
+            found[field.name] = thaw_part(mark, part) if part or field.default is MISSING else None
+    return found
 
 
 def thaw_part(kind: type[P], frozen: Mapping[str, Any]) -> P:
@@ -314,14 +325,10 @@ def _kernel_parts(kernel: Kernel) -> dict[str, Any] | None:
 def _rebuild_kernel(description: Mapping[str, Any]) -> Kernel:
     name, arguments = description["kernel"], dict(description["arguments"])
     parts = [_rebuild_kernel(part) for part in description["parts"]]
-    if name == "ScaleKernel":
-        kernel = ScaleKernel(parts[0], **arguments)
-    elif name in WRAPPERS:
-        kernel = WRAPPERS[name](*parts, **arguments)
-    elif name in KERNELS:
-        kernel = KERNELS[name](**arguments)
-    else:
+    kinds = {**KERNELS, **WRAPPERS}
+    if name not in kinds:
         raise ValueError(f"kernel {name!r} is not known to this version of sparse_bo")
+    kernel = kinds[name](*parts, **arguments)
     state = {key: rebuild(value) for key, value in description["state"].items()}
     floating = [v.dtype for v in state.values() if isinstance(v, Tensor) and v.dtype.is_floating_point]
     kernel = kernel.to(floating[0]) if floating else kernel

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.sharded import in_memory
+from sparse_bo.policies.failures import failed
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.states import State
+from sparse_bo.policies.states import State, Stopwatch
 from sparse_bo.validation import check_count
 
 S = TypeVar("S", bound=State)
@@ -185,7 +186,7 @@ class Mechanism(ABC, Generic[S]):
         """
         if not isinstance(state, State):
             return state
-        after = state.with_failures(picks)
+        after = replace(state, failures=failed(state.failures, picks, pulls=state.pulls))
         if self.design_left(state) <= 0 or self.design_left(after) > 0:
             return after
         ended = self.tell(after, picks[:0], after.no_results, generator=generator)
@@ -225,17 +226,30 @@ class BatchMechanism(Mechanism[S]):
             q = min(max_q, room) if room > 0 else Wait(1 - room)
         return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
 
-    @abstractmethod
-    def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
-        """Return the state after observing ``y`` (``q``, or ``q x m`` outcomes) at ``picks``, q ≥ 1.
+    def tell(self, state: Any, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
+        """Return the state after observing ``y`` (``q``, or ``q x m`` outcomes) at ``picks``, q ≥ 1. Draws nothing.
 
         ``sd``: known standard deviations (y) of the noise in them, of their shape, NaN where one is not known; ``None``: none
         is.
         """
+        watch = Stopwatch()
+        with watch.phase("observe"):
+            after: S = state.with_results(picks, y, sd)
+        if self.design_left(after) <= 0:
+            after = self.learned(state, after, watch)
+        return replace(after, seconds=watch.seconds)
+
+    @abstractmethod
+    def learned(self, before: S, after: S, watch: Stopwatch) -> S:
+        """Return the state after new results with models of them, from those of the state before."""
 
     def observe(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None) -> S:
         """Return the state after observing ``y`` at ``picks`` before the run: :meth:`tell`."""
         return self.tell(state, picks, y, generator=generator, sd=sd)
+
+    def freeze(self, state: S) -> Frozen:
+        """See :meth:`Mechanism.freeze`. O(n (d + m)), nothing of the size of an arm set."""
+        return state.frozen()
 
 
 DESIGN_AT_ONCE = 65_536

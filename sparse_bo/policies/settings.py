@@ -12,7 +12,7 @@ from sparse_bo.arms.sweep import PRECISIONS
 from sparse_bo.dictionary import Sampler
 from sparse_bo.gp.objective_prior import Prior
 from sparse_bo.linalg.chunking import default_memory_bytes
-from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
+from sparse_bo.validation import check_choice, check_count, check_given, check_number, check_positive, check_probability
 
 Goal = Literal["best", "cumulative"]
 """``"best"``: the best point at the end, whatever was evaluated on the way. ``"cumulative"``: every evaluation counts."""
@@ -43,8 +43,7 @@ class PriorSettings:
 
     def __post_init__(self) -> None:
         check_kernel(self.covar_module)
-        if self.prior_mean is not None:
-            check_number("prior_mean", self.prior_mean)
+        check_given(check_number, prior_mean=self.prior_mean)
         if self.regularization is not None:
             number = check_positive("regularization", self.regularization)
             if not LEAST <= number <= MOST:
@@ -82,8 +81,7 @@ class ConfidenceSettings:
     failure_probability: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.noise_variance is not None:
-            check_positive("noise_variance", self.noise_variance)
+        check_given(check_positive, noise_variance=self.noise_variance)
         if isinstance(self.rkhs_norm, str):
             check_choice("rkhs_norm", self.rkhs_norm, ("estimate",))
         elif self.rkhs_norm is not None:

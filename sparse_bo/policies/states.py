@@ -23,7 +23,6 @@ from sparse_bo.policies.failures import (
     among,
     box_correlation,
     equal,
-    failed,
     kernel_correlation,
     refused,
     spared,
@@ -171,10 +170,6 @@ class State(ABC):
     def without_results(self) -> Self:
         """Return the state after a batch without results."""
         return replace(self, round=self.round + 1, seconds={})
-
-    def with_failures(self, picks: Tensor) -> Self:
-        """Return the state after evaluations at ``picks`` (``q`` arms or ``q x d`` points) have failed."""
-        return replace(self, failures=failed(self.failures, picks, pulls=self.pulls))
 
     def forgiven(self, picks: Tensor) -> Failures | None:
         """Return the failures after successes at ``picks``."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary.certificate import certified_factor
 from sparse_bo.gp.diagnostics import QuadraticForm
-from sparse_bo.validation import check_choice, check_positive, check_probability
+from sparse_bo.validation import check_choice, check_given, check_positive, check_probability
 from sparse_bo.widths.estimates import SizeBounds
 
 
@@ -92,8 +92,7 @@ class SBPETheory:
 
     def __post_init__(self) -> None:
         check_positive("rkhs_norm", self.rkhs_norm)
-        if self.noise_variance is not None:
-            check_positive("noise_variance", self.noise_variance)
+        check_given(check_positive, noise_variance=self.noise_variance)
         check_probability("failure_probability", self.failure_probability)
         check_choice("bias", self.bias, ("paper", "tight"))
 

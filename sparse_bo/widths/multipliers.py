@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.diagnostics import QuadraticForm
-from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
+from sparse_bo.validation import check_choice, check_count, check_given, check_number, check_positive, check_probability
 from sparse_bo.widths.bounds import BatchConfidence, Bounds
 from sparse_bo.widths.estimates import SizeBounds
 
@@ -75,8 +75,7 @@ class ConstantWidth(Width):
     value: float = 2.0
 
     def __post_init__(self) -> None:
-        if check_number("width", self.value) < 0.0:
-            raise ValueError(f"expected width >= 0, got {self.value!r}")
+        check_number("width", self.value, minimum=0.0)
 
     def __call__(self, confidence: Confidence) -> float:
         """Return ``value · √λ``."""
@@ -106,12 +105,9 @@ class CalibratedWidth(Width):
     growth: float = 0.25
 
     def __post_init__(self) -> None:
-        if check_number("width", self.value) < 0.0:
-            raise ValueError(f"expected width >= 0, got {self.value!r}")
-        if check_number("limit", self.limit) < 1.0:
-            raise ValueError(f"expected limit >= 1, got {self.limit!r}")
-        if check_number("growth", self.growth) < 0.0:
-            raise ValueError(f"expected growth >= 0, got {self.growth!r}")
+        check_number("width", self.value, minimum=0.0)
+        check_number("limit", self.limit, minimum=1.0)
+        check_number("growth", self.growth, minimum=0.0)
 
     def __call__(self, confidence: Confidence) -> float:
         """Return ``√(value² + g · log(t/16)) · κ₋ · √λ``, logarithm and κ₋ within their limits."""
@@ -133,8 +129,7 @@ class NormWidth(Width):
             check_choice("rkhs_norm", self.rkhs_norm, ("estimate",))
         else:
             check_positive("rkhs_norm", self.rkhs_norm)
-        if self.noise_variance is not None:
-            check_positive("noise_variance", self.noise_variance)
+        check_given(check_positive, noise_variance=self.noise_variance)
         check_probability("failure_probability", self.failure_probability)
 
     def estimated(self, form: QuadraticForm, *, regularization: float) -> float | None:

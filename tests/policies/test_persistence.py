@@ -12,10 +12,12 @@ from sparse_bo.gp.objective_prior import KnownPrior, Prior
 from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.policies.persistence import (
     KEPT,
+    PARTLY,
     freeze_dictionary,
     freeze_fields,
     freeze_observations,
     freeze_prior,
+    kept,
     on_device,
     part_of,
     thaw_dictionary,
@@ -47,6 +49,21 @@ def test_the_fields_that_a_class_and_its_bases_declare_are_kept_and_no_others():
 def test_a_field_that_was_not_frozen_is_named():
     with pytest.raises(StorageError, match="expected width in the snapshot, got none: another version"):
         thaw_fields(Derived, {"count": 3})
+
+
+@dataclass(frozen=True)
+class Outer:
+    part: Base = field(metadata=kept(Base))
+    many: tuple[Derived, ...] = field(default=(), metadata=PARTLY)
+
+
+def test_marked_fields_of_fields_are_kept_and_one_without_default_must_be_there():
+    state = Outer(Base(1), many=(Derived(2, made_again="costly"), Derived(3, width=2.0)))
+    frozen = freeze_fields(state)
+    assert part_of(frozen, "many.1") == {"count": 3, "width": 2.0}
+    assert thaw_fields(Outer, frozen) == {"part": Base(1)}
+    with pytest.raises(StorageError, match="expected count, made_again in the snapshot, got none"):
+        thaw_fields(Outer, {})
 
 
 def test_parts_of_a_kind_lie_beside_each_other():

@@ -215,13 +215,6 @@ class ArmUCB(UCBMechanism[BanditState]):
         fitted = FittedArms(posterior=posterior, columns=columns, floor=floor, **vars(numbers))
         return replace(after, fitted=fitted, seconds=watch.seconds)
 
-    def take_over(
-        self, picks: Tensor, y: Tensor, *, correlation: Hyperparameters | None, like: BanditState, generator: torch.Generator
-    ) -> BanditState:
-        """Return the state after evaluations of another policy, whose round and failures go on; see :meth:`tell`."""
-        empty = replace(self.init(), round=like.round, failures=like.failures)
-        return self.tell(empty, picks, y, generator=generator, correlation=correlation)
-
     def _known(self, posterior: ArmFit, observations: Observations) -> tuple[Tensor, Tensor]:
         return posterior.leverages_at(observations.rows), posterior.means_at(observations.rows)
 

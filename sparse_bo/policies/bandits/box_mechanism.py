@@ -242,13 +242,11 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
             return X
 
         X = state.tried_once(pick, min(max_q, room), pending=pending, correlation=kernel_correlation(kernel))
-        return Proposal(X) if len(X) else Wait(self._needed(fitted, pending))
-
-    def _needed(self, fitted: FittedBox, pending: Tensor) -> int:
-        """Return how many results leave pending points that the stop rule allows, by their current leverages."""
-        costs = self.parts.stop_rule.costs(fitted.posterior.known(pending)[0])
+        if len(X):
+            return Proposal(X)
+        costs = rule.costs(fitted.posterior.known(pending)[0])
         left = costs.sum() - running_sums(costs)  # after the oldest 1, 2, … results
-        return 1 + int((left > self.parts.stop_rule.allowance).sum())
+        return Wait(1 + int((left > rule.allowance).sum()))
 
     def tell(self, state: BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxUCBState:
         """Observe, learn if it is time, resparsify and refit. Draws for the learning, then for the sampler."""

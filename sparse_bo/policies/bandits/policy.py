@@ -31,7 +31,7 @@ from sparse_bo.policies.settings import (
     unknown_norm,
     whole_batches,
 )
-from sparse_bo.validation import check_choice, check_count, check_flag, check_number
+from sparse_bo.validation import check_choice, check_count, check_flag, check_given, check_number
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, CalibratedWidth, ConstantWidth, Width
 
 BKB_WIDTHS: Mapping[str, Callable[..., Width]] = {"theory": BKBTheory, "authors": BKBAuthors}
@@ -78,8 +78,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         PriorSettings.__post_init__(self)
         ConfidenceSettings.__post_init__(self)
         SweepSettings.__post_init__(self)
-        if self.initial_design is not None:
-            check_count("initial_design", self.initial_design)
+        check_given(check_count, initial_design=self.initial_design)
         if self.width is None:
             object.__setattr__(self, "width", "calibrated" if self.learns else 2.0)
         check_count("max_batch_size", self.max_batch_size)

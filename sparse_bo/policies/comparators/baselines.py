@@ -79,12 +79,11 @@ class ExplorationSettings:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if check_number("decay", self.decay) < 0.0:
-            raise ValueError(f"expected decay >= 0, got {self.decay!r}")
+        check_number("decay", self.decay, minimum=0.0)
         if self.decay == 0.0:
             check_probability("epsilon", self.epsilon, closed=True)
-        elif check_number("epsilon", self.epsilon) < 0.0:
-            raise ValueError(f"expected epsilon >= 0, got {self.epsilon!r}")
+        else:
+            check_number("epsilon", self.epsilon, minimum=0.0)
 
     def explored(self, state: BanditState, best: Tensor, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Return ``q`` arms, random ones and else ``best``, after the state's pulls and ``out`` pending evaluations.
@@ -210,8 +209,6 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        PriorSettings.__post_init__(self)
-        SweepSettings.__post_init__(self)
         check_count("batch_size", self.batch_size)
         _ = self.model  # checks the shared settings
 

@@ -31,14 +31,13 @@ from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.kernels.closed_forms import part_outside
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.comparators.baselines import PosteriorPolicy
-from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.policies.settings import check_sampler
 from sparse_bo.policies.subset.subsets import Buffer
 from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings
 from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
 from sparse_bo.seeding import seeded
-from sparse_bo.validation import check_count
+from sparse_bo.validation import check_count, check_given
 
 DRAWS = "the best arms of draws"
 ORDERS: Mapping[int, int] = {1: 64, 2: 24, 3: 10}
@@ -66,17 +65,13 @@ class _Best:
             self.allowed[prior.repeats] = False
         refuse = state.refusal()
         if refuse is not None:
-            self._exclude(refuse)
+            step, every = "excluded arms", self.first + torch.arange(len(self.allowed), device=device)
+            with self.group.shielded(step), alone(self.arms):
+                allowed = self.allowed & ~refuse(every)
+            if self.group.largest(step, [float(allowed.any())])[0]:
+                self.allowed = allowed
         self.values = self.here.means.new_full((q,), -math.inf)
         self.indices = torch.zeros(q, dtype=torch.int64, device=device)
-
-    def _exclude(self, refuse: Refusal) -> None:
-        step = "excluded arms"
-        every = self.first + torch.arange(len(self.allowed), device=self.allowed.device)
-        with self.group.shielded(step), alone(self.arms):
-            allowed = self.allowed & ~refuse(every)
-        if self.group.largest(step, [float(allowed.any())])[0]:
-            self.allowed = allowed
 
     def of(self, draws: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """Return the ``q`` best arms of draws, ``rows x q`` for each chunk of arms and its kernel ``m x rows``.
@@ -177,8 +172,7 @@ class QFFTSArms(PosteriorPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.order is not None:
-            check_count("order", self.order)
+        check_given(check_count, order=self.order)
 
     def check(self, arms: ArmSet) -> None:
         """See :class:`PosteriorPolicy`: at most three columns, and a Gaussian kernel that is not too narrow for the order."""
@@ -326,8 +320,7 @@ class QFFTS(SurrogateSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.order is not None:
-            check_count("order", self.order)
+        check_given(check_count, order=self.order)
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`.

@@ -179,7 +179,12 @@ class Elimination(Mechanism[EliminationState], ABC):
         """Return the state with the plan of the current batch; without one after the last batch."""
         if state.plan is not None and not state.plan.closed.all():
             return state
-        return self._latest(state, _seed_of(generator) if state.seed is None else state.seed)
+        seed = state.seed
+        if seed is None:  # from the generator's state, which does not advance
+            copy = torch.Generator()
+            copy.set_state(generator.get_state())
+            seed = int(torch.randint(2**62, (1,), generator=copy, device="cpu"))
+        return self._latest(state, seed)
 
     @cached_property
     def _latest(self) -> Callable[[EliminationState, int], EliminationState]:
@@ -296,7 +301,7 @@ class BoxElimination(Elimination):
         count, found = self._count(state, q), self.domain.bounds[:0]
         for _ in range(32):
             points = self.domain.sobol(count, generator=generator)
-            for finding in with_results(state.eliminating):
+            for finding in with_results(state.findings[: state.trusted]):
                 points = points[surviving(finding, state.width, points)]
             found = torch.cat([found, points])[:count]
             if len(found) == count:
@@ -331,10 +336,3 @@ def exact_confidence(box: Box, prior: KnownPrior, *, pulls: int, batches: int) -
 
 def _recorded(state: EliminationState, picks: Tensor, y: Tensor) -> EliminationState:
     return replace(state, picks=torch.cat([state.picks, picks]), y=torch.cat([state.y, y]), round=state.round + 1, seconds={})
-
-
-def _seed_of(generator: torch.Generator) -> int:
-    """Return a seed from the generator's state, without advancing it."""
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    return int(torch.randint(2**62, (1,), generator=copy, device="cpu"))

@@ -12,7 +12,7 @@ from sparse_bo.arms.design import Resampling
 from sparse_bo.domains import Domain
 from sparse_bo.policies.elimination.batches import norm_of
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, default_design, unknown_norm
-from sparse_bo.validation import check_choice, check_count, check_number, check_positive
+from sparse_bo.validation import check_choice, check_count, check_given, check_number, check_positive
 from sparse_bo.widths import BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPETheory
 
 
@@ -113,9 +113,7 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
         check_count("horizon", self.horizon)
         check_positive("discretization_constant", self.discretization_constant)
         check_choice("on_contradiction", self.on_contradiction, ("raise", "double"))
-        for name in ("initial_design", "candidates"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        check_given(check_count, initial_design=self.initial_design, candidates=self.candidates)
         checked_schedule(self.schedule, self.horizon)
         width = self.bounds_width()
         check_choice("on_refuted", self.on_refuted, ("warn", "stop", "widen"))

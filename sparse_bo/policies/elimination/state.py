@@ -109,11 +109,6 @@ class EliminationState(State):
         return add_observations(no_observations(self.domain.points), self.domain.points, self.picks, self.y)
 
     @property
-    def eliminating(self) -> tuple[Finding, ...]:
-        """Findings of the batches that eliminate."""
-        return self.findings[: self.trusted]
-
-    @property
     def best(self) -> Finding | None:
         """The finding of the batch with the most results; ``None`` before the first that has any."""
         return max(with_results(self.findings), key=lambda finding: finding.confidence.pulls, default=None)

@@ -14,12 +14,12 @@ from sparse_bo.policies.bandits.state import ArmState
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ConditionedArms, OutcomePicks, moments_of_all
 from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import KEPT, part_of, sized, thaw_fields, under
+from sparse_bo.policies.persistence import KEPT, part_of, sized, thaw_fields
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import with_sds
-from sparse_bo.policies.trust_region.outcome_state import OutcomeModels, front_of, ranking_of, warpings
-from sparse_bo.policies.trust_region.surrogate import freeze_region, one_thread, thaw_region
+from sparse_bo.policies.trust_region.outcome_state import OutcomeModels, front_of, warpings
+from sparse_bo.policies.trust_region.surrogate import one_thread, thaw_region
 
 CENTRES = 5
 """Points of a front near which arms are in the models, if there are too many for all."""
@@ -70,18 +70,13 @@ class OutcomeArmState(ArmState, OutcomeModels):
             return None
         return ArmModel(self.fitted[outcome], self.sweeps[outcome], self.learned_at[outcome])
 
-    def with_outcomes(self, picks: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
+    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
         """Return the state with ``Y`` (``q x m``) at arms ``picks`` appended, one round later; the models stay.
 
         ``sds``: ``q x m`` known standard deviations of their noise, or NaN.
         """
         told, results, sds = torch.cat([self.told, picks]), torch.cat([self.Y, Y]), with_sds(self.sds, self.Y, sds, Y)
         return replace(self, told=told, Y=results, sds=sds, round=self.round + 1, failures=self.forgiven(picks))
-
-    @property
-    def ranking(self) -> Tensor:
-        """``n`` numbers by which evaluations are ranked: see :func:`.ranking_of`."""
-        return ranking_of(self.outcomes, self.Y)
 
     @property
     def unmodelled(self) -> Tensor:
@@ -124,34 +119,20 @@ class OutcomeArmSearch(ArmBatches[OutcomeArmState]):
         gain = state.gain(torch.ones_like(state.told, dtype=torch.bool))
         return OutcomePicks(state.sweeps, state.unit, gain, pending=pending, failing=failing, noisy=noisy)
 
-    def tell(
-        self, state: OutcomeArmState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
-    ) -> OutcomeArmState:
-        """Observe ``q x m`` results, and fit the models. Draws nothing."""
-        watch, after = Stopwatch(), state.with_outcomes(picks, y, sd)
-        if self.design_left(after) > 0:
-            return replace(after, seconds=watch.seconds)
+    def learned(self, before: OutcomeArmState, after: OutcomeArmState, watch: Stopwatch) -> OutcomeArmState:
+        """Return the state with its models."""
         with watch.phase("learn"), one_thread():
-            models = self._models(state, after)
+            models = self._models(before, after)
         return replace(
             after,
             fitted=tuple(model.fitted for model in models),
             sweeps=tuple(model.sweep for model in models),
             learned_at=tuple(model.learned_at for model in models),
-            seconds=watch.seconds,
         )
-
-    def freeze(self, state: OutcomeArmState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n m), nothing of the size of the arms."""
-        frozen = state.frozen()
-        for j, fitted in enumerate(state.fitted):
-            frozen |= under(f"fitted.{j}", freeze_region(fitted))
-        return frozen
 
     def thaw(self, frozen: Frozen) -> OutcomeArmState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posteriors are computed again, nothing is learned. O(m n³)."""
-        own = thaw_fields(OutcomeArmState, frozen)
-        state = replace(self.init(), **{**own, "learned_at": tuple(own["learned_at"])})
+        state = replace(self.init(), **thaw_fields(OutcomeArmState, frozen))
         if not state.learned_at:
             return state
         fitted, sweeps = [], []

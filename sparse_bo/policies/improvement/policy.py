@@ -21,13 +21,13 @@ from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingAr
 from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, GivenKernel, learned_model, modelled_arms
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import KEPT, part_of, sized, thaw_fields, under
+from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, sized, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, as_arms
 from sparse_bo.policies.settings import SweepSettings, check_kernel
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
-from sparse_bo.policies.trust_region.region import ImprovementSettings
-from sparse_bo.policies.trust_region.surrogate import FittedRegion, freeze_region, one_thread, thaw_region
+from sparse_bo.policies.trust_region.region import ImprovementSettings, OneOutcome
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, one_thread, thaw_region
 from sparse_bo.validation import check_count, check_flag
 
 SECOND_WIDTH = 1.0
@@ -35,7 +35,7 @@ SECOND_WIDTH = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImprovementState(BanditState):
+class ImprovementState(OneOutcome, BanditState):
     """State of :class:`.ExpectedImprovement`. A value."""
 
     unit: Tensor
@@ -64,21 +64,6 @@ class ImprovementState(BanditState):
         return self.unit[self.told]
 
     @property
-    def ranking(self) -> Tensor:
-        """``n`` numbers by which evaluations are ranked: the observations."""
-        return self.y
-
-    @property
-    def noise_shown(self) -> bool:
-        """Whether replicates, or known standard deviations, have shown whether there is noise."""
-        return self.exact is not None
-
-    @property
-    def exact(self) -> bool | None:
-        """See :attr:`.Replicates.exact`."""
-        return self.replicates.exact
-
-    @property
     def unmodelled(self) -> Tensor:
         """Evaluated arms that the model does not know."""
         assert self.surrogate is not None
@@ -88,6 +73,10 @@ class ImprovementState(BanditState):
     def replicates(self) -> Replicates:
         """The evaluations for the model, which merges those of an arm."""
         return replicates_of(self.U, self.y, self.sd)
+
+    def frozen(self) -> dict[str, Any]:
+        """See :meth:`.State.frozen`, with hyper-parameters and warping."""
+        return super().frozen() | ({} if self.surrogate is None else under("fitted", freeze_fields(self.surrogate)))
 
     def with_results(self, picks: Tensor, y: Tensor, sd: Tensor | None = None) -> ImprovementState:
         """See :meth:`.BanditState.with_results`; ``sd``: ``q`` known standard deviations of their noise (y), or NaN."""
@@ -126,24 +115,6 @@ class ArmSearch(ArmBatches[ImprovementState]):
         """See :meth:`.ArmBatches.picks`."""
         return ImprovingArms(state.sweeps[0], state.unit, pending=pending, failing=failing, noisy=noisy)
 
-    def tell(
-        self, state: ImprovementState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
-    ) -> ImprovementState:
-        """Observe, and fit the model. Draws nothing."""
-        watch = Stopwatch()
-        with watch.phase("observe"):
-            after = state.with_results(picks, y, sd)
-        if self.design_left(after) > 0:
-            return replace(after, seconds=watch.seconds)
-        with watch.phase("learn"), one_thread():
-            after = self._learned(state, after)
-        return replace(after, seconds=watch.seconds)
-
-    def freeze(self, state: ImprovementState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n), nothing of the size of the arms."""
-        fitted = {} if state.surrogate is None else under("fitted", freeze_region(state.surrogate))
-        return state.frozen() | fitted
-
     def thaw(self, frozen: Frozen) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
         kept = thaw_evaluated(self.arms, frozen)
@@ -157,21 +128,22 @@ class ArmSearch(ArmBatches[ImprovementState]):
             sweep = ArmSweep.of(surrogate.gp, state.unit, state.told[surrogate.rows])
         return replace(state, surrogate=surrogate, sweeps=(sweep,))
 
-    def _learned(self, before: ImprovementState, after: ImprovementState) -> ImprovementState:
+    def learned(self, before: ImprovementState, after: ImprovementState, watch: Stopwatch) -> ImprovementState:
         """Return the state with its model."""
         seen, fitted = after.replicates, before.surrogate
         highest = seen.rows[seen.values[seen.rows].argmax()]
-        model = learned_model(
-            None if fitted is None else ArmModel(fitted, before.sweeps[0], before.learned_at),
-            after.unit,
-            after.told,
-            seen,
-            ranking=seen.values,
-            centre=after.U[highest],
-            most=self.settings.model_size,
-            kernel=self.kernel,
-            due=seen.exact != before.replicates.exact or int(highest) >= before.pulls,
-        )
+        with watch.phase("learn"), one_thread():
+            model = learned_model(
+                None if fitted is None else ArmModel(fitted, before.sweeps[0], before.learned_at),
+                after.unit,
+                after.told,
+                seen,
+                ranking=seen.values,
+                centre=after.U[highest],
+                most=self.settings.model_size,
+                kernel=self.kernel,
+                due=seen.exact != before.replicates.exact or int(highest) >= before.pulls,
+            )
         return replace(after, surrogate=model.fitted, sweeps=(model.sweep,), learned_at=model.learned_at)
 
 
@@ -209,6 +181,8 @@ class ExpectedImprovement(ImprovementSettings):
         >>> result = maximize(measure, arms=fingerprints, policy=policy, budget=5 * 96, call_with="indices")
     """
 
+    name = "expected-improvement"
+
     model_size: int = 1_000
     covar_module: Kernel | None = None
     repeats: bool = True
@@ -222,11 +196,6 @@ class ExpectedImprovement(ImprovementSettings):
         """Return the number of arms before the first model, at least a batch if its size is given."""
         size = super().design_size(inputs)
         return size if self.batch_size is None or self.initial_design is not None else max(size, self.batch_size)
-
-    @property
-    def name(self) -> str:
-        """``"expected-improvement"``."""
-        return "expected-improvement"
 
     def on(self, domain: Domain) -> ArmSearch:
         """See :meth:`sparse_bo.policies.Policy.on`.
@@ -294,7 +263,8 @@ class ArmStages(Mechanism[BanditState]):
         learned = None if state.surrogate is None or self.first.kernel is not None else state.surrogate.learned
         learned = None if learned is None or learned.rotated else learned  # GPyTorch has no kernel along other directions
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
-        return self.then.take_over(told, results, correlation=learned, like=state, generator=generator)
+        empty = replace(self.then.init(), round=state.round, failures=state.failures)
+        return self.then.tell(empty, told, results, generator=generator, correlation=learned)
 
     def fail(self, state: Any, picks: Tensor, *, generator: torch.Generator) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.fail`."""
@@ -337,6 +307,8 @@ class TwoStage:
         ValueError: If ``after`` is below 1.
     """
 
+    name = "two-stage"
+
     first: ExpectedImprovement = field(default_factory=ExpectedImprovement)
     then: UCBPolicy = field(default_factory=lambda: BBKB(width=SECOND_WIDTH))
     after: int = 1_000
@@ -348,11 +320,6 @@ class TwoStage:
                 wanted = "an ExpectedImprovement()" if name == "first" else "an upper-confidence policy such as BBKB()"
                 raise TypeError(f"expected {name} to be {wanted}, got {value!r}")
         check_count("after", self.after)
-
-    @property
-    def name(self) -> str:
-        """``"two-stage"``."""
-        return "two-stage"
 
     def on(self, domain: Domain) -> ArmStages:
         """See :meth:`sparse_bo.policies.Policy.on`.

@@ -201,7 +201,6 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     def thaw(self, frozen: Frozen) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters and is not fitted."""
         state = replace(self.init(), **thaw_fields(SurrogateState, frozen))
-        state = replace(state, first_seconds=tuple(state.first_seconds))  # as JSON it was a list
         if state.subset is None:
             return state
         model, parts = self._unfitted_again(state), part_of(frozen, "model")

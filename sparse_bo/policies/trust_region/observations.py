@@ -170,7 +170,11 @@ class Warp:
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return warped observations, elementwise."""
-        return (self._bent(self._distances(y)) - self.shift) / self.spread
+        z = ((y / self.unit).clamp(-LARGEST, LARGEST) - self.origin) / self.width
+        if self.kind != "plain":
+            z = z.clamp_min(-DEEPEST)
+            z = torch.asinh(z) if self.kind == "asinh" else -torch.log1p(-z.clamp_max(1.0 - SMALLEST))
+        return (z - self.shift) / self.spread
 
     def inverse(self, t: Tensor) -> Tensor:
         """Return observations (y) from warped ones, elementwise; logarithmic ones end a little above the best."""
@@ -200,15 +204,6 @@ class Warp:
         """Return half of the width (y) between the quantiles one sd below and above normal warped values, elementwise."""
         sd = variance.sqrt()
         return 0.5 * self.inverse(mean + sd) - 0.5 * self.inverse(mean - sd)
-
-    def _distances(self, y: Tensor) -> Tensor:
-        z = ((y / self.unit).clamp(-LARGEST, LARGEST) - self.origin) / self.width
-        return z if self.kind == "plain" else z.clamp_min(-DEEPEST)
-
-    def _bent(self, z: Tensor) -> Tensor:
-        if self.kind == "plain":
-            return z
-        return torch.asinh(z) if self.kind == "asinh" else -torch.log1p(-z.clamp_max(1.0 - SMALLEST))
 
 
 def warp(kind: str, y: Tensor) -> Warp | None:

@@ -12,20 +12,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Box
 from sparse_bo.gp.expected_improvement import hypervolume, least_crowded, reference_point
 from sparse_bo.linalg.reductions import unit_of
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import part_of, thaw_fields, under
-from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal
-from sparse_bo.policies.states import Stopwatch, design_points
+from sparse_bo.policies.persistence import part_of, thaw_fields
+from sparse_bo.policies.protocol import Frozen
+from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, OutcomePosteriors
-from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
-from sparse_bo.policies.trust_region.region import Region, RegionSettings, points_anywhere, points_around
+from sparse_bo.policies.trust_region.region import BoxBatches, Region, points_anywhere, points_around
 from sparse_bo.policies.trust_region.search import Corners, SearchCandidates, batch_of, candidates_of
-from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, one_thread, thaw_region
 
 CENTRES = 5
 """Points of a front around which picks are sought, at most (as MORBO's default number of regions)."""
@@ -34,29 +32,14 @@ EDGE = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OutcomeSearch(BatchMechanism[OutcomeState]):
+class OutcomeSearch(BoxBatches[OutcomeState]):
     """A trust-region policy on a box with several outcomes.
 
     Attributes:
-        box: In float64, on the CPU.
-        settings: Settings of the policy.
         outcomes: Objectives and limits.
     """
 
-    box: Box
-    settings: RegionSettings
     outcomes: Outcomes
-    on_cpu = True
-
-    @property
-    def design_size(self) -> int:
-        """Points before the first models."""
-        return self.settings.design_size(self.box.parameter_count)
-
-    def serial_batch(self, state: OutcomeState, evaluations: int) -> int | None:
-        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        noisy = state.exact is False
-        return None if noisy or evaluations + state.not_picked < self.design_size else self.settings.serial_batch(evaluations)
 
     def init(self) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -67,40 +50,13 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
         return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.picked(0)))
 
-    def ask_beyond_batch(self, state: OutcomeState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return points of a Sobol sequence before the first models, then maximisers of expected improvement.
-
-        Pending points and earlier picks of the batch are conditioned on: their variances shrink, and their means count as
-        reached where they are feasible. Draws one uniform number a pick, and the candidates of each search.
-        """
-        if state.region is None:
-            return Proposal(design_points(max_q, state, pending=pending, generator=generator))
-        replicate = unrepeated(state.X, ranking_of(self.outcomes, state.Y), pending, known=state.noise_shown)[:max_q]
-        q = max_q - len(replicate)
-        with one_thread():
-            others = self._picks(state, state.region, q, pending=torch.cat([pending, replicate]), generator=generator)
-        return Proposal(torch.cat([replicate, others]), repeats=len(replicate) > 0 or state.exact is False)
-
-    def tell(
-        self, state: OutcomeState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
-    ) -> OutcomeState:
-        """Observe ``q x m`` results, fit the models around the centres, and move the region. Draws nothing."""
-        watch, after = Stopwatch(), state.with_outcomes(picks, y, sd)
-        if self.design_left(after) > 0:
-            return replace(after, seconds=watch.seconds)
+    def learned(self, before: OutcomeState, after: OutcomeState, watch: Stopwatch) -> OutcomeState:
+        """Return the state with its models around the centres, and the region moved."""
         with watch.phase("learn"):
-            fitted = self._fitted(state, after)
-        after = replace(after, fitted=fitted)
+            after = replace(after, fitted=self._fitted(before, after))
         with watch.phase("fit"), one_thread():
-            region = self._moved(after, newest=state.pulls if state.fitted else after.pulls)
-        return replace(after, region=region, seconds=watch.seconds)
-
-    def freeze(self, state: OutcomeState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n (d + m))."""
-        frozen = state.frozen()
-        for j, fitted in enumerate(state.fitted):
-            frozen |= under(f"fitted.{j}", freeze_region(fitted))
-        return frozen
+            region = self._moved(after, newest=before.pulls if before.fitted else after.pulls)
+        return replace(after, region=region)
 
     def thaw(self, frozen: Frozen) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posteriors are computed again, nothing is learned. O(m n³)."""
@@ -115,7 +71,7 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
 
     def _fitted(self, state: OutcomeState, after: OutcomeState) -> tuple[FittedRegion, ...]:
         """Return the models after the results of ``after``, from those of the state before."""
-        ranking, U = ranking_of(self.outcomes, after.Y), after.U
+        ranking, U = after.ranking, after.U
         centres = U[self._centres(after, after.Y)]
         models = []
         for j, seen in enumerate(after.replicates):
@@ -206,15 +162,16 @@ class OutcomeSearch(BatchMechanism[OutcomeState]):
         rise = hypervolume(both, reference) - volume
         return rise / volume if volume > 0.0 else float(rise > 0.0)
 
-    def _picks(self, state: OutcomeState, region: Region, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+    def picks(self, state: OutcomeState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q x d`` maximisers of expected improvement."""
-        refuse, failed = state.avoided(state.fitted[0].gp.prior.kernel.cross)
-        out = self.box.to_unit(pending)
-        known = state.posteriors
-        gp = known.condition(torch.cat([out, failed]))
-        searches = self._searches(state, region, gp, known.moments(out).mean, out=out, refuse=refuse, generator=generator)
-        share = self.settings.exploration_share(self.box.parameter_count)
-        U = batch_of(gp, searches, q, exploration=share, generator=generator)
+        assert state.region is not None
+        with one_thread():
+            refuse, failed = state.avoided(state.fitted[0].gp.prior.kernel.cross)
+            out, known = self.box.to_unit(pending), state.posteriors
+            gp, means = known.condition(torch.cat([out, failed])), known.moments(out).mean
+            searches = self._searches(state, state.region, gp, means, out=out, refuse=refuse, generator=generator)
+            share = self.settings.exploration_share(self.box.parameter_count)
+            U = batch_of(gp, searches, q, exploration=share, generator=generator)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
     def _searches(

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
 from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import kept, sized
+from sparse_bo.policies.persistence import PARTLY, kept, sized
 from sparse_bo.policies.states import PointState, Report, State
 from sparse_bo.policies.trust_region.gain import Limits, OutcomeGain, OutcomePosteriors
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, replicates_of, with_sds
@@ -66,7 +66,7 @@ class OutcomeModels(State):
     Y: Tensor = field(metadata=sized("n", "m"))
     """``n x m`` results in the user's units; NaN: missing."""
     outcomes: Outcomes
-    fitted: tuple[FittedRegion, ...] = ()
+    fitted: tuple[FittedRegion, ...] = field(default=(), metadata=PARTLY)
     """The model of each outcome; its rows are those of :attr:`rows_of`. Empty before the initial design is complete."""
     sds: Tensor | None = field(default=None, metadata=sized("n", "m"))
     """``n x m`` known standard deviations of the noise in ``Y``, NaN where one is not known; ``None``: none is."""
@@ -94,6 +94,11 @@ class OutcomeModels(State):
     @abstractmethod
     def modelled(self, picks: Tensor) -> Tensor:
         """Return picks (``q`` arms or ``q x d`` points) as the models know them, ``q x d``."""
+
+    @property
+    def ranking(self) -> Tensor:
+        """``n`` numbers by which evaluations are ranked: see :func:`ranking_of`."""
+        return ranking_of(self.outcomes, self.Y)
 
     @property
     def signs(self) -> Tensor:
@@ -292,7 +297,7 @@ class OutcomeState(PointState, OutcomeModels):
         """See :meth:`.OutcomeModels.modelled`."""
         return self.box.to_unit(picks)
 
-    def with_outcomes(self, X: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
+    def with_results(self, X: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
         """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d).
 
         ``sds``: ``q x m`` known standard deviations of their noise, or NaN.

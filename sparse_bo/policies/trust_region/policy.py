@@ -8,17 +8,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Box, Domain
+from sparse_bo.domains import Domain
 from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.persistence import part_of, thaw_fields, under
-from sparse_bo.policies.protocol import BatchMechanism, Frozen, Proposal, box_of
-from sparse_bo.policies.states import Stopwatch, design_points
+from sparse_bo.policies.persistence import part_of, thaw_fields
+from sparse_bo.policies.protocol import Frozen, box_of
+from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.gain import Improvement, OnlineKnowledgeGradient
-from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
 from sparse_bo.policies.trust_region.region import (
+    BoxBatches,
     Region,
     RegionSettings,
     RegionState,
@@ -28,31 +28,12 @@ from sparse_bo.policies.trust_region.region import (
     points_around,
 )
 from sparse_bo.policies.trust_region.search import Corners, SearchCandidates, batch_of, candidates_of
-from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, one_thread, thaw_region
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RegionSearch(BatchMechanism[RegionState]):
-    """A trust-region policy on a box.
-
-    Attributes:
-        box: In float64, on the CPU.
-        settings: Settings of the policy.
-    """
-
-    box: Box
-    settings: RegionSettings
-    on_cpu = True
-
-    @property
-    def design_size(self) -> int:
-        """Points before the first model."""
-        return self.settings.design_size(self.box.parameter_count)
-
-    def serial_batch(self, state: RegionState, evaluations: int) -> int | None:
-        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
-        noisy = state.replicates.exact is False
-        return None if noisy or evaluations + state.not_picked < self.design_size else self.settings.serial_batch(evaluations)
+class RegionSearch(BoxBatches[RegionState]):
+    """A trust-region policy on a box."""
 
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -62,52 +43,27 @@ class RegionSearch(BatchMechanism[RegionState]):
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
         return 0 if state.fitted is not None else state.design_left(self.design_size)
 
-    def ask_beyond_batch(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return points of a Sobol sequence before the first model, then maximisers of expected improvement.
-
-        Where every evaluation counts, they maximise the online knowledge gradient; where it is not positive, the best point is
-        evaluated again. Pending points and earlier picks of the batch are conditioned on: their variances shrink, and their
-        means count as reached. Draws one uniform number a pick, and the candidates of each search.
-        """
-        if state.fitted is None or state.region is None:
-            return Proposal(design_points(max_q, state, pending=pending, generator=generator))
-        replicate = unrepeated(state.X, state.y, pending, known=state.replicates.exact is not None)
-        picks = self._cumulative_picks if self.settings.cumulative else self._picks
-        others = picks(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), generator=generator)
-        repeats = self.settings.cumulative or len(replicate) > 0 or state.replicates.exact is False
-        return Proposal(torch.cat([replicate, others]), repeats=repeats)
-
-    def tell(
-        self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator, sd: Tensor | None = None
-    ) -> RegionState:
-        """Observe, fit the model around the centre, and move the region. Draws nothing."""
-        watch, after = Stopwatch(), state.with_results(picks, y, sd)
-        if self.design_left(after) > 0:
-            return replace(after, seconds=watch.seconds)
+    def learned(self, before: RegionState, after: RegionState, watch: Stopwatch) -> RegionState:
+        """Return the state with its model around the centre, and the region moved."""
         U, seen, highest = after.U, after.replicates, int(after.y.argmax())
-        region = state.region or Region(centre=highest, length=self.settings.first_length)
+        region = before.region or Region(centre=highest, length=self.settings.first_length)
         centre = U[highest if region.centre is None else region.centre]
         most = self.settings.model_size
         with watch.phase("learn"):
-            fitted = fitted_region(U, seen, centre=centre, before=state.fitted, since=state.pulls, most=most)
+            fitted = fitted_region(U, seen, centre=centre, before=before.fitted, since=before.pulls, most=most)
         with watch.phase("fit"), one_thread():
             rows = fitted.rows
             region = region.after(
                 self.settings,
                 rows=rows,
                 means=fitted.warp(seen.values[rows]) if seen.exact else fitted.gp.mean(U[rows]),
-                newest=after.pulls if state.fitted is None else state.pulls,
+                newest=after.pulls if before.fitted is None else before.pulls,
                 total=after.pulls,
                 distinct=int((seen.rows >= region.start).sum()),
                 inputs=self.box.parameter_count,
                 noise=0.0 if seen.exact else fitted.gp.noise_variance**0.5,
             )
-        return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
-
-    def freeze(self, state: RegionState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
-        fitted = {} if state.fitted is None else under("fitted", freeze_region(state.fitted))
-        return state.frozen() | fitted
+        return replace(after, region=region, fitted=fitted)
 
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
@@ -116,11 +72,14 @@ class RegionSearch(BatchMechanism[RegionState]):
             return state
         return replace(state, fitted=thaw_region(part_of(frozen, "fitted"), state.U, state.replicates))
 
-    def _cumulative_picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-        """Return ``q x d`` picks where every evaluation counts: worthwhile points, then the best point.
+    def picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q x d`` maximisers of expected improvement.
 
-        Where evaluations have failed near the best point, expected improvement takes its place.
+        Where every evaluation counts, those of the online knowledge gradient; where it is not positive, the best point again,
+        or expected improvement where evaluations have failed near that.
         """
+        if not self.settings.cumulative:
+            return self._picks(state, q, pending=pending, generator=generator)
         assert state.fitted is not None
         best = state.X[state.best_row].unsqueeze(0)
         picks = self._picks(state, q, pending=pending, generator=generator, worthwhile=True)
@@ -233,10 +192,7 @@ class TrustRegion(RegionSettings):
     beyond TuRBO has a measurement of its gain: ``benchmarks/results/ABLATIONS.md``.
     """
 
-    @property
-    def name(self) -> str:
-        """``"trust-region"``."""
-        return "trust-region"
+    name = "trust-region"
 
     def on(self, domain: Domain) -> RegionSearch:
         """See :meth:`sparse_bo.policies.Policy.on`."""

@@ -5,22 +5,27 @@ Also the points at which an acquisition function is computed before it is climbe
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self, get_args
+from typing import Any, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from sparse_bo.domains import Box
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.persistence import kept, sized
+from sparse_bo.policies.persistence import PARTLY, kept, sized
+from sparse_bo.policies.protocol import BatchMechanism, Proposal
 from sparse_bo.policies.settings import Goal, whole_batches
-from sparse_bo.policies.states import BoxState, Report
-from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
+from sparse_bo.policies.states import BoxState, PointState, Report, design_points
+from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated, with_sds
 from sparse_bo.policies.trust_region.search import Corners
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, RegionModel
-from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
+from sparse_bo.validation import check_choice, check_count, check_given, check_positive, check_probability
+
+S = TypeVar("S", bound=PointState)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +52,7 @@ class ImprovementSettings:
     model_size: int = 400
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "initial_design"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        check_given(check_count, batch_size=self.batch_size, initial_design=self.initial_design)
         check_count("model_size", self.model_size)
 
     def largest_batch(self, evaluations: int) -> int:
@@ -218,13 +221,39 @@ def _highest(rows: Tensor, means: Tensor, among: Tensor) -> int:
     return int(rows[means.masked_fill(~among, -torch.inf).argmax()])
 
 
+class OneOutcome:
+    """Order and noise of the evaluations of a state with one outcome."""
+
+    y: Tensor
+
+    @property
+    @abstractmethod
+    def replicates(self) -> Replicates:
+        """The evaluations for the model."""
+
+    @property
+    def ranking(self) -> Tensor:
+        """``n`` numbers by which evaluations are ranked: the observations."""
+        return self.y
+
+    @property
+    def exact(self) -> bool | None:
+        """See :attr:`.Replicates.exact`."""
+        return self.replicates.exact
+
+    @property
+    def noise_shown(self) -> bool:
+        """Whether replicates, or known standard deviations, have shown whether there is noise."""
+        return self.exact is not None
+
+
 @dataclass(frozen=True, eq=False)
-class RegionState(BoxState):
+class RegionState(OneOutcome, BoxState):
     """State of a trust-region policy on a box. A value."""
 
     region: Region | None = field(default=None, metadata=kept(Region))
     """The region; ``None`` before the initial design is complete."""
-    fitted: FittedRegion | None = None
+    fitted: FittedRegion | None = field(default=None, metadata=PARTLY)
     """The model of a part of the observations; ``None`` before the initial design is complete."""
     merges: bool = False
     """Whether the model merges the evaluations of a point."""
@@ -262,6 +291,47 @@ class RegionState(BoxState):
     def standardised_errors(self, picks: Tensor, y: Tensor, sd: Tensor | None = None) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`; errors are of warped observations."""
         return None if self.fitted is None else self.fitted.errors(self.box.to_unit(picks), y, sd)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BoxBatches(BatchMechanism[S]):
+    """A search on a box with a trust region.
+
+    Attributes:
+        box: In float64, on the CPU.
+        settings: Settings of the policy.
+    """
+
+    box: Box
+    settings: RegionSettings
+    on_cpu = True
+
+    @property
+    def design_size(self) -> int:
+        """Points before the first model."""
+        return self.settings.design_size(self.box.parameter_count)
+
+    def serial_batch(self, state: Any, evaluations: int) -> int | None:
+        """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
+        noisy = state.exact is False
+        return None if noisy or evaluations + state.not_picked < self.design_size else self.settings.serial_batch(evaluations)
+
+    @abstractmethod
+    def picks(self, state: S, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q x d`` maximisers of the acquisition function, of a state with a model."""
+
+    def ask_beyond_batch(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return points of a Sobol sequence before the first model, then those of the highest acquisition function.
+
+        Pending points and earlier picks of the batch are conditioned on: their variances shrink, and their means count as
+        reached where they keep the limits. Draws one uniform number a pick, and the candidates of each search.
+        """
+        if state.region is None:
+            return Proposal(design_points(max_q, state, pending=pending, generator=generator))
+        replicate = unrepeated(state.X, state.ranking, pending, known=state.noise_shown)
+        others = self.picks(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), generator=generator)
+        repeats = self.settings.cumulative or len(replicate) > 0 or state.exact is False
+        return Proposal(torch.cat([replicate, others]), repeats=repeats)
 
 
 def points_anywhere(like: Tensor, count: int, *, generator: torch.Generator) -> Tensor:

@@ -22,7 +22,7 @@ from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, OPEN, PRIORS, Given, learn
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
-from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, sized, thaw_fields, thaw_part, under
+from sparse_bo.policies.persistence import KEPT, kept, sized, thaw_fields
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warp, warps
 
@@ -42,9 +42,9 @@ class FittedRegion:
 
     gp: Posterior
     """In the unit cube and in warped observations."""
-    learned: Hyperparameters
+    learned: Hyperparameters = field(metadata=kept(Hyperparameters))
     """Hyper-parameters of ``gp``."""
-    warp: Warp
+    warp: Warp = field(metadata=kept(Warp))
     """From observations to modelled values."""
     rows: Tensor = field(metadata=sized("k"))
     """``n`` evaluated points that the GP knows, ascending."""
@@ -227,21 +227,16 @@ def local_posterior(
     return exact(prior, X, y, noise=learned.noise, counts=counts, floor=1e-12)  # log variances exist
 
 
-def freeze_region(fitted: FittedRegion) -> Frozen:
-    """Return a model as arrays and plain data, without the observations."""
-    return {**freeze_fields(fitted), **under("warp", vars(fitted.warp)), **under("learned", vars(fitted.learned))}
-
-
 def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates, *, kernel: Covariance | None = None) -> FittedRegion:
-    """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³)."""
-    kept, warp = thaw_fields(FittedRegion, frozen), thaw_part(Warp, part_of(frozen, "warp"))
-    rows, learned = kept["rows"], thaw_part(Hyperparameters, part_of(frozen, "learned"))
+    """Return the model of a snapshot, of the same observations, to rounding as it was. O(n³)."""
+    parts = thaw_fields(FittedRegion, frozen)
+    rows, warp, learned = parts["rows"], parts["warp"], parts["learned"]
     if len(rows.unique()) < len(rows):
         raise StorageError("expected rows in the snapshot to be distinct, got repeated ones; take another copy")
     with one_thread():
         counts = seen.worth(rows, warp, learned)
         gp = local_posterior(X[rows], warp(seen.values[rows]), learned, counts=counts, kernel=kernel)
-    return FittedRegion(gp=gp, learned=learned, warp=warp, **kept)
+    return FittedRegion(gp=gp, **parts)
 
 
 class Choice(NamedTuple):

@@ -11,6 +11,7 @@ from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.journal import pack, unpack
 from sparse_bo.policies import TrustRegion
+from sparse_bo.policies.persistence import freeze_fields
 from sparse_bo.policies.trust_region.gain import CLIMBED, Improvement
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
 from sparse_bo.policies.trust_region.region import Region, points_along, points_around
@@ -19,7 +20,6 @@ from sparse_bo.policies.trust_region.surrogate import (
     HIGHEST,
     LearningData,
     fitted_region,
-    freeze_region,
     known_rows,
     local_posterior,
     thaw_region,
@@ -325,7 +325,7 @@ def test_a_rotated_model_is_thawed_as_it_was():
     seen = replicates_of(X, ridge(X, slope=0.7))
     fitted = fitted_region(X, seen, centre=X[0], before=None, since=0, most=400)
     assert fitted.learned.rotated
-    back, A = thaw_region(unpack(pack(freeze_region(fitted))), X, seen), arms(9, 3, seed=1)
+    back, A = thaw_region(unpack(pack(freeze_fields(fitted))), X, seen), arms(9, 3, seed=1)
     assert torch.equal(back.gp.moments(A).variance, fitted.gp.moments(A).variance)
     assert fitted.learned.axes.is_contiguous()  # as it comes back: products of other strides round differently
 
