@@ -253,9 +253,9 @@ class AskTell:
     def ask(self, max_q: int | None = None, *, beyond_batch: bool = False) -> Batch:
         """Return the next evaluations; the policy decides their number.
 
-        They continue the batch of those that are pending, and picks asked in pieces are those asked at once. When the batch is
-        full (for BBKB: when the stop rule ends it), the results so far update the state, and the next batch starts. Policies
-        without such batches update before every ask.
+        They continue the batch of those that are pending, and picks asked in pieces are those asked at once, but for the random
+        designs over arms. When the batch is full (for BBKB: when the stop rule ends it), the results so far update the state,
+        and the next batch starts. Policies without such batches update before every ask.
 
         Args:
             max_q: Maximum number of evaluations; default: as many as the loop's ``workers`` that have none pending, at

@@ -511,4 +511,7 @@ def test_new_rows_far_off_the_predictions_of_a_previous_robust_model_are_left_ou
     with torch.no_grad():
         error = (grown.posterior(at).mean - wave(at)).square().mean().sqrt() / wave(at).std()
     assert error < 0.05
-    assert torch.equal(SparseGP(X, Y, previous=model).outlying_rows, model.outlying_rows)  # not robust: as the previous model
+    plain = SparseGP(X, Y, previous=model)
+    assert torch.equal(plain.outlying_rows, model.outlying_rows)  # not robust: as the previous model, until it is fitted
+    with pytest.warns(InputDataWarning, match="robust=True"):
+        assert fitted(plain).outlying_rows is None

@@ -175,6 +175,8 @@ class Learner:
         options = {"closure": closure, "closure_kwargs": closure_kwargs, "optimizer_kwargs": optimizer_kwargs, **kwargs}
         self.active = True  # the model then has no custom_fit, so that BoTorch's own loop runs
         try:
+            if not self.robust:
+                mll.model.outlying_rows = None  # those of a robust model before
             if mll.model.has_units_of_previous:  # priors expect those of all rows
                 standardize_again(mll.model, mll.model.outlying_rows)
                 mll.model.has_units_of_previous = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -100,7 +99,7 @@ class ArmUCB(UCBMechanism[BanditState]):
             return Wait(1 - room)
         q = min(max(max_q, 256, out) if out else max_q, room)
         if tried is not None:
-            distinct = self._distinct(fitted, min(q, left), tried, pending)
+            distinct = self._distinct(fitted, min(q, left), tried, pending, state.refusal(pending))
             if not len(distinct.indices):
                 return Wait(distinct.needed)
             return Proposal(distinct.indices[:max_q], distinct.rechecked, distinct.indices[max_q:])
@@ -109,8 +108,10 @@ class ArmUCB(UCBMechanism[BanditState]):
         def pick(q: int, pending: Tensor) -> Tensor:
             if found and self.parts.stop_rule.kind == "repeat":  # one arm per batch
                 return pending[:0]
-            new = self._pick(fitted, min(self._missing(state, pending), q), pending, _not_evaluated(state, pending))
-            others = self._pick(fitted, q - len(new.indices), torch.cat([pending, new.indices]), state.refusal(pending))
+            failing = state.refusal(pending)
+            refuse = _besides(state.observations.rows, failing)
+            new = self._pick(fitted, min(self._missing(state, pending), q), pending, refuse)
+            others = self._pick(fitted, q - len(new.indices), torch.cat([pending, new.indices]), failing)
             found.extend([new, others])
             return torch.cat([new.indices, others.indices])
 
@@ -127,16 +128,22 @@ class ArmUCB(UCBMechanism[BanditState]):
             fitted.posterior, width=fitted.width, stop_rule=rule, in_batch=in_batch, max_q=q, given=given, refuse=refuse
         )
 
-    def _distinct(self, fitted: FittedArms, q: int, tried: Tensor, pending: Tensor) -> BatchPicks:
-        """Return the next ``q`` arms of the batch, not ``tried`` and each once; ``q`` such arms are left."""
+    def _distinct(self, fitted: FittedArms, q: int, tried: Tensor, pending: Tensor, failing: Refusal | None) -> BatchPicks:
+        """Return the next ``q`` arms of the batch, not ``tried`` and each once; ``q`` such arms are left.
+
+        Arms to avoid after failures are left out while there are others.
+        """
         picks, rechecked = pending[:0], 0
         while len(picks) < q:
             done = torch.cat([tried, picks])
-            found = self._pick(fitted, q - len(picks), torch.cat([pending, picks]), partial(torch.isin, test_elements=done))
+            found = self._pick(fitted, q - len(picks), torch.cat([pending, picks]), _besides(done, failing))
             if not len(found.indices):  # the stop rule ends the batch
                 return BatchPicks(picks, rechecked, found.needed)
             again = equal(found.indices, found.indices).tril(-1).any(dim=-1) | torch.isin(found.indices, done)
             first = int(again.int().argmax()) if bool(again.any()) else len(again)  # later picks know of the repeat
+            if not first and failing is not None:  # only arms to avoid are left
+                failing = None
+                continue
             if not first:  # equal rows of arms are one arm to the model: only copies of tried ones are left
                 rest = torch.arange(self.domain.count, device=picks.device)
                 return BatchPicks(torch.cat([picks, rest[~torch.isin(rest, done)]])[:q], rechecked)
@@ -234,12 +241,11 @@ class ArmUCB(UCBMechanism[BanditState]):
         return ArmPrior.over(self.arms, prior, sweep_dtype=self.sweep_dtype, memory_bytes=self.memory_bytes, current=current)
 
 
-def _not_evaluated(state: BanditState, pending: Tensor) -> Refusal:
-    """Return a function that marks evaluated arms, and arms to avoid after failures."""
-    rows, failing = state.observations.rows, state.refusal(pending)
+def _besides(arms: Tensor, failing: Refusal | None) -> Refusal:
+    """Return a function that marks these arms, and arms to avoid after failures."""
 
     def refuse(indices: Tensor) -> Tensor:
-        known = torch.isin(indices, rows)
+        known = torch.isin(indices, arms)
         return known if failing is None else known | failing(indices)
 
     return refuse

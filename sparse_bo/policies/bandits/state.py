@@ -367,10 +367,13 @@ def unseen_arms(
 ) -> Tensor:
     """Return ``q`` random arms: not observed, pending or backing off, while such arms remain; or at most ``q`` not ``tried``.
 
-    Draws as :meth:`Arms.uniform`, and after failures again for arms to avoid.
+    Draws as :meth:`Arms.uniform`; after failures again for arms to avoid, or with ``tried`` 16 times as many, of which it takes
+    those not to avoid first.
     """
     if tried is not None:
-        return domain.uniform(min(q, domain.count - len(tried)), seen=tried, generator=generator)
+        refuse, left = state.refusal(pending), domain.count - len(tried)
+        draws = domain.uniform(min(q if refuse is None else 16 * q, left), seen=tried, generator=generator)
+        return draws if refuse is None else draws[refuse(draws).long().argsort(stable=True)][:q]
     failures, seen = state.failures, torch.cat([state.succeeded, pending])
     if failures is None:
         return domain.uniform(q, seen=seen, generator=generator)

@@ -79,9 +79,12 @@ class BatchCandidates:
         if self.rows is not None:
             found = torch.searchsorted(known, picks).clamp(max=len(known) - 1)
             return torch.where(known[found] == picks, among[found], -1)
-        distances, found = torch.cdist(picks, known).min(dim=1)
+        extent = (self.members.amax(dim=0) - self.members.amin(dim=0)).clamp_min(torch.finfo(known.dtype).tiny)
+        found = torch.cdist(picks / extent, known / extent, compute_mode="donot_use_mm_for_euclid_dist").argmin(dim=1)
+        nearest = known[found]
         # A user in float32 evaluates the planned point rounded to float32.
-        return torch.where(distances <= 1e-6 * (known.abs().max() + 1.0), among[found], -1)
+        same = ((picks - nearest).abs() <= 1e-6 * extent) | (picks == nearest.float().to(nearest))
+        return torch.where(same.all(dim=-1), among[found], -1)
 
     def label(self, place: int) -> str:
         """Return this rank's candidate number ``place`` as text for a message."""

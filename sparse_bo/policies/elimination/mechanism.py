@@ -265,8 +265,8 @@ class ArmElimination(Elimination):
     domain: Arms
 
     def _design(self, state: EliminationState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw distinct arms without a result, while there are any."""
-        return self.domain.uniform(q, seen=state.observations.rows, generator=generator)
+        """Draw distinct arms that have no result and are not pending, while there are any."""
+        return self.domain.uniform(q, seen=torch.cat([state.observations.rows, pending]), generator=generator)
 
     def _candidates(self, state: EliminationState, q: int, generator: torch.Generator) -> BatchCandidates:
         arms, rows = self.domain.points, state.survivors

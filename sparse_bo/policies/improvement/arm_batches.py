@@ -225,9 +225,9 @@ class ArmBatches(BatchMechanism[S]):
         """
         arms = torch.arange(len(self.arms), device=self.domain.device)
         refuse, noisy = state.refusal(pending), state.exact is False
-        refused = torch.zeros_like(arms, dtype=torch.bool) if refuse is None else refuse(arms)
-        refused = refused if not bool(refused.all()) else torch.zeros_like(refused)
-        refused = refused if tried is None else torch.isin(arms, tried)
+        done = torch.zeros_like(arms, dtype=torch.bool) if tried is None else torch.isin(arms, tried)
+        refused = done if refuse is None else done | refuse(arms)
+        refused = done if bool(refused.all()) else refused
         failures = state.failures  # recent ones count as pending
         failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
         picks = self.picks(state, pending=pending, failing=failing, noisy=noisy)
@@ -240,8 +240,8 @@ class ArmBatches(BatchMechanism[S]):
         for _ in range(q):
             arm = picks.next(refused | (outside if again else seen), share=share)
             arm = picks.next(refused | seen, share=None) if arm is None else arm
-            arm = picks.next(refused, share=None) if arm is None else arm
-            assert arm is not None  # some arm is not refused
+            arm = picks.next(refused if tried is None else done | seen, share=None) if arm is None else arm
+            assert arm is not None  # some arm is not refused, or not done
             seen = seen | (arm == arms)
             found.append(arm)
             picks.after(arm)

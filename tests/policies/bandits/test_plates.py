@@ -101,6 +101,17 @@ def test_arms_that_fail_leave_room_for_others(kind):
     assert result.best_index == int(values.nan_to_num(-torch.inf).argmax())
 
 
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")  # many fail at first
+@pytest.mark.parametrize("kind", [BBKB, ExpectedImprovement])
+def test_arms_near_failures_come_last(kind):
+    X = arms(150, 2)
+    values = (X[:, 0] - (X[:, 1] - 0.4).square()).masked_fill(X[:, 0] > 0.5, torch.nan)  # rises towards those that fail
+    policy = kind(repeats=False)
+    result = maximize(values.__getitem__, arms=X, policy=policy, budget=70, seed=0, call_with="indices", vectorized=True)
+    assert len(set(result.history.indices)) == 70
+    assert sum(row.failed for row in result.history.rows) < 28  # of 70, had they not been left for later: more than 60
+
+
 ONCE = [BBKB(batch_size=24, repeats=False), BBKB(repeats=False), ExpectedImprovement(batch_size=24, repeats=False)]
 ONCE += [ExpectedImprovement(repeats=False)]
 

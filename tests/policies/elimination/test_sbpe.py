@@ -440,6 +440,27 @@ def test_a_learned_prior_comes_from_the_initial_design(arms_or_box):
     assert best - float(member.values(result.best_x.unsqueeze(0))) < 0.15
 
 
+def test_a_design_asked_for_one_by_one_is_of_distinct_arms():
+    loop = AskTell(arms(40), SBPE(horizon=60), seed=0)
+    asked = [int(loop.ask(1).indices) for _ in range(10)]
+    assert len(set(asked)) == 10
+
+
+@pytest.mark.parametrize("low", [0.0, 1.7e9])
+def test_results_beside_the_plan_are_not_used_in_the_bounds_wherever_the_box_lies(low):
+    bounds = torch.tensor([[low], [low + 86_400.0]], dtype=torch.float64)  # a day, in seconds
+    loop = AskTell(bounds=bounds, policy=SBPE(horizon=40, candidates=300), seed=0)
+    while loop.state.prior is None:
+        batch = loop.ask()
+        loop.tell(batch, -((batch.X[:, 0] - low) / 86_400 - 0.3).square())
+    loop.enqueue([[low + 0.9123 * 86_400]])
+    loop.tell(loop.ask(1), [100.0])
+    while not loop.state.findings:
+        batch = loop.ask()
+        loop.tell(batch, -((batch.X[:, 0] - low) / 86_400 - 0.3).square())
+    assert float(loop.state.findings[0].observations.means.max()) < 0.1
+
+
 def test_initial_observations_are_told_but_not_used_in_the_bounds():
     X, member = arms(150), Member()
     loop = AskTell(X, SBPE(**settings(member, schedule=(30,), horizon=30)), initial=(torch.arange(20), 1e3 * torch.ones(20)))
