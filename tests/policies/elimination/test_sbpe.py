@@ -441,7 +441,7 @@ def test_a_learned_prior_comes_from_the_initial_design(arms_or_box):
 
 
 def test_a_design_asked_for_one_by_one_is_of_distinct_arms():
-    loop = AskTell(arms(40), SBPE(horizon=60), seed=0)
+    loop = AskTell(arms(12), SBPE(horizon=60), seed=0)
     asked = [int(loop.ask(1).indices) for _ in range(10)]
     assert len(set(asked)) == 10
 
@@ -453,11 +453,11 @@ def test_results_beside_the_plan_are_not_used_in_the_bounds_wherever_the_box_lie
     while loop.state.prior is None:
         batch = loop.ask()
         loop.tell(batch, -((batch.X[:, 0] - low) / 86_400 - 0.3).square())
-    loop.enqueue([[low + 0.9123 * 86_400]])
-    loop.tell(loop.ask(1), [100.0])
+    batch = loop.ask()
+    loop.add(batch.X[:1] + 100.0, [100.0])
     while not loop.state.findings:
-        batch = loop.ask()
         loop.tell(batch, -((batch.X[:, 0] - low) / 86_400 - 0.3).square())
+        batch = loop.ask()
     assert float(loop.state.findings[0].observations.means.max()) < 0.1
 
 
