@@ -449,15 +449,18 @@ def test_a_design_asked_for_one_by_one_is_of_distinct_arms():
 @pytest.mark.parametrize("low", [0.0, 1.7e9])
 def test_results_beside_the_plan_are_not_used_in_the_bounds_wherever_the_box_lies(low):
     bounds = torch.tensor([[low], [low + 86_400.0]], dtype=torch.float64)  # a day, in seconds
-    loop = AskTell(bounds=bounds, policy=SBPE(horizon=40, candidates=300), seed=0)
-    while loop.state.prior is None:
-        batch = loop.ask()
+    loop, other = (AskTell(bounds=bounds, policy=SBPE(horizon=40, candidates=300), seed=0) for _ in range(2))
+
+    def told(loop, batch):
         loop.tell(batch, -((batch.X[:, 0] - low) / 86_400 - 0.3).square())
-    batch = loop.ask()
-    loop.add(batch.X[:1] + 100.0, [100.0])
+
+    for one in (loop, other):
+        while one.state.prior is None:
+            told(one, one.ask())
+    loop.enqueue(other.ask().X[:1] + 100.0)  # beside the first planned point
+    loop.tell(loop.ask(1), [100.0])
     while not loop.state.findings:
-        loop.tell(batch, -((batch.X[:, 0] - low) / 86_400 - 0.3).square())
-        batch = loop.ask()
+        told(loop, loop.ask())
     assert float(loop.state.findings[0].observations.means.max()) < 0.1
 
 
