@@ -126,7 +126,8 @@ def ask(options: Namespace) -> None:
 def tell(options: Namespace) -> None:
     """``tell``: report the results in a CSV file that ``ask`` has written; empty ones stay pending."""
     recorded, file, columns = _read(options)
-    left_out = file.check([columns.ticket, *columns.results.values()], [*columns.inputs, *columns.beside, *columns.sds])
+    optional = [*columns.inputs, *columns.beside, *columns.sds.values()]
+    left_out = file.check([columns.ticket, *columns.results.values()], optional)
     tickets, filled = columns.tickets(file), columns.filled(file)
     seen, new, before = recorded.evaluations, list[int](), list[int]()
     for row in filled:
@@ -219,7 +220,7 @@ def _differ(given: Any, asked: Any) -> bool:
 def add(options: Namespace) -> None:
     """``add``: add results of points that the run has not asked for, from a CSV file."""
     recorded, file, columns = _read(options)
-    known = [columns.ticket, *columns.inputs, *columns.beside, *columns.sds]
+    known = [columns.ticket, *columns.inputs, *columns.beside, *columns.sds.values()]
     left_out = file.check([*columns.needed, *columns.results.values()], known)
     _check_not_asked(file, columns)
     filled = columns.filled(file)
@@ -266,7 +267,7 @@ def enqueue(options: Namespace) -> None:
     left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
     chosen = [name for name in columns.inputs if name not in given]  # by the policy
     for name in left_out if chosen else ():
-        if name not in (*columns.results.values(), *columns.sds):
+        if name not in (*columns.results.values(), *columns.sds.values()):
             raise ValueError(
                 f"expected columns of {file.path} among {', '.join(columns.every)}, as the policy chooses {', '.join(chosen)}, "
                 f"which it lacks, got {name!r}" + (nearest(name, chosen) or "; rename it, or leave it out")

@@ -167,9 +167,7 @@ class PointColumns(NamedTuple):
         names = Outcomes.of(**about["outcomes"]).names if "outcomes" in about else ("value",)
         columns = [*inputs, *beside]
         for name in ("ticket", *names):
-            while name in columns:
-                name += "_"
-            columns.append(name)
+            columns.append(_unused(name, columns))
         ticket, *results = columns[len(inputs) + len(beside) :]
         outcomes = dict(zip(names, results, strict=True))
         named = frozenset(about.get("names", ()))
@@ -188,9 +186,9 @@ class PointColumns(NamedTuple):
         return [name for name, one in self.space.parameters.items() if one.when is None and one.count != 1]
 
     @property
-    def sds(self) -> list[str]:
-        """Columns of known standard deviations, which a file may have."""
-        return [f"{column}_sd" for column in self.results.values()]
+    def sds(self) -> dict[str, str]:
+        """Name of an outcome -> the column of its known standard deviations, which a file may have."""
+        return {name: _unused(f"{column}_sd", self.every) for name, column in self.results.items()}
 
     def written(self, batch: Batch) -> str:
         """Return evaluations as CSV, with empty cells for the results and for parameters that are not there."""
@@ -236,8 +234,16 @@ class PointColumns(NamedTuple):
 
     def result(self, file: CSVFile, row: int) -> Any:
         """Return the result of a row: a number, or numbers by name; ``failed`` or ``nan``: NaN."""
-        found = {name: _result(file, row, column) for name, column in self.results.items()}
+        sds = self.sds
+        found = {name: _result(file, row, column, sds[name]) for name, column in self.results.items()}
         return found if self.several else found["value"]
+
+
+def _unused(name: str, columns: Sequence[str]) -> str:
+    """Return a name with as many ``_`` behind it as it needs to be none of these."""
+    while name in columns:
+        name += "_"
+    return name
 
 
 def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
@@ -256,17 +262,17 @@ def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
     return next((value for value in parameter.values if isinstance(value, bool | None) and str(value).upper() == text), text)
 
 
-def _result(file: CSVFile, row: int, column: str) -> float:
+def _result(file: CSVFile, row: int, column: str, sd_column: str) -> float:
     text = file.rows[row][column].strip()
     value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column, fix="write a number, or `failed`")
     if math.isinf(value):
         place = file.place(row, column)
         raise ValueError(f"expected a finite number for {place}, got {text!r}; write `failed` where there is none")
-    if not file.rows[row].get(f"{column}_sd"):
+    if not file.rows[row].get(sd_column):
         return value
-    sd = file.number(row, f"{column}_sd")
+    sd = file.number(row, sd_column)
     if value == value and not 0.0 <= sd < math.inf:
-        place = file.place(row, f"{column}_sd")
+        place = file.place(row, sd_column)
         raise ValueError(
             f"expected a finite standard deviation >= 0 for {place}, got {sd:g}; leave the cell empty if none is known"
         )

@@ -149,6 +149,27 @@ def test_standard_deviations_have_a_column(lab):
     np.testing.assert_equal(read_run(journal).evaluations.sds, [[0.25], [math.nan]])
 
 
+def test_a_result_or_an_input_is_not_the_noise_of_the_outcome_that_its_name_begins_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("space.toml").write_text('cost_sd = {type = "float", low = 0.0, high = 1.0}\n')
+    several = ["--objectives", "yield:max,cost:min", "--constraint", "yield_sd<=0.3"]
+    assert invoke("create", "lab.journal", "--space", "space.toml", *several).exit_code == 0
+    invoke("ask", "lab.journal", 1, "--out", "points.csv")
+    (row,) = read("points.csv")
+    row |= {"yield": "3", "cost": "7", "yield_sd": "0.2"}
+    write("points.csv", [row])
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 1 result; 0 pending\n"
+    seen = read_run("lab.journal").evaluations
+    assert (seen.values.tolist(), seen.sds) == ([[3.0, 7.0, 0.2]], None)
+    noise = {"yield_sd_": "0.5", "cost_sd_": "", "yield_sd_sd": "0.01"}
+    write("colleague.csv", [{**row, **noise, "ticket": "", "cost_sd": "0.9"}])
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 1 result\nnext: ")
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 0 results; 1 was added before\n")
+    seen = read_run("lab.journal").evaluations
+    np.testing.assert_equal(seen.values[1], [3.0, 7.0, 0.2])
+    np.testing.assert_equal(seen.sds[1], [0.5, math.nan, 0.01])
+
+
 @pytest.mark.parametrize(("column", "cell"), [("temperature", "68"), ("value", "2"), ("value_sd", "0.5")])
 def test_what_was_told_cannot_be_changed_by_its_file(lab, column, cell):
     journal = lab("--minimize")
