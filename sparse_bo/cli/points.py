@@ -18,7 +18,7 @@ from sparse_bo.domains.space import Space
 from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import Measured
 from sparse_bo.policies import Outcomes
-from sparse_bo.validation import nearest
+from sparse_bo.validation import nearest, unused
 
 
 class CSVFile(NamedTuple):
@@ -172,7 +172,7 @@ class PointColumns(NamedTuple):
         names = Outcomes.of(**about["outcomes"]).names if "outcomes" in about else ("value",)
         columns = [*inputs, *beside]
         for name in ("ticket", *names):
-            columns.append(_unused(name, columns))
+            columns.append(unused(name, columns))
         ticket, *results = columns[len(inputs) + len(beside) :]
         outcomes = dict(zip(names, results, strict=True))
         named = frozenset(about.get("names", ()))
@@ -193,7 +193,7 @@ class PointColumns(NamedTuple):
     @property
     def sds(self) -> dict[str, str]:
         """Name of an outcome -> the column of its known standard deviations, which a file may have."""
-        return {name: _unused(f"{column}_sd", self.every) for name, column in self.results.items()}
+        return {name: unused(f"{column}_sd", self.every) for name, column in self.results.items()}
 
     def written(self, batch: Batch) -> str:
         """Return evaluations as CSV, with empty cells for the results and for parameters that are not there."""
@@ -250,13 +250,6 @@ class PointColumns(NamedTuple):
         sds = self.sds
         found = {name: _result(file, row, column, sds[name]) for name, column in self.results.items()}
         return found if self.several else found["value"]
-
-
-def _unused(name: str, columns: Sequence[str]) -> str:
-    """Return a name with as many ``_`` behind it as it needs to be none of these."""
-    while name in columns:
-        name += "_"
-    return name
 
 
 def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
