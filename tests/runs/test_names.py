@@ -81,6 +81,20 @@ def test_names_of_a_column_in_another_order_than_the_arms_are_refused():
     }
 
 
+def test_a_table_of_results_gives_them_to_the_arms_of_its_names():
+    """Row numbers of the table are those of other arms."""
+    pytest.importorskip("pandas")
+    loop = AskTell(torch.tensor([[0.0], [1.0], [2.0]]).double(), names=["a", "b", "c"])
+    loop.add(["b", "a"], [5.0, 1.0])
+    table = loop.result().to_pandas()
+    given = {"arms": torch.tensor([[2.0], [1.0], [0.0]]).double(), "policy": RandomSearch()}
+    initial = (table, table["value"])
+    assert AskTell(**given, names=["c", "b", "a"], initial=initial).history.names == ["b", "a"]
+    assert AskTell(**given, initial=initial).history.indices == [1, 0]
+    by_row = (table.drop(columns="name"), table["value"])
+    assert AskTell(**given, names=["c", "b", "a"], initial=by_row).history.names == ["b", "c"]
+
+
 def test_a_journal_has_the_names(tmp_path):
     call = {"arms": arms(), "policy": RandomSearch(batch_size=4), "storage": tmp_path / "a.journal", "resume": True}
     maximize(waves, budget=8, names=NAMES, **call)
