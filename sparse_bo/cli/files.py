@@ -126,7 +126,8 @@ def ask(options: Namespace) -> None:
 def tell(options: Namespace) -> None:
     """``tell``: report the results in a CSV file that ``ask`` has written; empty ones stay pending."""
     recorded, file, columns = _read(options)
-    left_out = file.check([columns.ticket, *columns.results.values()], [*columns.inputs, *columns.beside, *columns.sds])
+    optional = [*columns.inputs, *columns.beside, *columns.sds.values()]
+    left_out = file.check([columns.ticket, *columns.results.values()], optional)
     tickets, filled = columns.tickets(file), columns.filled(file)
     seen, new, before = recorded.evaluations, list[int](), list[int]()
     for row in filled:
@@ -181,15 +182,12 @@ def tell(options: Namespace) -> None:
 
 
 def _moved(points: Sequence[Any], columns: PointColumns, file: CSVFile, rows: Sequence[int]) -> list[Any]:
-    """Return the points of some rows of a file that differ from recorded ones, ``None`` for those that do not.
-
-    Other programs write 10 digits of a number: a millionth is no difference.
-    """
+    """Return the points of some rows of a file that differ from recorded ones, ``None`` for those that do not."""
     if not set(columns.inputs) & set(file.columns):
         return [None] * len(rows)
     file.check(columns.inputs)
     every = columns.points(file)
-    return [every[row] if _differ(every[row], point) else None for row, point in zip(rows, points, strict=True)]
+    return [every[row] if columns.differ(every[row], point) else None for row, point in zip(rows, points, strict=True)]
 
 
 def _has_result(seen: Evaluations, ticket: int, result: Any) -> bool:
@@ -205,21 +203,10 @@ def _numbers(result: Any) -> list[float]:
     return [*result.values()] if isinstance(result, dict) else [result]
 
 
-def _differ(given: Any, asked: Any) -> bool:
-    """Return whether two points, or values of one, differ."""
-    if isinstance(given, dict):
-        return given.keys() != asked.keys() or any(_differ(value, asked[name]) for name, value in given.items())
-    if isinstance(given, list):
-        return any(map(_differ, given, asked))
-    if isinstance(given, float) and isinstance(asked, float):
-        return not math.isclose(given, asked, rel_tol=1e-6)
-    return given != asked and str(given) != str(asked)  # a file has texts: 1 and "1" are the same
-
-
 def add(options: Namespace) -> None:
     """``add``: add results of points that the run has not asked for, from a CSV file."""
     recorded, file, columns = _read(options)
-    known = [columns.ticket, *columns.inputs, *columns.beside, *columns.sds]
+    known = [columns.ticket, *columns.inputs, *columns.beside, *columns.sds.values()]
     left_out = file.check([*columns.needed, *columns.results.values()], known)
     _check_not_asked(file, columns)
     filled = columns.filled(file)
@@ -236,7 +223,7 @@ def add(options: Namespace) -> None:
     added = np.flatnonzero(seen.added).tolist()
     for ticket, point in zip(added, columns.recorded(seen.picks[added].tolist()), strict=True):
         for row in alike.get(str(np.ravel(seen.values[ticket]).tolist()), []):
-            if row in new and _has_result(seen, ticket, results[row]) and not _differ(points[row], point):
+            if row in new and _has_result(seen, ticket, results[row]) and not columns.differ(points[row], point):
                 del new[row]
                 break
     with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
@@ -266,7 +253,7 @@ def enqueue(options: Namespace) -> None:
     left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
     chosen = [name for name in columns.inputs if name not in given]  # by the policy
     for name in left_out if chosen else ():
-        if name not in (*columns.results.values(), *columns.sds):
+        if name not in (*columns.results.values(), *columns.sds.values()):
             raise ValueError(
                 f"expected columns of {file.path} among {', '.join(columns.every)}, as the policy chooses {', '.join(chosen)}, "
                 f"which it lacks, got {name!r}" + (nearest(name, chosen) or "; rename it, or leave it out")

@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparse_bo.domains import Choice
+from sparse_bo.domains import Choice, Float
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.parameters import Parameter
 from sparse_bo.domains.space import Space
 from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import Measured
 from sparse_bo.policies import Outcomes
-from sparse_bo.validation import nearest
+from sparse_bo.validation import nearest, unused
 
 
 class CSVFile(NamedTuple):
@@ -135,6 +135,8 @@ class PointColumns(NamedTuple):
     """The columns of a run's points in a CSV file. Of two with one name the later one ends in ``_``."""
 
     space: Space | None
+    kinds: Mapping[str, Parameter]
+    """Input -> its values, in a space or a box; empty with arms."""
     inputs: list[str]
     """Those that name a point: parameters, ``x1``, … of a box, ``arm`` (a row number), or ``name`` of arms with names."""
     beside: list[str]
@@ -153,27 +155,28 @@ class PointColumns(NamedTuple):
     def of(about: Mapping[str, Any]) -> PointColumns:
         """Return the columns of a recorded run from its description."""
         space: Space | None = None
+        kinds: Mapping[str, Parameter] = {}
         numbered = [f"x{k + 1}" for k in range(about["dims"] if "dims" in about else about["arms"][1])]
         inputs, beside = numbered, list[str]()
         recorded: Callable[[Sequence[Any]], list[Any]] = list
         if "space" in about:
             domain = recorded_space(about)
             space, recorded = domain.space, lambda picks: domain.named(domain.stacked(picks))
-            inputs = space.names
+            inputs, kinds = space.names, space.parameters
         elif "names" in about:
             inputs, recorded = ["name"], lambda arms: [about["names"][arm] for arm in arms]
         elif "arms" in about:
             inputs, beside = ["arm"], numbered
+        else:
+            kinds = dict(zip(inputs, map(Float, *about["bounds"]), strict=True))
         names = Outcomes.of(**about["outcomes"]).names if "outcomes" in about else ("value",)
         columns = [*inputs, *beside]
         for name in ("ticket", *names):
-            while name in columns:
-                name += "_"
-            columns.append(name)
+            columns.append(unused(name, columns))
         ticket, *results = columns[len(inputs) + len(beside) :]
         outcomes = dict(zip(names, results, strict=True))
         named = frozenset(about.get("names", ()))
-        return PointColumns(space, inputs, beside, ticket, outcomes, "outcomes" in about, recorded, named)
+        return PointColumns(space, kinds, inputs, beside, ticket, outcomes, "outcomes" in about, recorded, named)
 
     @property
     def every(self) -> list[str]:
@@ -188,9 +191,9 @@ class PointColumns(NamedTuple):
         return [name for name, one in self.space.parameters.items() if one.when is None and one.count != 1]
 
     @property
-    def sds(self) -> list[str]:
-        """Columns of known standard deviations, which a file may have."""
-        return [f"{column}_sd" for column in self.results.values()]
+    def sds(self) -> dict[str, str]:
+        """Name of an outcome -> the column of its known standard deviations, which a file may have."""
+        return {name: unused(f"{column}_sd", self.every) for name, column in self.results.items()}
 
     def written(self, batch: Batch) -> str:
         """Return evaluations as CSV, with empty cells for the results and for parameters that are not there."""
@@ -226,6 +229,14 @@ class PointColumns(NamedTuple):
         ]
         return [self.space.with_implied(point, names) for point in found]
 
+    def differ(self, given: Any, asked: Any) -> bool:
+        """Return whether two points in the form of :meth:`points` differ, by more than other programs round numbers."""
+        if isinstance(given, dict):
+            return given.keys() != asked.keys() or any(_differ(given[name], asked[name], self.kinds[name]) for name in given)
+        if isinstance(given, list):
+            return any(map(_differ, given, asked, self.kinds.values()))
+        return bool(given != asked)
+
     def tickets(self, file: CSVFile) -> list[int]:
         """Return the tickets of a file's rows."""
         return [file.whole_number(row, self.ticket) for row in range(len(file.rows))]
@@ -236,7 +247,8 @@ class PointColumns(NamedTuple):
 
     def result(self, file: CSVFile, row: int) -> Any:
         """Return the result of a row: a number, or numbers by name; ``failed`` or ``nan``: NaN."""
-        found = {name: _result(file, row, column) for name, column in self.results.items()}
+        sds = self.sds
+        found = {name: _result(file, row, column, sds[name]) for name, column in self.results.items()}
         return found if self.several else found["value"]
 
 
@@ -256,17 +268,29 @@ def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
     return next((value for value in parameter.values if isinstance(value, bool | None) and str(value).upper() == text), text)
 
 
-def _result(file: CSVFile, row: int, column: str) -> float:
+def _differ(given: Any, asked: Any, parameter: Parameter) -> bool:
+    """Return whether two values of a parameter differ.
+
+    Real numbers are equal up to a millionth of themselves and of the range (with steps, a thousandth of a step). So is one that
+    another program has rounded to 10 digits or more: 1700040000 for 1700040000.4.
+    """
+    if not isinstance(parameter, Float):
+        return given != asked and str(given) != str(asked)  # a file has texts: 1 and "1" are the same
+    size = min(abs(asked), parameter.high - parameter.low, 1e3 * (parameter.step or math.inf))
+    return not (abs(given - asked) <= 1e-6 * size or given in [float(f"{asked:.{digits}g}") for digits in range(10, 18)])
+
+
+def _result(file: CSVFile, row: int, column: str, sd_column: str) -> float:
     text = file.rows[row][column].strip()
     value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column, fix="write a number, or `failed`")
     if math.isinf(value):
         place = file.place(row, column)
         raise ValueError(f"expected a finite number for {place}, got {text!r}; write `failed` where there is none")
-    if not file.rows[row].get(f"{column}_sd"):
+    if not file.rows[row].get(sd_column):
         return value
-    sd = file.number(row, f"{column}_sd")
+    sd = file.number(row, sd_column)
     if value == value and not 0.0 <= sd < math.inf:
-        place = file.place(row, f"{column}_sd")
+        place = file.place(row, sd_column)
         raise ValueError(
             f"expected a finite standard deviation >= 0 for {place}, got {sd:g}; leave the cell empty if none is known"
         )

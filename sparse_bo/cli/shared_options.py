@@ -296,8 +296,8 @@ TELL_HELP = """Report the results in a CSV file of `ask`.
 Fill in the column value, or the one of each outcome: a number, or `failed`. Points without a result stay pending, and the \
 file can be told again when they have one. If a point was evaluated elsewhere (70 °C in place of 65), change it in the file; \
 a file whose rows all have other inputs is refused without --yes, as it may be another run's. \
-Known standard deviations are in a column value_sd, or yield_sd for yield. Cells are separated by commas, tabs or semicolons; \
-with semicolons numbers may have decimal commas. For example:
+Known standard deviations are in a column value_sd, or yield_sd for yield (yield_sd_ if the run has a yield_sd). \
+Cells are separated by commas, tabs or semicolons; with semicolons numbers may have decimal commas. For example:
 
   sparse-bo tell lab.journal monday.csv
 """

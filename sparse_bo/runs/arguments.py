@@ -230,8 +230,8 @@ def completed_inputs(
 
 
 def _columns_of(table: Any, domain: Domain) -> Any:
-    """Return inputs of a run without named parameters (``x1``, … of a box, ``arm`` or ``name``); another table as it is."""
-    by_name = isinstance(domain, NamedArms) and "arm" not in table.columns
+    """Return inputs of a run without named parameters (``x1``, … of a box, ``name`` or ``arm``); another table as it is."""
+    by_name = isinstance(domain, NamedArms) and "name" in table.columns  # a number may be that of another order of the arms
     names = ["name" if by_name else "arm"] if domain.indexed else [f"x{j + 1}" for j in range(domain.dims)]
     if not set(names) <= set(table.columns):
         return table

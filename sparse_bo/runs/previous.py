@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparse_bo.domains import Arms, Box, Domain, LazyArms, ProductGrid, Space, SpaceArms, SpaceBox
+from sparse_bo.domains import Arms, Box, Domain, LazyArms, NamedArms, ProductGrid, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
@@ -161,7 +161,7 @@ class _RecordedRun(NamedTuple):
         if "space" in self.about:
             raise ValueError(f"expected a run without named parameters, got {self.path}, which has them; pass space=")
         if isinstance(domain, Arms) and self.about.get("arms_hash") == domain.describe()["arms_hash"]:
-            return self.picks.tolist()
+            return self._of_one_name(domain, self.picks.tolist())
         if self.picks.ndim == 1 and self.arms is None:
             raise ValueError(f"the arms of the run in {self.path} are not in it, and are not those of this run; take it out")
         X = self.picks if self.arms is None else self.arms[torch.from_numpy(self.picks.copy())].double().numpy()
@@ -174,8 +174,21 @@ class _RecordedRun(NamedTuple):
         assert isinstance(domain, Arms)
         if isinstance(domain.points, LazyArms):
             raise ValueError(f"expected the arms of the run in {self.path}, got others that are not in memory; pass a tensor")
-        rows = {row.tobytes(): index for index, row in enumerate(domain.points.double().cpu().numpy() + 0.0)}
-        return [rows.get(x.tobytes()) for x in np.ascontiguousarray(X + 0.0)]
+        rows = dict[bytes, int]()
+        for index, row in enumerate(domain.points.double().cpu().numpy() + 0.0):
+            rows.setdefault(row.tobytes(), index)
+        return self._of_one_name(domain, [rows.get(x.tobytes()) for x in np.ascontiguousarray(X + 0.0)])
+
+    def _of_one_name(self, domain: Arms, found: list[int | None]) -> list[int | None]:
+        """Return the arms of the ``n`` observations: ``found``, or one of the same inputs that has the name of the observed."""
+        if not isinstance(domain, NamedArms) or "names" not in self.about:
+            return found
+        rows = {name: row for row, name in enumerate(domain.names)}
+        named = [rows.get(self.about["names"][pick]) for pick in self.picks.tolist()]
+        differ = [k for k, pair in enumerate(zip(found, named, strict=True)) if None not in pair and len({*pair}) == 2]
+        X, other = (domain.inputs(domain.stacked([arms[k] for k in differ])) for arms in (found, named))
+        equal = dict(zip(differ, (other == X).all(dim=1).tolist(), strict=True))
+        return [named[k] if equal.get(k) else arm for k, arm in enumerate(found)]
 
 
 def new_parameters(space: Space, known: Iterable[str]) -> list[str]:
@@ -219,7 +232,8 @@ def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, An
 
     The other run may have other bounds, arms, choices or parameters, policy, seed and direction. Observations outside its
     domain are left out, so are failed evaluations, and those that one of the runs has taken over from another. The log,
-    ``AskTell.about["taken"]`` and the report say how many.
+    ``AskTell.about["taken"]`` and the report say how many. Arms are found by their inputs: of several equal ones that of the
+    same name, or else the first.
 
     Args:
         journals: Paths of their journals; runs may still be going on.

@@ -22,6 +22,7 @@ from sparse_bo.runs.arguments import checked_inputs
 from sparse_bo.runs.columns import estimated, front_of, importance_of
 from sparse_bo.runs.history import History, report_of, written_whole
 from sparse_bo.runs.view import columns_of, inputs_of, outcome_models, predictions_of, view_of, widening
+from sparse_bo.validation import unused
 from sparse_bo.widths.estimates import Calibration
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ class Result(Report):
         ``value`` (with several outcomes, the name of each) is the median; ``value_lower`` and ``value_upper`` are the quantiles
         at 2.5 % and 97.5 %, as wide as in the slices of the report. Where the model does not tell values so far from the best
         apart, the median and the end beyond it are infinite, and the other end is where that begins. The local model of
-        :class:`sparse_bo.TrustRegion` knows at most ``model_size`` points, most of them near the best one.
+        :class:`sparse_bo.TrustRegion` knows at most ``model_size`` points, most of them near the best one. Where an outcome has
+        the name of a quantile of another, that quantile ends in ``_``.
 
         Args:
             X: ``n`` points, dictionaries of a space, rows or names of arms, or a pandas table, as those of
@@ -230,7 +232,11 @@ class Result(Report):
             name: numbers.to("cpu", torch.float64).numpy()
             for of, each in found.items()
             if each is not None
-            for name, numbers in ((of, each.median), (f"{of}_lower", each.lower), (f"{of}_upper", each.upper))
+            for name, numbers in (
+                (of, each.median),
+                (unused(f"{of}_lower", found), each.lower),
+                (unused(f"{of}_upper", found), each.upper),
+            )
         }
         if not table:
             raise ValueError(
@@ -277,9 +283,7 @@ class Result(Report):
             for name, column in inputs.items()
         }
         for name, column in (*own.items(), *results):
-            while name in table:
-                name += "_"
-            table[name] = column
+            table[unused(name, table)] = column
         frame: DataFrame = pandas.DataFrame(table)
         return frame
 

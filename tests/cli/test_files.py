@@ -113,6 +113,42 @@ def test_inputs_that_were_changed_are_where_it_was_evaluated(lab):
     assert temperatures == pytest.approx([67.0, untouched], rel=1e-13)
 
 
+def test_a_change_is_one_of_the_range_and_not_of_a_large_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    times, counts, days = Float(1.7e9, 1.7e9 + 86400), Float(0, 1e7, step=1), Choice(1.7e9, 1.7e9 + 600, 1.7e9 + 1200)
+    start = {"time": 1.7e9 + 40000.3721, "count": 5_000_000.0, "day": 1.7e9}
+    with AskTell(space={"time": times, "count": counts, "day": days}, storage="lab.journal", workers=8) as loop:
+        loop.enqueue([start] * 6)
+    assert invoke("ask", "lab.journal", 6, "--out", "points.csv").exit_code == 0
+    rows = [row | {"value": "1"} for row in read("points.csv")]
+    rows[1]["time"] = "1700040600"
+    rows[2]["count"] = "5000003"
+    rows[3]["day"] = "1700000600"
+    rows[4]["time"] = "1700040000"  # in ten digits
+    rows[5]["time"] = f"{float(rows[5]['time']):.15g}"
+    write("points.csv", rows)
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 6 results, 3 at other inputs than asked for; 0 pending\n"
+    told = read_run("lab.journal").evaluations
+    with AskTell.resume("lab.journal") as loop:
+        found = [loop._domain.named(loop._domain.stacked([pick]))[0] for pick in told.picks.tolist()]
+    changed = {1: {"time": 1.7e9 + 40600}, 2: {"count": 5_000_003.0}, 3: {"day": 1.7e9 + 600}}
+    for k, point in enumerate(found):
+        expected = start | changed.get(k, {})
+        assert point | {"time": 0.0} == expected | {"time": 0.0}
+        assert point["time"] == pytest.approx(expected["time"], abs=1e-3)
+
+
+@pytest.mark.parametrize("domain", [{"bounds": [(1.7e9, 1.7e9 + 86400)]}, {"space": {"x1": Float(1.7e9, 1.7e9 + 86400)}}])
+def test_a_result_at_another_time_is_another_observation(domain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    AskTell(**domain, storage="lab.journal").close()
+    write("earlier.csv", [{"x1": "1700040000.37", "value": "5"}])
+    write("later.csv", [{"x1": "1700040000", "value": "5"}, {"x1": "1700040600", "value": "5"}])
+    assert invoke("add", "lab.journal", "earlier.csv").stdout.startswith("added 1 result\n")
+    assert invoke("add", "lab.journal", "later.csv").stdout.startswith("added 1 result; 1 was added before\n")
+    assert read_run("lab.journal").evaluations.added.tolist() == [True, True]
+
+
 def test_a_file_of_another_run_is_refused_unless_it_was_measured_there(lab):
     journal = lab()
     invoke("ask", "lab.journal", 3, "--out", "points.csv")
@@ -147,6 +183,27 @@ def test_standard_deviations_have_a_column(lab):
     write("points.csv", rows)
     assert invoke("tell", "lab.journal", "points.csv").exit_code == 0
     np.testing.assert_equal(read_run(journal).evaluations.sds, [[0.25], [math.nan]])
+
+
+def test_a_result_or_an_input_is_not_the_noise_of_the_outcome_that_its_name_begins_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("space.toml").write_text('cost_sd = {type = "float", low = 0.0, high = 1.0}\n')
+    several = ["--objectives", "yield:max,cost:min", "--constraint", "yield_sd<=0.3"]
+    assert invoke("create", "lab.journal", "--space", "space.toml", *several).exit_code == 0
+    invoke("ask", "lab.journal", 1, "--out", "points.csv")
+    (row,) = read("points.csv")
+    row |= {"yield": "3", "cost": "7", "yield_sd": "0.2"}
+    write("points.csv", [row])
+    assert invoke("tell", "lab.journal", "points.csv").output == "told 1 result; 0 pending\n"
+    seen = read_run("lab.journal").evaluations
+    assert (seen.values.tolist(), seen.sds) == ([[3.0, 7.0, 0.2]], None)
+    noise = {"yield_sd_": "0.5", "cost_sd_": "", "yield_sd_sd": "0.01"}
+    write("colleague.csv", [{**row, **noise, "ticket": "", "cost_sd": "0.9"}])
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 1 result\nnext: ")
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 0 results; 1 was added before\n")
+    seen = read_run("lab.journal").evaluations
+    np.testing.assert_equal(seen.values[1], [3.0, 7.0, 0.2])
+    np.testing.assert_equal(seen.sds[1], [0.5, math.nan, 0.01])
 
 
 @pytest.mark.parametrize(("column", "cell"), [("temperature", "68"), ("value", "2"), ("value_sd", "0.5")])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparse_bo import AskTell, maximize, minimize, observations_of
-from sparse_bo.domains import NamedArms
+from sparse_bo.domains import MemmapArms, NamedArms
 from sparse_bo.policies import ExpectedImprovement, RandomSearch
 from tests.builders import arms, waves
 
@@ -81,6 +81,20 @@ def test_names_of_a_column_in_another_order_than_the_arms_are_refused():
     }
 
 
+def test_a_table_of_results_gives_them_to_the_arms_of_its_names():
+    """Row numbers of the table are those of other arms."""
+    pytest.importorskip("pandas")
+    loop = AskTell(torch.tensor([[0.0], [1.0], [2.0]]).double(), names=["a", "b", "c"])
+    loop.add(["b", "a"], [5.0, 1.0])
+    table = loop.result().to_pandas()
+    given = {"arms": torch.tensor([[2.0], [1.0], [0.0]]).double(), "policy": RandomSearch()}
+    initial = (table, table["value"])
+    assert AskTell(**given, names=["c", "b", "a"], initial=initial).history.names == ["b", "a"]
+    assert AskTell(**given, initial=initial).history.indices == [1, 0]
+    by_row = (table.drop(columns="name"), table["value"])
+    assert AskTell(**given, names=["c", "b", "a"], initial=by_row).history.names == ["b", "c"]
+
+
 def test_a_journal_has_the_names(tmp_path):
     call = {"arms": arms(), "policy": RandomSearch(batch_size=4), "storage": tmp_path / "a.journal", "resume": True}
     maximize(waves, budget=8, names=NAMES, **call)
@@ -92,6 +106,39 @@ def test_a_journal_has_the_names(tmp_path):
         maximize(waves, budget=12, names=NAMES[::-1], **call)
     other = AskTell(arms(), RandomSearch(), names=NAMES, initial=observations_of(tmp_path / "a.journal"))
     assert len(other.history.names) == 13
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "expected"),
+    [
+        ([0, 1, 1], "abc", ["b", "a", "c"]),
+        ([0, 1, 1], "acb", ["b", "a", "c"]),  # the same arms in the journal's eyes
+        ([1, 1, 0, 2], "cbad", ["b", "a", "c"]),
+        ([1, 0, 1, 2], "dabc", ["b", "a", "d"]),  # c has other inputs: by inputs, the first
+        ([2, 1, 0, 0], "bdea", ["d", "a", "d"]),
+        ([2, 1, 0, 1], None, [1, 2, 1]),
+    ],
+)
+def test_of_arms_with_equal_inputs_an_observation_is_that_of_its_name(rows, names, expected, tmp_path):
+    def arms_of(numbers):
+        return torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)
+
+    with AskTell(arms_of([0, 1, 1]), names=["a", "b", "c"], storage=tmp_path / "a.journal") as loop:
+        loop.add(["b", "a", "c"], [5.0, 1.0, 2.0])
+    again = None if names is None else [*names]
+    other = AskTell(arms_of(rows), RandomSearch(), names=again, initial=observations_of(tmp_path / "a.journal"))
+    assert (other.history.indices if names is None else other.history.names) == expected
+    assert [value for row in other.history.rows for value in row.values] == [5.0, 1.0, 2.0]
+
+
+def test_names_of_candidates_in_a_file_are_those_of_its_observations(tmp_path):
+    np.save(tmp_path / "arms.npy", np.array([[0.0], [1.0], [1.0], [2.0]]))
+    points = MemmapArms(tmp_path / "arms.npy")
+    with AskTell(points, names=["a", "b", "c", "d"], storage=tmp_path / "a.journal") as loop:
+        loop.add(["b", "a", "d"], [5.0, 1.0, 2.0])
+    for names, expected in (("abcd", ["b", "a", "d"]), ("acbd", ["b", "a", "d"]), ("axyb", ["x", "a", "b"])):
+        other = AskTell(points, RandomSearch(), names=[*names], initial=observations_of(tmp_path / "a.journal"))
+        assert other.history.names == expected
 
 
 def test_arms_without_names_have_their_numbers():

@@ -204,6 +204,22 @@ def test_predictions_at_points_of_ones_own_have_the_names_and_the_sign_of_the_ru
     assert float(found["square"][0]) == pytest.approx(0.16, abs=0.05)
 
 
+def test_an_outcome_with_the_name_of_a_quantile_has_columns_of_its_own():
+    X = [[k / 15] for k in range(16)]
+
+    def table(*names):
+        y = [(x, -100 * x, 1 - x) for (x,) in X]
+        aims = {"objectives": dict.fromkeys(names, "max"), "initial": (X, y)}
+        return optimize(lambda x: None, bounds=[(0, 1)], **aims, budget=0, seed=0).predict([[0.5]])
+
+    found, plain = table("gain", "gain_lower", "gain_upper"), table("a", "b", "c")
+    renamed = ["gain", "gain_lower_", "gain_upper_", "gain_lower", "gain_lower_lower", "gain_lower_upper", "gain_upper"]
+    assert list(found)[:7] == renamed
+    assert [column.tolist() for column in found.values()] == [column.tolist() for column in plain.values()]
+    assert float(found["gain_lower"][0]) == pytest.approx(-50.0, abs=0.1)
+    assert 0.4 < float(found["gain_lower_"][0]) <= float(found["gain"][0]) <= float(found["gain_upper_"][0]) < 0.6
+
+
 def test_predictions_need_a_model_and_points_of_the_domain():
     result = maximize(lambda x: x[0], bounds=[(0, 1)], budget=3, seed=0, policy=RandomSearch())
     with pytest.raises(
