@@ -35,7 +35,9 @@ from torch import Tensor
 from sparse_bo.validation import check_count, check_flag, check_number, check_positive, nearest
 
 MOST_VALUES = 2**53
-"""Integers and steps below this are exact in float64."""
+"""Integers and ranges of them below this are exact in float64: each value has an encoding of its own."""
+MOST_SCALED = 2**46
+"""The same of integers on a logarithmic scale and of steps of a real number, whose encodings are rounded."""
 Value = float | int | str | bool | tuple[Any, ...] | None
 """Type of a parameter's value; a tuple is of such values."""
 
@@ -109,7 +111,12 @@ class Parameter(ABC):
         n = self.count
         if n == 1:
             return U.new_zeros(len(U))
-        return U.squeeze(-1) if n is None else (U.squeeze(-1) * n).floor().clamp(0, n - 1)
+        u = U.squeeze(-1)
+        if n is None:
+            return u
+        k = (u * n).floor()
+        # from n of about 2^26 on the product rounds up to bin k where u is the encoding of k − 1, which lies below bin k
+        return torch.where((k - 1) / (n - 1) >= u, k - 1, k).clamp(0, n - 1)
 
     def snap(self, U: Tensor) -> Tensor:
         """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
@@ -160,8 +167,8 @@ class Float(Parameter):
         _check_range(self)
         if self.step is not None:
             _set_plain(self, step=check_positive("step", self.step))
-            if (self.high - self.low) / self.step >= MOST_VALUES:
-                raise ValueError(f"expected fewer than 2^53 steps, got {self}; drop step=")
+            if (self.high - self.low) / self.step >= MOST_SCALED:
+                raise ValueError(f"expected fewer than 2^46 steps, got {self}; drop step=")
 
     @property
     def count(self) -> int | None:
@@ -209,7 +216,8 @@ class Int(Parameter):
 
     Attributes:
         low: The least value.
-        high: The largest value; equal to ``low``: a constant.
+        high: The largest value; equal to ``low``: a constant. Bounds are below 2^53 and less than that apart, in the logarithm
+            below 2^46, so that every integer between them is recorded exactly.
         log: Whether to search in the logarithm.
         step: Distance between values, from ``low`` on, the last one at most ``high``.
         when: Condition: the parameter is there only where another one has a value, or one of some. Where it is not, points and
@@ -225,7 +233,7 @@ class Int(Parameter):
 
     Raises:
         TypeError: If a bound or a step is not an integer, or ``log`` not a boolean.
-        ValueError: If low > high, ``log`` with a bound below 1, or with steps; if a step is below 1.
+        ValueError: If low > high, ``log`` with a bound below 1, or with steps; if a step is below 1, or a bound too large.
     """
 
     low: int
@@ -237,8 +245,10 @@ class Int(Parameter):
     def __post_init__(self) -> None:
         _set_plain(self, **{name: check_count(name, getattr(self, name), minimum=-MOST_VALUES) for name in ("low", "high")})
         _set_plain(self, step=check_count("step", self.step), when=_condition(self.when))
-        if max(abs(self.low), abs(self.high)) >= MOST_VALUES:
-            raise ValueError(f"expected whole numbers below 2^53, got {self}; search a Float of smaller numbers, and round")
+        most = MOST_SCALED if self.log else MOST_VALUES
+        if max(abs(self.low), abs(self.high), self.high - self.low) >= most:
+            expected = f"whole numbers below 2^{most.bit_length() - 1}, and less than that apart"
+            raise ValueError(f"expected {expected}, got {self}; search a Float of smaller numbers, and round")
         _check_range(self)
 
     @property

@@ -233,9 +233,17 @@ class Space:
         return any(name not in point and p.count != 1 and self._due(name, point) for name, p in self.parameters.items())
 
     def _due(self, name: str, point: Mapping[str, Any]) -> bool:
-        """Return whether a parameter belongs to a point by its own condition."""
-        when = self.parameters[name].when or {}
-        return all(parent in point and point[parent] in values for parent, values in when.items())
+        """Return whether a parameter belongs to a point by its own condition, on values as :meth:`encode` takes them."""
+        parents = self.parameters[name].when or ()
+        return all(one in point and self._number(one, point[one]) in self._conditions[name][one] for one in parents)
+
+    def _number(self, name: str, value: Any) -> float:
+        """Return the number of a value of a parameter; NaN: it is none of its values."""
+        parameter = self.parameters[name]
+        try:
+            return parameter.numbers(parameter.encode([value], name)).item()
+        except (TypeError, ValueError):
+            return math.nan
 
     def kept(self, values: Mapping[str, Any]) -> Parameters:
         """Return the values, by name, of parameters that are there by their conditions: with the other values that stay."""

@@ -153,15 +153,15 @@ def gaussian_effects(X: Tensor, alpha: Tensor, lengthscales: Tensor) -> tuple[Te
         middle, apart = (x.unsqueeze(-1) + x) / 2.0, x.unsqueeze(-1) - x
         return (0.5 * math.sqrt(math.pi) * ell * _between(middle, ell)).log() - (apart / (2.0 * ell)).square()
 
-    inputs, effects, largest = range(X.shape[-1]), [], 0.0
+    inputs, effects, largest = range(X.shape[-1]), torch.zeros_like(lengthscales), 0.0
     total, weights = sum(map(logs, inputs), X.new_zeros(len(X), len(X))), alpha.unsqueeze(-1) * alpha
     for j in inputs:
         log = logs(j)
         single = math.sqrt(math.pi / 2.0) * lengthscales[j] * _between(X[:, j], math.sqrt(2.0) * float(lengthscales[j]))
         others = (total - log).exp() * weights
-        effects.append((others * (log.exp() - single.unsqueeze(-1) * single)).sum())
+        effects[j] = (others * (log.exp() - single.unsqueeze(-1) * single)).sum()
         largest = max(largest, float((others * log.exp()).abs().sum()))
-    return torch.stack(effects).clamp_min(0.0), torch.finfo(X.dtype).eps * len(X) * largest
+    return effects.clamp_min(0.0), torch.finfo(X.dtype).eps * len(X) * largest
 
 
 def _between(x: Tensor, width: float) -> Tensor:
@@ -192,7 +192,8 @@ def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
     on the box, or on the bounding box of the arms. The model of a search knows the surroundings of its best points, in warped
     units; here one is learned anew in the user's units, O(n³), from at most 300 evaluations of the whole run. In closed form
     for a Gaussian kernel, O(n² d), unless it would be rounding; else from a fixed Sobol sample. Columns of one parameter are
-    one input; where a parameter is not there, it has no effect.
+    one input; where a parameter is not there, it has no effect. A column with one value in all evaluations has no effect
+    either: off that value the model has only its prior.
 
     The name of an objective without one is ``""``. Outcomes whose model is flat, or over the arms alone, are left out.
     """
@@ -205,7 +206,8 @@ def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
         fitted = state.fitted if isinstance(state, RegionState) else state.surrogate
         every = {} if fitted is None else {"": _of_evaluations(state.U, state.replicates, fitted, domain)}
     elif isinstance(state, BoxState) and state.model is not None:
-        every = {"": _sampled(lambda U: state.predicted(state.box.from_unit(U))[0], domain)}
+        box = state.box
+        every = {"": _sampled(lambda U: state.predicted(box.from_unit(U))[0], domain, box.to_unit(state.X))}
     else:
         every = {}
     return {name: found for name, found in every.items() if found is not None}
@@ -225,17 +227,27 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
         learned = LearningData(U[rows], seen.values[rows], rows, seen).learned(plain, FAMILIES, PRIORS)
         gp = local_posterior(U[rows], plain(seen.values[rows]), learned, counts=seen.worth(rows, plain, learned))
     if learned.family == "rbf" and not isinstance(domain, SpaceArms | SpaceBox):
-        effects, rounding = gaussian_effects(gp.support, gp.alpha, learned.lengthscales)
+        varied, effects = _varied(U[seen.rows]), torch.zeros_like(learned.lengthscales)
+        effects[varied], rounding = gaussian_effects(gp.support[:, varied], gp.alpha, learned.lengthscales[varied])
         if rounding < 1e-3 * float(effects.sum()):
             return _shares(_inputs(domain)[0], effects, "in closed form")
-    return _sampled(gp.mean, domain)
+    return _sampled(gp.mean, domain, U[seen.rows])
 
 
-def _sampled(mean: Callable[[Tensor], Tensor], domain: Domain) -> Importance | None:
-    """Return the importance by a posterior mean of ``n x d`` points in the unit cube, from a Sobol sample."""
+def _varied(U: Tensor) -> Tensor:
+    """Return which columns of ``n x d`` evaluated points have several values (``d``)."""
+    return (U[0] != U).any(dim=0)
+
+
+def _sampled(mean: Callable[[Tensor], Tensor], domain: Domain, U: Tensor) -> Importance | None:
+    """Return the importance by a posterior mean of points in the unit cube, from a Sobol sample.
+
+    ``U``: ``n x d`` evaluated points; a column with one value in them has that value.
+    """
     names, groups = _inputs(domain)
     count = SAMPLE if len(groups) <= MANY_INPUTS else SAMPLE // 4
     points = sobol_points(count, 2 * domain.dims, seed=0).to(domain.device)
+    points = torch.where(_varied(U).repeat(2).to(points.device), points, U[0].repeat(2).to(points))
     A, B = points[:, : domain.dims], points[:, domain.dims :]
     if isinstance(domain, SpaceArms | SpaceBox):
         mean = partial(_placed, domain, mean)
@@ -253,9 +265,11 @@ def _inputs(domain: Domain) -> tuple[list[str], list[Tensor]]:
 
 
 def _placed(domain: SpaceArms | SpaceBox, mean: Callable[[Tensor], Tensor], U: Tensor) -> Tensor:
-    """Return values at the points of a space that are encoded by columns, in the coordinates of the model."""
-    U = domain.space.snap(U)
-    return mean(U if isinstance(domain, Box) else modelled_arms(domain, U, None))
+    """Return values at the points of a space nearest to ones in the unit cube of its box, or of the hull of its arms."""
+    if isinstance(domain, Box):
+        return mean(domain.space.snap(U))
+    lower, upper = domain.hull()
+    return mean(modelled_arms(domain, domain.space.snap(lower + U * (upper - lower)), None))
 
 
 def _shares(names: list[str], effects: Tensor, how: str) -> Importance | None:

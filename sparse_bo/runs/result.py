@@ -174,9 +174,10 @@ class Result(Report):
         """Share of each input in the variance of the posterior mean, by name, the largest first; they add up to 1.
 
         An input's part is its total effect (Homma & Saltelli 1996), with its interactions, under the uniform distribution on
-        the box, or on the bounding box of the arms: in closed form for a Gaussian kernel, else from a fixed Sobol sample. The
-        local model of :class:`sparse_bo.TrustRegion` knows at most ``model_size`` points, most of them near the best one.
-        ``None`` without a model, and under those that have one over the arms alone (:class:`sparse_bo.BBKB`, …).
+        the box, or on the bounding box of the arms: in closed form for a Gaussian kernel, else from a fixed Sobol sample. An
+        input with one value in all evaluations has none. The local model of :class:`sparse_bo.TrustRegion` knows at most
+        ``model_size`` points, most of them near the best one. ``None`` without a model, and under those that have one over the
+        arms alone (:class:`sparse_bo.BBKB`, …).
 
         Raises:
             ValueError: If the run has several outcomes: :attr:`importance_by_outcome`.

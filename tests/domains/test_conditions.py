@@ -172,6 +172,30 @@ def test_a_parameter_that_is_not_there_may_be_none():
     assert space.decode(space.encode(points)) == [{"kind": "tree"}, points[1]]
 
 
+def test_conditions_hold_of_the_values_that_are_encoded_alike():
+    """0.1 * 3 is 0.30000000000000004; JSON and TOML write tuples as lists; ``True`` is no number."""
+    space = Space(
+        {
+            "f": Float(0, 1, step=0.1),
+            "g": Float(0, 1, when={"f": [0.1 * 3, 0.6]}),
+            "layers": Choice((64, 64), (128,)),
+            "h": Int(0, 3, when={"layers": [(64, 64)]}),
+            "flag": Choice(True, False),
+            "m": Int(0, 3, when={"flag": True}),
+        }
+    )
+    point = {"f": 0.3, "g": 0.5, "layers": [64, 64], "h": 1, "flag": False}
+    assert space.decode(space.encode([point])) == [point | {"layers": (64, 64)}]
+    assert space.kept(point | {"m": 2}) == point
+    for name in ("g", "h"):
+        without = {other: value for other, value in point.items() if other != name}
+        assert space.lacks(without)
+        assert space.completed(without, point, generator=torch.Generator()) == point
+    assert space.kept(point | {"flag": 1, "m": 2}) == point | {"flag": 1}
+    assert space.changed(point, "f", 0.6, {}) == point | {"f": 0.6}
+    assert space.changed(point, "f", 0.4, {}) == {name: value for name, value in point.items() if name != "g"} | {"f": 0.4}
+
+
 def test_a_space_with_conditions_is_read_and_written(tmp_path):
     text = """
 kind = {type = "choice", values = ["tree", "net"]}

@@ -85,6 +85,31 @@ def test_values_of_few_digits_come_back_as_they_went_in(parameter, values):
 
 
 @pytest.mark.parametrize(
+    "parameter",
+    [
+        Int(0, 2**31 - 1),
+        Int(0, 10**9),
+        Int(1 - 2**53, 0, step=3),
+        Int(-(2**52), 2**52 - 1),
+        Int(1, 2**46 - 1, log=True),
+        Float(0, 2**46 - 1, step=1),
+    ],
+    ids=str,
+)
+def test_large_integers_are_decoded_to_themselves(parameter):
+    n = parameter.count
+    rows = [*range(200), *range(n - 200, n), *(n * k // 1_000 for k in range(1_000))]
+    values = [parameter.value_of(row) for row in rows]
+    assert parameter.decode(parameter.encode(values, "n")) == values
+
+
+def test_a_large_integer_is_recorded_as_it_was_added():
+    loop = AskTell(space={"seed": Int(0, 2**31 - 1), "x": Float(0, 1)})
+    loop.add([{"seed": 2147483577, "x": 0.5}], [1.0])
+    assert loop.history.parameters == [{"seed": 2147483577, "x": 0.5}]
+
+
+@pytest.mark.parametrize(
     "parameter", [Int(3, 9), Int(0, 1), Int(0, 20, step=5), Float(0, 1, step=0.1), Choice(*"abcd", ordered=True)]
 )
 def test_values_are_equally_likely_and_all_there(parameter):
@@ -399,6 +424,9 @@ def test_workers_get_dictionaries():
         (lambda: Float("0", 1), TypeError, "low to be a number"),
         (lambda: Int(0.5, 3), TypeError, "low to be an integer"),
         (lambda: Int(0, 2**60), ValueError, "2\\^53"),
+        (lambda: Int(-(2**52), 2**52), ValueError, "below 2\\^53, and less than that apart"),
+        (lambda: Int(1, 2**46, log=True), ValueError, "below 2\\^46, and less than that apart"),
+        (lambda: Float(0, 2**46, step=1), ValueError, "fewer than 2\\^46 steps"),
         (lambda: Choice(), ValueError, "at least one value"),
         (lambda: Choice("a", "b", "a"), ValueError, "'a' more than once"),
         (lambda: Choice(["a", "b"]), TypeError, "write Choice\\(\\*values\\)"),

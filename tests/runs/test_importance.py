@@ -70,6 +70,49 @@ def test_arms_have_columns():
     assert result.importance["x3"] > 0.95
 
 
+FIXED = {"a": Int(0, 20), "b": Choice("x", "y", "z"), "c": Int(0, 5)}
+
+
+@pytest.mark.parametrize("kink", [False, True], ids=["closed form", "sample"])
+def test_a_constant_column_of_arms_has_none(kink):
+    X = [[float(i), 5.0] for i in range(30)]
+    y = [abs(i - 3.0) ** (1 if kink else 2) for i in range(30)]
+    result = maximize(lambda x: 0.0, arms=X, budget=0, initial=(list(range(30)), y))
+    assert importance_of(result.state, result.domain)[""].how.startswith("from a sample" if kink else "in closed form")
+    assert result.importance == {"x1": 1.0, "x2": 0.0}
+    assert maximize(lambda x: 0.0, arms=X[:1] * 9, budget=0, initial=(list(range(9)), y[:9])).importance is None
+
+
+@pytest.mark.parametrize("policy", [None, TrustRegion(), BBKB(initial_design=8)], ids=["arms", "box", "BoTorch's model"])
+def test_a_parameter_that_feasible_fixes_has_none(policy):
+    space = FIXED if policy is None else FIXED | {"d": Float(0.0, 1.0)}
+    d = np.random.default_rng(0).random(21)
+    points = [{"a": a, "b": "x", "c": 2} | ({} if policy is None else {"d": d[a]}) for a in range(21)]
+    result = maximize(
+        lambda point: -((point["a"] - 7.0) ** 2),
+        space=space,
+        feasible=lambda point: point["c"] == 2 and point["b"] == "x",
+        budget=1,
+        policy=policy,
+        initial=(points, [-((point["a"] - 7.0) ** 2) for point in points]),
+    )
+    assert (result.importance["b"], result.importance["c"]) == (0.0, 0.0)
+    assert result.importance["a"] > 0.95
+
+
+def test_combinations_are_varied_where_they_are_feasible():
+    points = [{"a": a, "b": "xy"[a % 2], "c": c} for a in range(21) for c in (2, 3)]
+    result = maximize(
+        lambda point: 0.0,
+        space=FIXED,
+        feasible=lambda point: point["c"] in (2, 3) and point["b"] != "z",
+        budget=0,
+        initial=(points, [-((point["a"] - 7.0) ** 2) - 20.0 * point["c"] for point in points]),
+    )
+    of_a = np.var([(a - 7.0) ** 2 for a in range(21)])
+    assert result.importance["c"] == pytest.approx(100.0 / (100.0 + of_a), abs=0.003)
+
+
 def test_policies_without_a_model_of_the_whole_box_have_none():
     bits = (torch.rand(50, 16, generator=torch.Generator().manual_seed(0)) < 0.3).double()
     kernel = ExpectedImprovement(covar_module=TanimotoKernel(), initial_design=8)

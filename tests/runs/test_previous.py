@@ -48,6 +48,16 @@ def test_other_bounds_leave_out_what_is_outside(tmp_path, caplog):
     assert line in loop.result().report()
 
 
+def test_a_condition_on_steps_keeps_the_observations_that_were_there(tmp_path):
+    space = {"f": Float(0, 1, step=0.1), "g": Float(0, 1, when={"f": np.arange(0, 1.01, 0.1)[3:].tolist()})}
+    points = [{"f": f / 10, "g": 0.25} for f in range(3, 11)] + [{"f": 0.1}]
+    with AskTell(space=space, storage=tmp_path / "a.journal") as loop:
+        loop.add(points, [*map(float, range(9))])
+    again = AskTell(space=space, initial=observations_of(tmp_path / "a.journal"))
+    assert again.about["taken"] == "9 observations of a.journal"
+    assert again.history.parameters == points
+
+
 def test_journals_are_merged_and_what_one_took_from_another_counts_once(tmp_path):
     a, b, c = (tmp_path / f"{name}.journal" for name in "abc")
     first = recorded(a).history
