@@ -28,7 +28,7 @@ from sparse_bo.policies.trust_region.surrogate import CHOOSE_AGAIN, FittedRegion
 S = TypeVar("S", bound=State)
 
 OFTEN = 100
-"""Evaluations up to which hyper-parameters are learned after every batch with a new arm."""
+"""Evaluations up to which hyper-parameters are learned after every batch, without noise after those with a new arm."""
 ROOM = 0.9
 """Of the arms that a model may know: how many are chosen where there are more. New ones fill it, and while none leaves, the
 posterior over all arms is not computed anew."""
@@ -138,7 +138,8 @@ def learned_model(
     n = len(told)
     if before is not None and not due:
         grown = n <= OFTEN or n >= GROWTH * before.learned_at
-        if not (grown and bool((seen.rows >= before.learned_at).any())):  # no arms that were not evaluated then
+        news = bool((seen.rows >= before.learned_at).any()) if seen.exact else n > before.learned_at  # repeats show noise
+        if not (grown and news):
             return before.after(unit, told, seen, ranking=ranking, centre=centre, most=most, nearby=kernel is None)
     most = most if len(seen.rows) <= most else int(ROOM * most)
     start = before if kernel is None else None
@@ -147,7 +148,8 @@ def learned_model(
         seen,
         centre=centre,
         before=None if start is None else start.fitted,
-        since=0 if start is None else start.learned_at,
+        since=0,
+        size=len(seen.rows) if seen.exact else n,
         most=most,
         growth=CHOOSE_AGAIN if n <= OFTEN else CHOICE_GROWTH,
         ranking=ranking,

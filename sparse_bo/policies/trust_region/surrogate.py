@@ -125,6 +125,7 @@ def fitted_region(
     since: int,
     most: int,
     growth: float = CHOOSE_AGAIN,
+    size: int | None = None,
     ranking: Tensor | None = None,
     kinds: Sequence[str] = KINDS,
     rotates: bool = True,
@@ -144,6 +145,7 @@ def fitted_region(
         since: Number of evaluations before the new results.
         most: Points that the model knows, at most.
         growth: Of the data, after which kernel and warping are chosen anew.
+        size: Of the data; ``None``: the number of distinct points.
         ranking: ``n`` numbers: the model knows the points of the highest; ``None``: of the highest observations.
         kinds: Of warpings to choose among.
         rotates: Whether lengthscales may be along other directions than the inputs.
@@ -151,7 +153,7 @@ def fitted_region(
     """
     ranking = seen.values if ranking is None else ranking
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
-    at, n = seen.rows, len(seen.rows)
+    at, n = seen.rows, len(seen.rows) if size is None else size
     now = None if before is None else before.learned
     rows = at[known_rows(X[at], ranking[at], centre=centre, learned=now, most=most)]
     U, v = X[rows], seen.values[rows]

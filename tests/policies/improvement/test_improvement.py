@@ -1,13 +1,14 @@
 """Expected improvement over arms: picks against dense algebra, what is evaluated again, failures, journals, bad input."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
 
-from sparse_bo import AskTell, History, ProductGrid, maximize
+from sparse_bo import AskTell, History, ProductGrid, maximize, optimize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.linalg.chunking import tile_rows
 from sparse_bo.policies import ExpectedImprovement, ImprovementState, RandomSearch, Wait
@@ -361,6 +362,27 @@ def rough(evaluated, count, *, noise):
     values = 0.5 * torch.randn(count, generator=generator, dtype=torch.float64)
     values[15] = 3.0
     return values[evaluated] + noise * torch.randn(len(evaluated), generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_with_few_candidates_the_deviation_of_the_best_is_that_of_its_results(several):
+    """All candidates are in the initial design: what is learned of the noise comes from repeats."""
+    random, counts = torch.Generator().manual_seed(2), Counter[float]()
+
+    def objective(x):
+        counts[float(x[0])] += 1
+        y = float(x[0]) + 2.0 * float(torch.randn((), generator=random))
+        return {"y": y, "z": -y} if several else y
+
+    how = {"objectives": {"y": "max", "z": "max"}} if several else {}
+    candidates = torch.arange(5.0, dtype=torch.float64).unsqueeze(-1)
+    result = (optimize if several else maximize)(objective, arms=candidates, budget=50, seed=0, vectorized=False, **how)
+    assert len(counts) == 5
+    at = max(counts, key=lambda x: counts[x])
+    found = result.predict([int(at)])
+    name = "y" if several else "value"
+    width = float(found[f"{name}_upper"][0] - found[f"{name}_lower"][0])
+    assert 0.6 < width / (2 * 1.96 * 2.0 / counts[at] ** 0.5) < 1.6
 
 
 def test_an_evaluated_arm_outside_the_model_is_not_evaluated_again():
