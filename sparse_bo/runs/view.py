@@ -142,7 +142,8 @@ def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predi
     """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y.
 
     The model takes observations below the floor of its warping for observations of the floor. Where a quantile reaches the
-    floor and some of ``y`` are below it, nothing bounds the objective from below; an upper quantile there is the floor. A
+    floor and some of ``y`` are below it, nothing bounds the objective from below; an upper quantile there is the floor. A mean
+    within a standard deviation of an observation from the floor is that of observations below it, of which it knows no more. A
     warping grows exponentially: quantiles beyond the range of ``y`` by more than that range say that the model knows nothing,
     and are cut there.
     """
@@ -152,12 +153,16 @@ def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predi
     spread = 1.96 * widened * at.variance.sqrt()
     floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
 
-    def unwarped(t: Tensor, below: float = -math.inf) -> Tensor:
-        values = warp.inverse(t) if warp.kind == "plain" else warp.inverse(t).clamp(low - reach, high + reach)
-        return values if floor is None else values.masked_fill(t <= warp(y.min()), below)  # the lowest is at the floor
+    lowest = warp(y.min())  # at the floor, if there is one
+    below = at.mean - (at.variance + fitted.gp.noise_variance).sqrt() <= lowest
 
-    upper = unwarped(at.mean + spread, -math.inf if floor is None else floor)
-    return Predictions(unwarped(at.mean - spread), unwarped(at.mean), upper, floor)
+    def unwarped(t: Tensor, clipped: Tensor, value: float) -> Tensor:
+        values = warp.inverse(t) if warp.kind == "plain" else warp.inverse(t).clamp(low - reach, high + reach)
+        return values if floor is None else values.masked_fill(clipped, value)
+
+    lower = unwarped(at.mean - spread, below | (at.mean - spread <= lowest), -math.inf)
+    upper = unwarped(at.mean + spread, at.mean + spread <= lowest, -math.inf if floor is None else floor)
+    return Predictions(lower, unwarped(at.mean, below, -math.inf), upper, floor)
 
 
 def view_of_journal(

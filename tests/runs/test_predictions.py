@@ -1,5 +1,6 @@
 """The posterior that users see, in the objective's units."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -228,3 +229,14 @@ def test_predictions_need_a_model_and_points_of_the_domain():
         result.predict([[0.5]])
     with pytest.raises(ValueError, match="expected predicted inputs inside the bounds, got 1 outside"):
         result.predict([[1.5]])
+
+
+def test_a_median_is_the_value_or_beyond_all_that_the_model_tells_apart():
+    """Far from the best the model knows "at most this" of the observations; its mean there is a little above it."""
+    result = minimize(lambda x: 3 * (x[0] - 0.3) ** 2 + 0.5 * (x[1] - 0.6) ** 2, bounds=[(0.0, 1.0)] * 2, budget=40, seed=0)
+    table = result.to_pandas()
+    found = result.predict(table[["x1", "x2"]].to_numpy())
+    known = np.isfinite(found["value"])
+    assert 4 <= (~known).sum() <= 20
+    assert found["value"][known] == pytest.approx(table["value"].to_numpy()[known], rel=0.01, abs=1e-6)
+    assert (found["value_lower"][~known] < table["value"].to_numpy()[~known]).all()
