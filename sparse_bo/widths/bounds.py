@@ -221,13 +221,13 @@ class SBPEOnBox:
         return least + bisect_left(range(least, most), True, key=enough)
 
     def log_discretization(self, confidence: BatchConfidence) -> float:
-        """Return ``log Γ``."""
+        """Return ``log Γ``, at least 0: a discretisation has a point."""
         n, theory = confidence.pulls, self.theory
         per_batch = math.log(4.0 * confidence.batches / theory.failure_probability)
         largest = max(confidence.kappa_squared, math.sqrt(confidence.kappa_squared))
         norm = theory.rkhs_norm * (1.0 + math.sqrt(n / confidence.regularization) * largest)
         norm += math.sqrt(n) * theory.noise(confidence, math.log(4.0 * n) + per_batch)
-        return math.log(self.discretization_constant) + confidence.dims * math.log(norm * n)
+        return max(math.log(self.discretization_constant) + confidence.dims * math.log(norm * n), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

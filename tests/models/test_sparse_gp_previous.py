@@ -216,6 +216,24 @@ def test_a_mean_far_beyond_the_spread_rounds_and_grows(dtype, known):
         SparseGP(X, Y, noise[1], previous=old)
 
 
+def test_corrected_noise_of_old_rows_counts_beside_a_row_that_has_been_switched_off():
+    X, Y = data()
+    noise = torch.full_like(Y, 1e-4)
+    noise[0] = 1e12
+    corrected = noise.clone()
+    corrected[1:10] = 1e-2
+    with torch.no_grad():
+        before = SparseGP(X[:N], Y[:N], noise[:N])
+        before.posterior(X[:1])
+        grown, fresh = SparseGP(X, Y, corrected, previous=before), SparseGP(X, Y, corrected)
+        fresh.load_state_dict({**fresh.state_dict(), **dict(before.named_parameters())})
+        fresh.outcome_transform.load_state_dict(before.outcome_transform.state_dict())
+        Z, variances = fresh.outcome_transform.eval()(Y, corrected)
+        fresh.likelihood.noise_covar.noise = variances.squeeze(-1)
+        fresh.set_train_data(targets=Z.squeeze(-1), strict=False)
+        assert_same(grown, fresh, X[1:4])
+
+
 def test_a_loop_keeps_one_model():
     X, Y = data()
     old = first()

@@ -70,6 +70,14 @@ def test_a_small_prior_variance_does_not_shrink_the_discretisation_below_the_rep
     assert SBPEOnBox(theory=SBPETheory(**SETTINGS)).log_discretization(small) == pytest.approx(D * math.log(norm * N))
 
 
+@pytest.mark.parametrize("units", [1.0, 1e-3, 1e-12])
+def test_a_box_in_small_units_has_no_narrower_bounds_than_one_arm(units: float) -> None:
+    settings = {**SETTINGS, "rkhs_norm": units * F, "noise_variance": (units * XI) ** 2}
+    scaled = replace(CONFIDENCE, kappa_squared=units**2 * KAPPA2, regularization=units**2 * CONFIDENCE.regularization, arms=1)
+    width = SBPEOnBox(theory=SBPETheory(**settings)).bounds(scaled).width
+    assert width >= SBPETheory(**settings).bounds(scaled).width
+
+
 def test_gaussian_bounds() -> None:
     expected = math.sqrt(certified_factor(RHO) * 2 * math.log(2 * B * A / DELTA))
     assert GaussianBounds(failure_probability=DELTA).bounds(CONFIDENCE).width == pytest.approx(expected)

@@ -106,7 +106,7 @@ class PreviousPosterior:
         then, now, n, total = self.cache.stamp.parameters, stamp.parameters, self.X.shape[-2], noise.shape[-1]
         if self.X.device != X.device or len(then) != len(now) or not all(map(torch.equal, then, now)):
             return None
-        if not (_same(self.X, X[..., :n, :]) and _same(self.noise, noise[..., :n])):
+        if not (_same(self.X, X[..., :n, :]) and _same(self.noise, noise[..., :n], each=True)):
             return None
         if self.cache.holds_all(n):
             fits = total <= model.rule.cap(total, noise.shape[:-1].numel())
@@ -174,8 +174,10 @@ def computed(model: Any, stamp: Stamp) -> PosteriorCache:
     return cache
 
 
-def _same(old: Tensor, new: Tensor) -> bool:
-    return bool((new - old).abs().amax() <= ROUNDING * torch.finfo(old.dtype).eps * old.abs().amax())
+def _same(old: Tensor, new: Tensor, *, each: bool = False) -> bool:
+    """Return whether numbers are equal up to the rounding of the largest, or of ``each``."""
+    size = old.abs() if each else old.abs().amax()
+    return bool(((new - old).abs() <= ROUNDING * torch.finfo(old.dtype).eps * size).all())
 
 
 def followed(model: Any, previous: Any) -> PreviousPosterior:
