@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
 from functools import wraps
@@ -262,6 +263,7 @@ def checked_observations(
     _check_ordered(f"{kind} values", y)
     check_unmasked(f"{kind} values", y)
     picks = checked_inputs(kind, where, domain)
+    y = _with_noise(y, where, domain)
     if outcomes is not None:
         rows = list(outcomes_of(range(len(picks)), y, names or outcomes.names, outcomes.names).values())
         if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
@@ -277,6 +279,26 @@ def checked_observations(
         raise ValueError(f"expected as many {kind} values as inputs, got {got}; pass one value for each")
     check_finite(f"{kind} values", torch.tensor(values, dtype=torch.float64, device="cpu"))
     return picks, [*values]
+
+
+def _with_noise(y: Any, where: Any, domain: Domain) -> Any:
+    """Return the results of a pandas column or table with their noise, from columns ``…_sd`` beside the inputs; NaN: unknown.
+
+    So does :meth:`.Result.to_pandas` write known noise. An input or an outcome of such a name is none.
+    """
+    tables = all(hasattr(each, "isna") for each in (y, where)) and hasattr(where, "columns")
+    names = [*y.columns] if hasattr(y, "columns") else [getattr(y, "name", None)]
+    taken = {*names, *(domain.space.names if isinstance(domain, SpaceArms | SpaceBox) else ())}
+    sds = {name: f"{name}_sd" for name in names if tables and f"{name}_sd" in where.columns and f"{name}_sd" not in taken}
+    if not sds:
+        return y
+    columns = {name: (y[name] if hasattr(y, "columns") else y).tolist() for name in names}
+    for name, column in sds.items():
+        told = zip(columns[name], where[column].tolist(), strict=True)
+        columns[name] = [value if math.isnan(sd) else Measured(value, sd) for value, sd in told]
+    if not hasattr(y, "columns"):
+        return columns[names[0]]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _numbers(kind: str, y: Any) -> list[float]:

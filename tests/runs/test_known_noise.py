@@ -7,10 +7,11 @@ import pickle
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from sparse_bo import BBKB, AskTell, History, Measured, Storage, maximize, minimize, observations_of, optimize
+from sparse_bo import BBKB, AskTell, Float, History, Measured, Storage, maximize, minimize, observations_of, optimize
 from sparse_bo.runs import read_run
 from sparse_bo.runs.view import view_of
 from tests.builders import unit_box
@@ -235,3 +236,18 @@ def test_slices_show_the_noise_of_each_outcome():
     gain, loss = view_of(result.history, result.state, result.domain).sds.values()
     assert gain.tolist() == [0.1] * 6
     assert np.isnan(loss).all()
+
+
+def test_a_table_brings_its_noise():
+    X, names = [[0.1], [0.5], [0.9]], {"objectives": {"a": "max", "b": "min"}}
+    told = [Measured(1.0, 0.3), 2.0, Measured(3.0, 0.1)]
+    for how, values in (({}, told), (names, [{"a": y, "b": -y} for y in told])):
+        before = AskTell(bounds=LINE, initial=(X, values), **how).result().to_pandas()
+        results = before["value"] if not how else before[["b", "a"]]
+        after = AskTell(bounds=LINE, initial=(before, results), **how).result().to_pandas()
+        assert after.equals(before)
+        without = AskTell(bounds=LINE, initial=(before[["x1"]], results), **how).result().to_pandas()
+        assert not any(name.endswith("_sd") for name in without.columns)
+    space = {"x": Float(0.0, 1.0), "value_sd": Float(0.0, 1.0)}  # a parameter of that name is no noise
+    loop = AskTell(space=space, initial=(pd.DataFrame({"x": [0.5], "value_sd": [0.2]}), pd.Series([1.0], name="value")))
+    assert loop.result().to_pandas().columns.tolist() == ["x", "value_sd", "ticket", "batch", "added", "value"]
