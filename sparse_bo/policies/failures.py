@@ -193,7 +193,7 @@ def box_correlation(bounds: Tensor) -> Correlation:
     sides = torch.where(sides > 0.0, sides, torch.full_like(sides, torch.finfo(sides.dtype).tiny ** 0.25))  # or all one point
 
     def correlation(X: Tensor, Y: Tensor) -> Tensor:
-        return torch.exp(-0.5 * torch.cdist(X / sides, Y / sides).square())
+        return torch.exp(-0.5 * torch.cdist((X - bounds[0]) / sides, (Y - bounds[0]) / sides).square())
 
     return correlation
 

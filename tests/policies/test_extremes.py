@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparse_bo import BBKB, GPUCB, GSSBO, SBPE, AskTell, TrustRegion, optimize
+from sparse_bo import BBKB, GPUCB, GSSBO, SBPE, AskTell, TrustRegion, maximize, optimize
 from sparse_bo.gp.expected_improvement import hypervolume
 from sparse_bo.policies import (
     GPBUCB,
@@ -110,3 +110,31 @@ def test_elimination_names_values_that_its_bounds_cannot_hold():
     batch = loop.ask()
     with pytest.raises(ValueError, match="noise has a variance from 1e-30 to 1e\\+30, got .*; scale the objective"):
         loop.tell(batch.tickets, (LARGEST * wave(batch.X)).tolist())
+
+
+def test_a_penalty_hides_no_noise():
+    """Differences of 0.3 are rounding of 10⁹, but not of the other observations."""
+    found = []
+    for penalty in (-1e3, -1e9):
+        noise = torch.Generator().manual_seed(1)
+
+        def objective(X, penalty=penalty, noise=noise):
+            y = -10 * (X - 0.4).square().sum(-1) + 0.3 * torch.randn(len(X), generator=noise, dtype=torch.float64)
+            return torch.where(X[:, 0] > 0.8, penalty, y)
+
+        found.append(maximize(objective, bounds=unit_box(), budget=40, seed=1))
+    assert found[1].best_sd == pytest.approx(found[0].best_sd, rel=0.1)
+    assert found[1].best_mean == pytest.approx(found[0].best_mean, abs=0.05)
+
+
+def test_a_penalty_hides_no_front():
+    volumes = []
+    for penalty in (-2.0, -1e9):
+
+        def objective(X, penalty=penalty):
+            first, second = (-(X - c).square().sum(-1) for c in (0.2, 0.6))
+            return {name: torch.where(X[:, 2] > 0.8, penalty, y) for name, y in (("a", first), ("b", second))}
+
+        how = {"objectives": {"a": "max", "b": "max"}, "reference": {"a": -1.0, "b": -1.0}}
+        volumes.append(optimize(objective, bounds=unit_box(3), **how, budget=40, seed=0).hypervolume)
+    assert volumes[1] == pytest.approx(volumes[0], rel=0.02)

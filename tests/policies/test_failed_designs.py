@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from sparse_bo import AskTell
-from sparse_bo.policies import BBKB, BKB, GPUCB, GSSBO, SBPE, ExpectedImprovement, TrustRegion, TwoStage
+from sparse_bo import AskTell, maximize, optimize
+from sparse_bo.policies import BBKB, BKB, GPUCB, GSSBO, SBPE, ExpectedImprovement, RandomSearch, TrustRegion, TwoStage
+from tests.builders import arms, unit_box
 
 ARMS = torch.rand(400, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BOX = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
@@ -119,3 +122,36 @@ def test_a_batch_after_failures_does_not_depend_on_the_pieces_it_is_asked_in():
         for size in pieces:
             picks[name] += loop.ask(size).indices.tolist()
     assert picks["at once"] == picks["in pieces"]
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+@pytest.mark.parametrize("case", ["box", "outcomes", "arms"])
+def test_an_objective_that_refuses_a_point_that_it_has_seen_is_not_asked_for_it_again_and_again(case):
+    known = set()
+
+    def objective(x):
+        key = tuple(x.tolist())
+        if key in known:
+            return math.nan
+        known.add(key)
+        return -float((x - 0.3).square().sum())
+
+    domain = {"arms": arms(200, 2)} if case == "arms" else {"bounds": unit_box()}
+    policy = {"policy": ExpectedImprovement(batch_size=1)} if case == "arms" else {}
+    search, how = (optimize, {"objectives": {"y": "max"}}) if case == "outcomes" else (maximize, {})
+    result = search(objective, **domain, **policy, **how, budget=30, seed=0, vectorized=False)
+    assert 1 <= sum(row.failed for row in result.history.rows) <= 10  # of the 24 after the design
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+def test_where_a_box_lies_does_not_matter_for_what_is_near_a_failure():
+    failed = []
+    for low in (0.0, 1e8):
+        bounds = torch.tensor([[low] * 2, [low + 1.0] * 2], dtype=torch.float64)
+        loop = AskTell(bounds=bounds, policy=RandomSearch(batch_size=30), seed=0)
+        for _ in range(3):
+            batch = loop.ask(30)
+            bad = batch.X[:, 0] > low + 0.5
+            loop.tell(batch, torch.where(bad, torch.nan, batch.X[:, 1] - low))
+        failed.append(sum(row.failed for row in loop.history.rows))
+    assert failed[0] == failed[1] < 35

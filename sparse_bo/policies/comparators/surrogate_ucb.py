@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from sparse_bo.dictionary import FirstSampler, Sampler
-from sparse_bo.domains import Box, Domain
+from sparse_bo.domains import Box, Domain, SpaceBox
 from sparse_bo.linalg.reductions import group_sums
 from sparse_bo.policies.persistence import freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Policy, Proposal, Wait, box_of
@@ -304,9 +304,14 @@ class EmbeddingSettings(ABC):
         """Draw the embedding, and bind the inner policy to its low-dimensional box.
 
         Raises:
-            TypeError: If the domain is no box, or the inner policy searches none.
+            TypeError: If the domain is no box, or the inner policy searches none; or if parameters are rounded.
             ValueError: If ``target_dims`` exceeds the dimensions of the box.
         """
+        if isinstance(domain, SpaceBox) and any(each.count is not None for each in domain.space.parameters.values()):
+            raise TypeError(
+                f"expected a box or a space of Float alone for {self.name!r}, got parameters that are rounded, which its "
+                "subspace does not contain; use TrustRegion"
+            )
         box = box_of(domain, policy=self.name).double()
         if self.target_dims > box.dims:
             raise ValueError(

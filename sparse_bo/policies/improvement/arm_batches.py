@@ -207,10 +207,11 @@ class ArmBatches(BatchMechanism[S]):
                 return Wait(len(pending))
         if not state.sweeps:
             return Proposal(unseen_arms(self.domain, state, max_q, pending=pending, tried=tried, generator=generator))
-        known, ranking = tried is not None or state.noise_shown, state.ranking
+        known, ranking, refuse = tried is not None or state.noise_shown, state.ranking, state.refusal(pending)
 
         def pick(q: int, pending: Tensor) -> Tensor:
             replicate = unrepeated(state.told, ranking, pending, known=known)[:q]
+            replicate = replicate if refuse is None else replicate[~refuse(replicate)]  # it may have failed
             others = self._improving(state, q - len(replicate), pending=torch.cat([pending, replicate]), tried=tried)
             return torch.cat([replicate, others])
 

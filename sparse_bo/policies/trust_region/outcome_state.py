@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume, least_crowded, reference_point
+from sparse_bo.gp.objective_prior import reached_floor
 from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import PARTLY, kept, sized
@@ -113,9 +114,15 @@ class OutcomeModels(State):
 
     @cached_property
     def replicates(self) -> tuple[Replicates, ...]:
-        """The signed results of each outcome where they are there, for its model."""
+        """The signed results of each outcome where they are there, for its model.
+
+        Those of several objectives, whose models are not warped, are raised to :func:`.reached_floor`.
+        """
         signed = self.signs * self.Y
         rows = [self.rows_of(j) for j in range(self.Y.shape[1])]
+        for j in range(len(self.outcomes.objectives) if self.outcomes.only is None else 0):
+            if len(rows[j]) and (floor := reached_floor(signed[rows[j], j])) is not None:
+                signed[:, j] = signed[:, j].clamp_min(floor)
         sds = [None if self.sds is None else self.sds[at, j] for j, at in enumerate(rows)]
         return tuple(replicates_of(self.points[at], signed[at, j], sds[j], merge=self.merges) for j, at in enumerate(rows))
 

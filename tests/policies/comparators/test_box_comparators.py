@@ -5,7 +5,7 @@ import torch
 from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise import draw_matheron_paths
 
-from sparse_bo import AskTell
+from sparse_bo import AskTell, Float, Int
 from sparse_bo.dictionary import FirstSampler
 from sparse_bo.domains.base import Box
 from sparse_bo.policies import QFFTS, REMBO, SGPTS, BoTorchUCB, HeSBO, RandomSearch, SparseUCB, VecchiaUCB
@@ -154,3 +154,10 @@ def test_quadrature_learns_from_few_and_regresses_on_all(generator):
     loop = AskTell(policy=policy, bounds=box(), seed=0, initial=(X, bowl(X)))
     assert len(loop.state.subset) == len(loop.state.surrogate.train_targets) == 500
     assert loop.state.pulls == 510
+
+
+@pytest.mark.parametrize("kind", [REMBO, HeSBO])
+def test_parameters_that_are_rounded_are_refused_before_any_evaluation(kind):
+    space = {"a": Int(1, 200), "b": Float(0.0, 1.0), "c": Float(0.0, 1.0)}
+    with pytest.raises(TypeError, match="space of Float alone for .*, got parameters that are rounded"):
+        AskTell(space=space, policy=kind(target_dims=2))
