@@ -341,7 +341,9 @@ class Choice(Parameter):
             shown = ", ".join(map(repr, self.values[:10])) + (", …" if self.count > 10 else "")
             got = values[indices.index(-1)]
             near = nearest(got, [v for v in self.values if isinstance(v, str)])
+            same = next((v for v in self.values if str(v) == str(got)), None)
             fix = near or "; leave the point out, or add it to the choices"
+            fix = fix if same is None else f"; pass {same!r}, a {type(same).__name__}: files of text do not keep types"
             raise ValueError(f"expected {name} to be one of {shown}, got {got!r}{fix}")
         return torch.tensor(indices, dtype=torch.float64, device="cpu")
 

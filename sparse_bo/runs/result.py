@@ -175,8 +175,8 @@ class Result(Report):
 
         An input's part is its total effect (Homma & Saltelli 1996), with its interactions, under the uniform distribution on
         the box, or on the bounding box of the arms: in closed form for a Gaussian kernel, else from a fixed Sobol sample. An
-        input with one value in all evaluations has none. The local model of :class:`sparse_bo.TrustRegion` knows at most
-        ``model_size`` points, most of them near the best one. ``None`` without a model, and under those that have one over the
+        input with one value in all evaluations has none. In place of the local model of :class:`sparse_bo.TrustRegion` one is
+        learned from up to 300 evaluations of the whole run. ``None`` without a model, and under those that have one over the
         arms alone (:class:`sparse_bo.BBKB`, …).
 
         Raises:
