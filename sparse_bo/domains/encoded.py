@@ -161,7 +161,7 @@ class SpaceBox(Box):
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes dictionaries too."""
         if isinstance(where, Tensor):
-            picks = self.space.snap(super().check(name, where))
+            picks = self.space.told(super().check(name, where))
         else:
             picks = self.space.encode(where, name).to(self.device)
         for pick in picks if self.feasible is not None else picks[:0]:
@@ -184,15 +184,15 @@ class SpaceBox(Box):
     def mended(self, picks: Tensor, *, seen: Tensor, repeats: bool, generator: torch.Generator) -> Tensor:
         """See :meth:`Domain.mended`. O(changed rows) where ``seen`` begins as in the call before, but for comparing the two.
 
-        Picks are moved to the encoded values of their points. An infeasible one is replaced by the nearest feasible of points
-        drawn around it, in widening rings, then anywhere. In a space without a continuous parameter a pick that was evaluated
-        or picked before is replaced too, while there is another; with ``repeats`` only if rounding has made it one. Draws
-        nothing unless a pick is replaced.
+        Picks are moved to the encoded values of their points, by which they may be told. An infeasible one is replaced by the
+        nearest feasible of points drawn around it, in widening rings, then anywhere. In a space without a continuous parameter
+        a pick that was evaluated or picked before is replaced too, while there is another; with ``repeats`` only if rounding
+        has made it one. Draws nothing unless a pick is replaced.
 
         Raises:
             ValueError: If no feasible point is found, or the feasibility function fails.
         """
-        snapped = self.space.snap(picks)
+        snapped = self.space.told(picks)
         countable = self.space.count is not None
         if self.feasible is None and not countable:
             return snapped
@@ -222,9 +222,9 @@ class SpaceBox(Box):
     def _rings(self, pick: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
         for ring in range(ROUNDS):
             normal = torch.randn(TRIED, len(pick), generator=generator, dtype=torch.float64, device="cpu")
-            drawn = self.space.snap((pick + 2**ring * NARROWEST * normal).clamp(0.0, 1.0))
+            drawn = self.space.told((pick + 2**ring * NARROWEST * normal).clamp(0.0, 1.0))
             yield drawn[(drawn - pick).square().sum(dim=-1).argsort(stable=True)]
-        yield from _drawn_from(self.space, generator)
+        yield from map(self.space.told, _drawn_from(self.space, generator))
 
     def _feasible(self, u: Tensor) -> bool:
         return self.feasible is None or _is_feasible(self.feasible, self.space.decode(u.unsqueeze(0))[0])

@@ -66,6 +66,39 @@ def test_what_is_decoded_is_encoded_again_and_stays_where_it_is(parameters, seed
     assert pickle.loads(pickle.dumps(space)).parameters == space.parameters
 
 
+FLOATS = {
+    "t": Float(20, 100),
+    "lr": Float(1e-5, 1, log=True),
+    "far": Float(1e9, 1e9 + 1),
+    "drifts": Float(5.422506233866166e-06, 9.113570272205976e-05),
+    "n": Int(0, 9),
+    "kind": Choice("a", "b"),
+    "w": Float(0.999, 1, log=True, when={"kind": "a"}),
+}
+
+
+@pytest.mark.parametrize("feasible", [None, lambda point: point["n"] % 2 == 0], ids=["anywhere", "even"])
+def test_a_pick_is_the_point_that_its_dictionary_tells(feasible, generator):
+    """Replicates are matched by their bytes, and round-off of a continuous value made another point of it."""
+    domain = space_domain(FLOATS, feasible)
+    U = torch.rand(2_000 if feasible is None else 200, domain.dims, generator=generator, dtype=torch.float64)
+    made = domain.mended(U, seen=U[:0], repeats=False, generator=generator)
+    assert torch.equal(domain.check("points", domain.named(made)), made)
+    if feasible is None:
+        torch.testing.assert_close(made, domain.snap(U), atol=1e-6, rtol=0)
+        assert torch.equal(domain.check("points", U), made)
+
+
+@pytest.mark.parametrize("seed", [1, 4, 6])
+def test_a_lucky_result_is_averaged_with_its_repeats_told_by_dictionary(seed):
+    loop = AskTell(space={"t": Float(20, 100), "lr": Float(1e-5, 1, log=True)}, seed=seed)
+    batch = loop.ask(5)
+    loop.tell(batch, [0.0, 0.0, 9.0, 0.0, 0.0])
+    loop.add([batch.parameters[2]] * 4, [1.0] * 4)
+    result = loop.result()
+    assert (result.best_observed_mean, result.best_observed_count) == (pytest.approx(2.6), 5)
+
+
 @pytest.mark.parametrize(
     ("parameter", "values"),
     [
