@@ -136,6 +136,17 @@ def test_large_integers_are_decoded_to_themselves(parameter):
     assert parameter.decode(parameter.encode(values, "n")) == values
 
 
+def test_the_ends_of_steps_are_taken_within_a_thousandth_of_a_step():
+    loop = AskTell(space={"x": Float(0, 0.3, step=0.1), "z": Float(0, 1)})
+    loop.add([{"x": float(value), "z": 0.5} for value in np.arange(0, 0.31, 0.1)], [0.0, 1.0, 2.0, 3.0])
+    loop.add([{"x": -1e-17, "z": 0.5}, {"x": -0.0, "z": 0.5}], [4.0, 5.0])
+    assert [point["x"] for point in loop.history.parameters] == [0.0, 0.1, 0.2, 0.3, 0.0, 0.0]
+    assert Counter(np.array(point).tobytes() for point in loop.history.points).most_common(1)[0][1] == 3
+    for wrong in (0.3002, -0.0002, math.nan):
+        with pytest.raises(ValueError, match="expected x in|finite x"):
+            loop.add([{"x": wrong, "z": 0.5}], [0.0])
+
+
 def test_a_large_integer_is_recorded_as_it_was_added():
     loop = AskTell(space={"seed": Int(0, 2**31 - 1), "x": Float(0, 1)})
     loop.add([{"seed": 2147483577, "x": 0.5}], [1.0])
