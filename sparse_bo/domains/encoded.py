@@ -31,6 +31,8 @@ NARROWEST = 1.0 / 64
 """Standard deviation of the innermost ring, in sides of the box."""
 DRAWN = 50_000
 """Points drawn in the whole box before a feasible one is given up."""
+REMEMBERED = 200_000
+"""Infeasible points of a space without a continuum that are not asked for again: about 25 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +131,7 @@ class SpaceBox(Box):
     feasible: Feasible | None = field(default=None, kw_only=True)
     restricted: bool = field(default=False, kw_only=True)
     _seen: SeenRows = field(default_factory=SeenRows, init=False, repr=False)
+    _infeasible: set[bytes] = field(default_factory=set, init=False, repr=False)
 
     @staticmethod
     def of(space: Space, feasible: Feasible | None, *, restricted: bool, device: str | torch.device = "cpu") -> SpaceBox:
@@ -209,12 +212,15 @@ class SpaceBox(Box):
         """Return a feasible point near a pick: one that is not ``taken``, if any such point was drawn."""
         repeated = pick if self._feasible(pick) else None
         for candidates in self._rings(pick, generator):
-            for u, key in zip(candidates, _keys(candidates), strict=True):
-                new = key not in taken
-                if (new or repeated is None) and self._feasible(u):
-                    if new:
-                        return u
-                    repeated = u
+            keys = _keys(candidates)
+            rows = [row for row, key in enumerate(keys) if key not in self._infeasible]
+            for row, possible in zip(rows, self.possible(candidates[rows]), strict=True):
+                if possible and keys[row] not in taken:
+                    return candidates[row]
+                if possible and repeated is None:
+                    repeated = candidates[row]
+                if not possible and self.space.count is not None and len(self._infeasible) < REMEMBERED:
+                    self._infeasible.add(keys[row])
         if repeated is None:
             raise ValueError(_none_feasible(self.space))
         return repeated

@@ -340,6 +340,35 @@ def test_the_time_of_an_ask_does_not_grow_with_the_run_where_values_can_be_count
     assert seconds_of_an_ask(90_000) < 10.0 * few + 1e-3  # a set of them anew: 0.1 s
 
 
+def test_where_all_feasible_points_are_evaluated_the_others_are_asked_for_once():
+    """Every pick searches the whole box for another one: 50,000 calls of the feasibility function each time."""
+    calls = 0
+
+    def feasible(point):
+        nonlocal calls
+        calls += 1
+        return point["a"] == point["b"] < 60
+
+    space = Space({"a": Int(0, 199), "b": Int(0, 199)})
+    every = space.encode([{"a": k, "b": k} for k in range(60)])
+    domain = space_domain(space, feasible)
+    made = []
+    for seed in range(5):
+        before, pick = calls, every[seed : seed + 1] + 1e-9
+        generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+        made.append(domain.mended(pick, seen=every, repeats=False, generator=generators[0]))
+        spent = calls - before
+        if seed in (0, 4):  # a pick does not depend on the searches before
+            other = space_domain(space, feasible).mended(pick, seen=every, repeats=False, generator=generators[1])
+            assert torch.equal(other, made[-1])
+            assert torch.equal(generators[0].get_state(), generators[1].get_state())
+    assert torch.equal(torch.cat(made), every[:5])
+    assert spent < 3_000
+    assert torch.equal(domain.mended(every[7:8], seen=every[8:], repeats=False, generator=generators[0]), every[7:8])
+    found = domain.mended(every[8:9], seen=every[8:], repeats=False, generator=generators[0])
+    assert found[0].tolist() in every[:8].tolist()
+
+
 def test_a_repeat_is_known_whatever_was_seen_in_the_call_before(generator):
     """Of rows that come, go and change between the calls, as when a run goes back, the present ones alone count."""
     space = Space({"a": Int(0, 9), "b": Int(0, 9), "c": Choice(*range(10)), "d": Int(0, 99)})
