@@ -163,10 +163,8 @@ class SpaceBox(Box):
 
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes dictionaries too."""
-        if isinstance(where, Tensor):
-            picks = self.space.told(super().check(name, where))
-        else:
-            picks = self.space.encode(where, name).to(self.device)
+        U = super().check(name, where) if isinstance(where, Tensor) else self.space.encode(where, name).to(self.device)
+        picks = self.space.told(U)
         for pick in picks if self.feasible is not None else picks[:0]:
             if not self._feasible(pick):
                 raise ValueError(_infeasible(name, self.named(pick.unsqueeze(0))[0]))

@@ -87,6 +87,8 @@ def test_a_pick_is_the_point_that_its_dictionary_tells(feasible, generator):
     if feasible is None:
         torch.testing.assert_close(made, domain.snap(U), atol=1e-6, rtol=0)
         assert torch.equal(domain.check("points", U), made)
+        added = domain.check("points", domain.named(U))  # what is recorded of it is that point, too
+        assert torch.equal(domain.check("points", domain.named(added)), added)
 
 
 @pytest.mark.parametrize("seed", [1, 4, 6])
