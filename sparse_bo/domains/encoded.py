@@ -31,6 +31,8 @@ NARROWEST = 1.0 / 64
 """Standard deviation of the innermost ring, in sides of the box."""
 DRAWN = 50_000
 """Points drawn in the whole box before a feasible one is given up."""
+REMEMBERED = 200_000
+"""Infeasible points of a space without a continuum that are not asked for again: about 25 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +131,7 @@ class SpaceBox(Box):
     feasible: Feasible | None = field(default=None, kw_only=True)
     restricted: bool = field(default=False, kw_only=True)
     _seen: SeenRows = field(default_factory=SeenRows, init=False, repr=False)
+    _infeasible: set[bytes] = field(default_factory=set, init=False, repr=False)
 
     @staticmethod
     def of(space: Space, feasible: Feasible | None, *, restricted: bool, device: str | torch.device = "cpu") -> SpaceBox:
@@ -160,10 +163,8 @@ class SpaceBox(Box):
 
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes dictionaries too."""
-        if isinstance(where, Tensor):
-            picks = self.space.snap(super().check(name, where))
-        else:
-            picks = self.space.encode(where, name).to(self.device)
+        U = super().check(name, where) if isinstance(where, Tensor) else self.space.encode(where, name).to(self.device)
+        picks = self.space.told(U)
         for pick in picks if self.feasible is not None else picks[:0]:
             if not self._feasible(pick):
                 raise ValueError(_infeasible(name, self.named(pick.unsqueeze(0))[0]))
@@ -184,15 +185,15 @@ class SpaceBox(Box):
     def mended(self, picks: Tensor, *, seen: Tensor, repeats: bool, generator: torch.Generator) -> Tensor:
         """See :meth:`Domain.mended`. O(changed rows) where ``seen`` begins as in the call before, but for comparing the two.
 
-        Picks are moved to the encoded values of their points. An infeasible one is replaced by the nearest feasible of points
-        drawn around it, in widening rings, then anywhere. In a space without a continuous parameter a pick that was evaluated
-        or picked before is replaced too, while there is another; with ``repeats`` only if rounding has made it one. Draws
-        nothing unless a pick is replaced.
+        Picks are moved to the encoded values of their points, by which they may be told. An infeasible one is replaced by the
+        nearest feasible of points drawn around it, in widening rings, then anywhere. In a space without a continuous parameter
+        a pick that was evaluated or picked before is replaced too, while there is another; with ``repeats`` only if rounding
+        has made it one. Draws nothing unless a pick is replaced.
 
         Raises:
             ValueError: If no feasible point is found, or the feasibility function fails.
         """
-        snapped = self.space.snap(picks)
+        snapped = self.space.told(picks)
         countable = self.space.count is not None
         if self.feasible is None and not countable:
             return snapped
@@ -209,12 +210,15 @@ class SpaceBox(Box):
         """Return a feasible point near a pick: one that is not ``taken``, if any such point was drawn."""
         repeated = pick if self._feasible(pick) else None
         for candidates in self._rings(pick, generator):
-            for u, key in zip(candidates, _keys(candidates), strict=True):
-                new = key not in taken
-                if (new or repeated is None) and self._feasible(u):
-                    if new:
-                        return u
-                    repeated = u
+            keys = _keys(candidates)
+            rows = [row for row, key in enumerate(keys) if key not in self._infeasible]
+            for row, possible in zip(rows, self.possible(candidates[rows]), strict=True):
+                if possible and keys[row] not in taken:
+                    return candidates[row]
+                if possible and repeated is None:
+                    repeated = candidates[row]
+                if not possible and self.space.count is not None and len(self._infeasible) < REMEMBERED:
+                    self._infeasible.add(keys[row])
         if repeated is None:
             raise ValueError(_none_feasible(self.space))
         return repeated
@@ -222,9 +226,9 @@ class SpaceBox(Box):
     def _rings(self, pick: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
         for ring in range(ROUNDS):
             normal = torch.randn(TRIED, len(pick), generator=generator, dtype=torch.float64, device="cpu")
-            drawn = self.space.snap((pick + 2**ring * NARROWEST * normal).clamp(0.0, 1.0))
+            drawn = self.space.told((pick + 2**ring * NARROWEST * normal).clamp(0.0, 1.0))
             yield drawn[(drawn - pick).square().sum(dim=-1).argsort(stable=True)]
-        yield from _drawn_from(self.space, generator)
+        yield from map(self.space.told, _drawn_from(self.space, generator))
 
     def _feasible(self, u: Tensor) -> bool:
         return self.feasible is None or _is_feasible(self.feasible, self.space.decode(u.unsqueeze(0))[0])

@@ -179,14 +179,15 @@ class Float(Parameter):
 
     def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
         numbers = [check_number(name, value) for value in values]
+        slack = 1e-3 * (self.step or 0.0)  # as between steps
         for number in numbers:
-            if not self.low <= number <= self.high:
+            if not self.low - slack <= number <= self.high + slack:
                 got = f"got {number!r}; leave the point out, or begin a run with a wider range"
                 raise ValueError(f"expected {name} in [{self.low:g}, {self.high:g}], {got}")
         v = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         if self.count is not None:
             steps = (v - self.low) / (self.step or 1.0)
-            k = steps.round()
+            k = steps.round() + 0.0  # of −0, the bytes of 0
             wrong = (((steps - k).abs() > 1e-3) | (k >= self.count)).nonzero().flatten().tolist()
             if wrong:
                 got = f"got {numbers[wrong[0]]!r} between them; round it to {self.low:g} + k * {self.step:g}"

@@ -66,6 +66,41 @@ def test_what_is_decoded_is_encoded_again_and_stays_where_it_is(parameters, seed
     assert pickle.loads(pickle.dumps(space)).parameters == space.parameters
 
 
+FLOATS = {
+    "t": Float(20, 100),
+    "lr": Float(1e-5, 1, log=True),
+    "far": Float(1e9, 1e9 + 1),
+    "drifts": Float(5.422506233866166e-06, 9.113570272205976e-05),
+    "n": Int(0, 9),
+    "kind": Choice("a", "b"),
+    "w": Float(0.999, 1, log=True, when={"kind": "a"}),
+}
+
+
+@pytest.mark.parametrize("feasible", [None, lambda point: point["n"] % 2 == 0], ids=["anywhere", "even"])
+def test_a_pick_is_the_point_that_its_dictionary_tells(feasible, generator):
+    """Replicates are matched by their bytes, and round-off of a continuous value made another point of it."""
+    domain = space_domain(FLOATS, feasible)
+    U = torch.rand(2_000 if feasible is None else 200, domain.dims, generator=generator, dtype=torch.float64)
+    made = domain.mended(U, seen=U[:0], repeats=False, generator=generator)
+    assert torch.equal(domain.check("points", domain.named(made)), made)
+    if feasible is None:
+        torch.testing.assert_close(made, domain.snap(U), atol=1e-6, rtol=0)
+        assert torch.equal(domain.check("points", U), made)
+        added = domain.check("points", domain.named(U))  # what is recorded of it is that point, too
+        assert torch.equal(domain.check("points", domain.named(added)), added)
+
+
+@pytest.mark.parametrize("seed", [1, 4, 6])
+def test_a_lucky_result_is_averaged_with_its_repeats_told_by_dictionary(seed):
+    loop = AskTell(space={"t": Float(20, 100), "lr": Float(1e-5, 1, log=True)}, seed=seed)
+    batch = loop.ask(5)
+    loop.tell(batch, [0.0, 0.0, 9.0, 0.0, 0.0])
+    loop.add([batch.parameters[2]] * 4, [1.0] * 4)
+    result = loop.result()
+    assert (result.best_observed_mean, result.best_observed_count) == (pytest.approx(2.6), 5)
+
+
 @pytest.mark.parametrize(
     ("parameter", "values"),
     [
@@ -101,6 +136,17 @@ def test_large_integers_are_decoded_to_themselves(parameter):
     rows = [*range(200), *range(n - 200, n), *(n * k // 1_000 for k in range(1_000))]
     values = [parameter.value_of(row) for row in rows]
     assert parameter.decode(parameter.encode(values, "n")) == values
+
+
+def test_the_ends_of_steps_are_taken_within_a_thousandth_of_a_step():
+    loop = AskTell(space={"x": Float(0, 0.3, step=0.1), "z": Float(0, 1)})
+    loop.add([{"x": float(value), "z": 0.5} for value in np.arange(0, 0.31, 0.1)], [0.0, 1.0, 2.0, 3.0])
+    loop.add([{"x": -1e-17, "z": 0.5}, {"x": -0.0, "z": 0.5}], [4.0, 5.0])
+    assert [point["x"] for point in loop.history.parameters] == [0.0, 0.1, 0.2, 0.3, 0.0, 0.0]
+    assert Counter(np.array(point).tobytes() for point in loop.history.points).most_common(1)[0][1] == 3
+    for wrong in (0.3002, -0.0002, math.nan):
+        with pytest.raises(ValueError, match="expected x in|finite x"):
+            loop.add([{"x": wrong, "z": 0.5}], [0.0])
 
 
 def test_a_large_integer_is_recorded_as_it_was_added():
@@ -294,6 +340,35 @@ def test_the_time_of_an_ask_does_not_grow_with_the_run_where_values_can_be_count
 
     few = seconds_of_an_ask(100)
     assert seconds_of_an_ask(90_000) < 10.0 * few + 1e-3  # a set of them anew: 0.1 s
+
+
+def test_where_all_feasible_points_are_evaluated_the_others_are_asked_for_once():
+    """Every pick searches the whole box for another one: 50,000 calls of the feasibility function each time."""
+    calls = 0
+
+    def feasible(point):
+        nonlocal calls
+        calls += 1
+        return point["a"] == point["b"] < 60
+
+    space = Space({"a": Int(0, 199), "b": Int(0, 199)})
+    every = space.encode([{"a": k, "b": k} for k in range(60)])
+    domain = space_domain(space, feasible)
+    made = []
+    for seed in range(5):
+        before, pick = calls, every[seed : seed + 1] + 1e-9
+        generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+        made.append(domain.mended(pick, seen=every, repeats=False, generator=generators[0]))
+        spent = calls - before
+        if seed in (0, 4):  # a pick does not depend on the searches before
+            other = space_domain(space, feasible).mended(pick, seen=every, repeats=False, generator=generators[1])
+            assert torch.equal(other, made[-1])
+            assert torch.equal(generators[0].get_state(), generators[1].get_state())
+    assert torch.equal(torch.cat(made), every[:5])
+    assert spent < 3_000
+    assert torch.equal(domain.mended(every[7:8], seen=every[8:], repeats=False, generator=generators[0]), every[7:8])
+    found = domain.mended(every[8:9], seen=every[8:], repeats=False, generator=generators[0])
+    assert found[0].tolist() in every[:8].tolist()
 
 
 def test_a_repeat_is_known_whatever_was_seen_in_the_call_before(generator):
