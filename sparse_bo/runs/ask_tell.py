@@ -340,11 +340,14 @@ class AskTell:
         """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
 
         ``X``, and errors: :meth:`add`. Optuna has ``enqueue_trial`` for it. A dictionary may lack parameters, and a point of a
-        box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results.
+        box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results. So may
+        tables, which may lack columns of inputs, too; those that do may have no columns but those of :meth:`Result.to_pandas`.
         """
         engine = self._engine
         self._steps.enqueue(
-            lambda: arguments.completed_inputs("enqueued", X, self._domain, engine.suggested, engine.generator_ahead())
+            lambda: arguments.completed_inputs(
+                "enqueued", X, self._domain, engine.suggested, engine.generator_ahead(), self._names
+            )
         )
 
     def reissue(self, tickets: Batch | Sequence[int] | Tensor | None = None) -> Batch:
