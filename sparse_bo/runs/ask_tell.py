@@ -403,7 +403,8 @@ class AskTell:
             callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run. It may
                 ask and tell: its evaluations count towards the budget, and those without a result are evaluated here while
                 budget remains. A result that it reports for a running evaluation takes precedence.
-            on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded.
+            on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded; not with those that a
+                callback has reported.
             progress: Whether to show a progress bar.
             seconds: Wall-clock seconds of this call, after which no more evaluations begin.
             target: Value (y) of a result that ends the run.
