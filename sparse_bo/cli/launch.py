@@ -78,7 +78,7 @@ class RunEnd(NamedTuple):
     result: Result
     """At the end, or at the interrupt or error."""
     before: int
-    """Evaluations in the history before this start."""
+    """Asked evaluations in the history before this start."""
 
 
 def launch(
@@ -109,7 +109,7 @@ def launch(
         how["call_with"] = "batch"
     else:
         objective = problem.objective(seed=seed)
-    start, before, code, stopped = time.perf_counter(), loop.history.observations, 0, ""
+    start, before, code, stopped = time.perf_counter(), _updated(loop.history), 0, ""
     total, regret_of, here = loop.asked + budget, problem.regret_of, Path.cwd()
     with RunProgress(loop.history, total, console=console, quiet=quiet, regret_of=regret_of) as progress:
         try:
@@ -162,6 +162,10 @@ def finish(
         raise typer.Exit(code)
 
 
+def _updated(history: History) -> int:
+    return history.observations - history.added
+
+
 def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem, storage: Path | None) -> None:
     result, history = outcome.result, outcome.result.history
     regret = problem.regret_of(history)
@@ -172,12 +176,12 @@ def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem, storage: Pat
         loop.certificate(),
         regret=None if regret is None else regret.tolist(),
         most_slices=0,
-        asked=loop.asked,
-        unseen=loop.asked - len(loop.pending) - history.observations,
+        asked=loop.asked + history.added,
+        unseen=loop.asked - len(loop.pending) - _updated(history),
         about=loop.about,
         source=None if storage is None else storage.name,
     )
-    now = history.observations - outcome.before
+    now = _updated(history) - outcome.before
     each = f" ({1e6 * outcome.seconds / now:.0f} µs per evaluation)" if now else ""
     lines = {"seconds": f"{outcome.seconds:.2f} {'since the resume' if outcome.before else 'in all'}{each}"}
     title = f"{loop.policy.name} on {problem.name}: {problem.description}"

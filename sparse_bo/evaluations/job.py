@@ -292,18 +292,19 @@ class Job:
     def tell(self, batch: Batch, values: list[Value], seconds: float) -> None:
         """Report results; a callback or another thread may have reported some of them already."""
         self.evaluated(seconds)
-        tickets = batch.tickets
+        tickets, recorded = batch.tickets, [(batch, values)]
         try:
             self.loop.tell(tickets, values)
         except TicketError:
             pending = set(self.loop.pending)
-            results = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in pending}
-            self.loop.tell(list(results), list(results.values()))
+            recorded = [(batch.part(slice(k, k + 1)), [y]) for k, y in enumerate(values) if tickets[k] in pending]
+            self.loop.tell([one.tickets[0] for one, _ in recorded], [y for _, (y,) in recorded])
         except KeyboardInterrupt:
             if set(tickets).isdisjoint(self.loop.pending):  # the results are recorded
                 self.reported(batch, values)
             raise
-        self.reported(batch, values)
+        for one, found in recorded:
+            self.reported(one, found)
 
     def fail(self, batch: Batch) -> None:
         """Report evaluations that have failed."""

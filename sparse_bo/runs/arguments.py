@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, MappingView, Sequence, Set
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -20,7 +20,7 @@ from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.results import Measured, Value, check_same_order, is_failed, only_column, outcomes_of
 from sparse_bo.policies import Outcomes, Policy
-from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag
+from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag, nearest
 
 MOST = 10**9
 """Largest budget: a run stores every evaluation in at least 100 bytes of memory, so this takes 100 GB."""
@@ -208,21 +208,31 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
 
 
 def completed_inputs(
-    kind: str, where: Any, domain: Domain, suggested: Callable[[int, torch.Generator], Tensor], generator: torch.Generator
+    kind: str,
+    where: Any,
+    domain: Domain,
+    suggested: Callable[[int, torch.Generator], Tensor],
+    generator: torch.Generator,
+    outcomes: Sequence[str] = (),
 ) -> Tensor:
     """Return :func:`checked_inputs` of inputs that may lack parts, which come from as many picks of ``suggested``.
 
-    A dictionary may lack parameters, a row of a box has NaN in their places.
+    A dictionary may lack parameters, a row of a box has NaN in their places. A table may lack columns, unless it has some that
+    a run with these ``outcomes`` does not write: one of them may be a misspelt input.
     """
     table = hasattr(where, "columns") and hasattr(where, "isna")
     if isinstance(domain, SpaceArms | SpaceBox):
         points = domain.space.points_of(where) if table else where
         some = isinstance(points, Sequence) and not isinstance(points, str) and all(isinstance(p, Mapping) for p in points)
         if some and any(domain.space.lacks(point) for point in points):
+            if table:
+                _check_columns(kind, where, domain.space.parameters, outcomes)
             where = completed(domain, points, suggested(len(points), generator), generator=generator)
     elif isinstance(domain, Box):
-        if table:
-            where = where.reindex(columns=[f"x{j + 1}" for j in range(domain.dims)])
+        names = [f"x{j + 1}" for j in range(domain.dims)]
+        if table and not set(names).isdisjoint(where.columns):  # else it is taken by position
+            _check_columns(kind, where, names, outcomes)
+            where = where.reindex(columns=names)
         X = cast("Tensor", tensor_of(f"{kind} inputs", where))
         if isinstance(X, Tensor) and X.dim() == 2 and X.shape[-1] == domain.dims and bool(X.isnan().any()):
             X = X.to(domain.like) if is_plain(where) else X
@@ -230,11 +240,27 @@ def completed_inputs(
     return checked_inputs(kind, where, domain)
 
 
+def _check_columns(kind: str, table: Any, names: Collection[str], outcomes: Sequence[str]) -> None:
+    """Raise a ``ValueError`` if a table lacks some of the ``names``, and has a column that a run does not write."""
+    recorded = {*outcomes, "ticket", "batch", "arm", "name", "added", "value", "feasible"}
+    missing = [name for name in names if name not in table.columns]
+    others = [
+        one
+        for one in table.columns
+        if one not in names and recorded.isdisjoint((one, str(one).rstrip("_").removesuffix("_sd")))
+    ]
+    if missing and others:
+        fix = nearest(others[0], missing) or "; drop that column, or give it the name of an input"
+        raise ValueError(f"expected columns {', '.join(names)} of {kind} inputs, got {others[0]!r} and no {missing[0]!r}{fix}")
+
+
 def _columns_of(table: Any, domain: Domain) -> Any:
     """Return inputs of a run without named parameters (``x1``, … of a box, ``name`` or ``arm``); another table as it is."""
     by_name = isinstance(domain, NamedArms) and "name" in table.columns  # a number may be that of another order of the arms
     names = ["name" if by_name else "arm"] if domain.indexed else [f"x{j + 1}" for j in range(domain.dims)]
-    if not set(names) <= set(table.columns):
+    if missing := [name for name in names if name not in table.columns]:
+        if len(missing) < len(names):
+            raise ValueError(f"expected columns {names[0]} to {names[-1]}, got no {missing[0]!r}; name all inputs so, or none")
         return table
     return table[names[0]].tolist() if domain.indexed else table[names].to_numpy()
 

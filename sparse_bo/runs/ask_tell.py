@@ -340,11 +340,14 @@ class AskTell:
         """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
 
         ``X``, and errors: :meth:`add`. Optuna has ``enqueue_trial`` for it. A dictionary may lack parameters, and a point of a
-        box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results.
+        box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results. So may
+        tables, which may lack columns of inputs, too; those that do may have no columns but those of :meth:`Result.to_pandas`.
         """
         engine = self._engine
         self._steps.enqueue(
-            lambda: arguments.completed_inputs("enqueued", X, self._domain, engine.suggested, engine.generator_ahead())
+            lambda: arguments.completed_inputs(
+                "enqueued", X, self._domain, engine.suggested, engine.generator_ahead(), self._names
+            )
         )
 
     def reissue(self, tickets: Batch | Sequence[int] | Tensor | None = None) -> Batch:
@@ -400,7 +403,8 @@ class AskTell:
             callback: Called with the loop and the new history row after each update of the state; ``True`` ends the run. It may
                 ask and tell: its evaluations count towards the budget, and those without a result are evaluated here while
                 budget remains. A result that it reports for a running evaluation takes precedence.
-            on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded.
+            on_result: Called with each :class:`sparse_bo.runs.Evaluation` once its result is recorded; not with those that a
+                callback has reported.
             progress: Whether to show a progress bar.
             seconds: Wall-clock seconds of this call, after which no more evaluations begin.
             target: Value (y) of a result that ends the run.

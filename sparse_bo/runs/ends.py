@@ -55,7 +55,7 @@ class RunProgress(Progress):
             StatusColumn(table_column=Column(no_wrap=False)),  # gives way first where the terminal is narrow
         )
         super().__init__(*columns, console=console or Console(stderr=True), disable=quiet)
-        self.regret_of, self.regret, self.evaluated = regret_of, 0.0, 0
+        self.regret_of, self.regret, self.evaluated, self.asked = regret_of, 0.0, 0, 0
         self.line = self.add_task(visible(history.info["policy"]), total=total, status="")
         for row in history.rows:
             self.show(row)
@@ -63,6 +63,7 @@ class RunProgress(Progress):
     def show(self, row: HistoryRow) -> None:
         """Show a new row of the history."""
         self.evaluated += row.batch_size
+        self.asked += 0 if row.added else row.batch_size  # added ones do not count towards the total
         best = "best" if row.feasible is None else "best feasible"
         status = "" if row.best_mean is None else f"{best} {row.best_mean:.4g} "
         status = status if row.hypervolume is None else f"hypervolume {row.hypervolume:.4g} "
@@ -71,7 +72,7 @@ class RunProgress(Progress):
             self.regret += float(regrets.sum())
             status += f"regret {self.regret / self.evaluated:.4g} "
         status += "" if row.dictionary_size is None else f"dictionary {row.dictionary_size} "
-        self.update(self.line, completed=self.evaluated, status=f"{status}batch of {row.batch_size:,}")
+        self.update(self.line, completed=self.asked, status=f"{status}batch of {row.batch_size:,}")
 
 
 @dataclass(frozen=True, eq=False)

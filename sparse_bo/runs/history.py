@@ -149,6 +149,11 @@ class History:
         return sum(row.batch_size for row in self.rows)
 
     @property
+    def added(self) -> int:
+        """Number of evaluations in all rows that the run has not asked for."""
+        return sum(row.batch_size for row in self.rows if row.added)
+
+    @property
     def minimize(self) -> bool:
         """Whether the run minimises its objective."""
         return bool(self.info.get("minimize", False))

@@ -107,7 +107,9 @@ class Result(Report):
         observed: dict[str, float] = {}
         if outcomes is not None:
             Y, X, _ = self._evaluations(outcomes)
-            at = Y[torch.from_numpy((x == X).all(axis=1))]
+            arms = self.history.indices  # other arms may have equal inputs
+            there = (x == X).all(axis=1) if self.best_index is None else np.array(arms) == self.best_index
+            at = Y[torch.from_numpy(there)]
             observed = dict(zip(outcomes.names, at.nanmean(dim=0).tolist(), strict=True))
         names = self.history.info.get("names")
         name = None if names is None or self.best_index is None else names[self.best_index]

@@ -274,6 +274,7 @@ def view_of(
     sds = np.array(sds_of(results), np.float64).T if has_sds(results) else ()
     failed = sum(row.failed for row in history.rows)
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
+    in_memory["added"] = history.added
     return RunView(
         batches=history.batches(),
         values=values,

@@ -300,6 +300,21 @@ def test_of_workers_that_join_together_one_repeats_the_best_trial(direction):
     assert joins(3) != best
 
 
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("constrained", [False, True])
+def test_the_best_trial_is_kept_apart_from_hidden_ones_in_both_directions(direction, constrained):
+    def objective(trial):
+        if constrained:
+            trial.set_constraint("none", -1.0)
+        return line(trial)
+
+    made = study(SparseBOSampler(seed=0), objective, 8, direction=direction)
+    search = search_of(made.sampler)
+    best = made.get_trials()[:-1]  # the search has not seen the last one
+    best = (min if direction == "minimize" else max)(trial.value for trial in best)
+    assert search.domain.named(search.highest[1])[0] == {"'x'": pytest.approx(best)}
+
+
 @pytest.mark.parametrize("ends", ["pruned", *(pytest.param(ends, marks=pytest.mark.slow) for ends in ("nan", "raises"))])
 def test_trials_that_end_within_their_parameters_are_not_repeated(ends):
     """The failure was never told, as the trial had no point: the same point was asked for ever."""

@@ -227,6 +227,11 @@ def test_a_run_starts_from_the_observations_of_another(tmp_path, monkeypatch):
     inside = sum(point[0] <= 0.5 for point in read_run(before).history.points)
     assert 0 < inside < 6
     assert f"starts from {inside} observations of before.journal; left out: {6 - inside} outside the domain" in done.output
+    assert " 6/6 " in done.output
+    counted = f"6 asked, 6 told, 0 failed, {inside} added"
+    assert f"{counted} " in done.output
+    assert f"{counted} " in invoke("report", tmp_path / "after.journal").output
+    assert "since the" not in done.output  # neither the last update nor a resume
     first = read_run(tmp_path / "after.journal").history
     assert first.rows[0].added
     assert {point["momentum"] for point in first.parameters[:inside]} == {0.25}

@@ -410,9 +410,12 @@ def test_what_somebody_else_has_told_of_an_evaluation_stays(spread):
         loop.fail(batch.tickets[:1])
         return [1.0] * len(batch)
 
-    result = loop.run(objective, 12, call_with="batch", executor=spread)
+    passed = {}
+    how = {"call_with": "batch", "executor": spread, "on_result": lambda one: passed.update({one.ticket: one.value})}
+    result = loop.run(objective, 12, **how)
     assert loop.pending == []
     values = [value for row in result.history.rows for value in row.values]
+    assert passed == {ticket: value for ticket, value in enumerate(values) if value == 1.0}
     assert [ticket for ticket, value in enumerate(values) if value != 1.0] == list(range(0, 12, 4 if spread is None else 2))
 
 

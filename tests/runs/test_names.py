@@ -81,6 +81,13 @@ def test_names_of_a_column_in_another_order_than_the_arms_are_refused():
     }
 
 
+def test_outcomes_of_the_best_arm_are_not_those_of_others_with_equal_inputs():
+    loop = AskTell([[0.0], [1.0], [1.0]], names=["a", "b", "c"], objectives={"y": "max"})
+    loop.add(["a", "b", "c", "b"], [[0.0], [10.0], [0.0], [12.0]])
+    best = loop.result().best
+    assert (best.name, best.outcomes) == ("b", {"y": 11.0})
+
+
 def test_a_table_of_results_gives_them_to_the_arms_of_its_names():
     """Row numbers of the table are those of other arms."""
     pytest.importorskip("pandas")

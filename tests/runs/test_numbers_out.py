@@ -170,6 +170,14 @@ def test_an_exception_of_the_callback_ends_the_run_and_loses_nothing():
     assert loop.state.pulls == 4
 
 
+def test_evaluations_that_the_run_has_not_asked_for_are_counted_as_added(capsys):
+    loop = AskTell(bounds=[(0.0, 1.0)], policy=FOUR, initial=([[0.1], [0.5], [0.9]], [1.0, 2.0, 3.0]))
+    result = loop.run(lambda x: float(x[0]), 4, progress=True)
+    assert " 4/4 " in capsys.readouterr().err
+    assert "4 asked, 4 told, 0 failed, 3 added" in result.report()
+    assert (result.history.observations, result.history.added) == (7, 3)
+
+
 @pytest.mark.parametrize("run", [maximize, minimize])
 def test_the_bar_goes_to_the_error_stream_and_ends_at_the_budget(run, capsys):
     run(lambda X: X[:, 0], bounds=unit_box(), policy=FOUR, budget=12, progress=True)

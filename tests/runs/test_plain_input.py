@@ -287,6 +287,51 @@ def test_a_table_of_one_column_is_its_column():
     assert made.history.observations == 3
 
 
+@pytest.mark.parametrize("names", [["temp", "p"], [0, 1], ["x1", "x2"]], ids=str)
+def test_a_table_of_a_box_is_taken_by_name_or_else_by_position(names):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame([[0.25, 0.75]], columns=names)
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, initial=(table, [1.0]))
+    loop.add(table, [2.0])
+    loop.enqueue(table)
+    assert loop.ask(1).X.tolist() == [[0.25, 0.75]]
+    assert loop.history.points == [[0.25, 0.75]] * 2
+
+
+def test_a_table_that_lacks_an_input_is_not_taken_by_position():
+    pandas = pytest.importorskip("pandas")
+    loop = AskTell(bounds=[(0.0, 9.0)] * 2)
+    with pytest.raises(ValueError, match=r"^expected columns x1 to x2, got no 'x1'; name all inputs so, or none$"):
+        loop.add(pandas.DataFrame({"x2": [5.0], "foo": [0.2]}), [1.0])
+    assert not loop.history.rows
+
+
+@pytest.mark.parametrize(
+    ("domain", "column", "message"),
+    [
+        (
+            {"space": {"lr": Float(0.0, 1.0), "wd": Float(0.0, 1.0)}},
+            "LR",
+            "lr, wd of .*, got 'LR' and no 'lr'; did you mean 'lr'",
+        ),
+        ({"space": {"lr": Float(0.0, 1.0), "wd": Float(0.0, 1.0)}}, "lr_", "lr, wd of .*, got 'lr_' and no 'lr'; did you mean"),
+        ({"bounds": [(0.0, 1.0)] * 2}, "foo", "x1, x2 of .*, got 'foo' and no 'x1'; drop that column, or give it the name of"),
+    ],
+)
+def test_a_misspelt_column_of_enqueued_inputs_is_not_left_to_the_policy(domain, column, message):
+    pandas = pytest.importorskip("pandas")
+    loop, last = AskTell(**domain, objectives={"gain": "max"}), "wd" if "space" in domain else "x2"
+    with pytest.raises(ValueError, match=f"^expected columns {message}"):
+        loop.enqueue(pandas.DataFrame({column: [0.25], last: [0.5]}))
+    loop.enqueue(pandas.DataFrame({last: [0.5], "ticket": [3], "gain": [1.0], "gain_sd": [0.1], "feasible": [True]}))
+    batch = loop.ask(1)
+    assert (batch.parameters[0]["wd"] if batch.parameters else batch.X[0, 1]) == 0.5
+    whole = {"lr": [0.25], "wd": [0.5]} if "space" in domain else {"x1": [0.25], "x2": [0.5]}
+    loop.enqueue(pandas.DataFrame({**whole, column: [1.0]}))  # nothing is left to the policy
+    batch = loop.ask(1)
+    assert (batch.parameters or batch.X.tolist()) == ([{"lr": 0.25, "wd": 0.5}] if "space" in domain else [[0.25, 0.5]])
+
+
 def test_results_in_a_sparse_tensor_name_the_fix():
     y, several = torch.tensor([1.0, 0.0]).to_sparse(), torch.eye(2).to_sparse()
     message = r"expected y as a dense tensor, got layout torch.sparse_\w+; use y.to_dense\(\)"
