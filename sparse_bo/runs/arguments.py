@@ -259,7 +259,7 @@ def _columns_of(table: Any, domain: Domain) -> Any:
     by_name = isinstance(domain, NamedArms) and "name" in table.columns  # a number may be that of another order of the arms
     names = ["name" if by_name else "arm"] if domain.indexed else [f"x{j + 1}" for j in range(domain.dims)]
     if missing := [name for name in names if name not in table.columns]:
-        if len(missing) < len(names):
+        if not set(names).isdisjoint(str(one).strip().lower() for one in table.columns):
             raise ValueError(f"expected columns {names[0]} to {names[-1]}, got no {missing[0]!r}; name all inputs so, or none")
         return table
     return table[names[0]].tolist() if domain.indexed else table[names].to_numpy()

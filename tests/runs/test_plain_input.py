@@ -298,11 +298,13 @@ def test_a_table_of_a_box_is_taken_by_name_or_else_by_position(names):
     assert loop.history.points == [[0.25, 0.75]] * 2
 
 
-def test_a_table_that_lacks_an_input_is_not_taken_by_position():
+@pytest.mark.parametrize("columns", [["x2", "foo"], ["X2", "X1"], ["x2 ", "x1 "]])
+def test_a_table_that_lacks_an_input_is_not_taken_by_position(columns):
     pandas = pytest.importorskip("pandas")
-    loop = AskTell(bounds=[(0.0, 9.0)] * 2)
-    with pytest.raises(ValueError, match=r"^expected columns x1 to x2, got no 'x1'; name all inputs so, or none$"):
-        loop.add(pandas.DataFrame({"x2": [5.0], "foo": [0.2]}), [1.0])
+    loop, table = AskTell(bounds=[(0.0, 9.0)] * 2), pandas.DataFrame([[5.0, 0.2]], columns=columns)
+    for call in (lambda: loop.add(table, [1.0]), lambda: loop.enqueue(table)):
+        with pytest.raises(ValueError, match=r"^expected (columns x1 to x2, got no 'x1'; name all inputs so, or none$|.*foo)"):
+            call()
     assert not loop.history.rows
 
 
