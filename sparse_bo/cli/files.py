@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from sparse_bo.cli.console import complain, say
+from sparse_bo.cli.console import complain, say, stdout
 from sparse_bo.cli.inputs import beginning, budget_of, check_there, noted_arms, noted_problem, outcomes_of
 from sparse_bo.cli.launch import reason
 from sparse_bo.cli.points import CSVFile, PointColumns
@@ -109,7 +109,7 @@ def ask(options: Namespace) -> None:
     columns = PointColumns.of(about)
     text = columns.written(batch)
     if out is None:
-        say(text.removesuffix("\n"))
+        stdout.write(text)  # say() spells out what is not printable, and tabs
         return
     try:
         with written_whole(out) as partial:
@@ -170,8 +170,9 @@ def tell(options: Namespace) -> None:
                     f"{elsewhere:,} rows, as in the file of another run; tell the file of this run, or, if all were measured "
                     "there, add --yes"
                 )
-            X = [old if other is None else other for old, other in zip(asked, moved, strict=True)] if elsewhere else None
-            loop.tell(batch, results, X=X)
+            points = [old if other is None else other for old, other in zip(asked, moved, strict=True)]
+            _check_beside(loop, columns, file, new, points)
+            loop.tell(batch, results, X=points if elsewhere else None)
         pending = len(loop.pending)
     failed = sum(all(map(math.isnan, one.values())) if isinstance(one, dict) else math.isnan(one) for one in results)
     told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
@@ -188,6 +189,20 @@ def _moved(points: Sequence[Any], columns: PointColumns, file: CSVFile, rows: Se
     file.check(columns.inputs)
     every = columns.points(file)
     return [every[row] if columns.differ(every[row], point) else None for row, point in zip(rows, points, strict=True)]
+
+
+def _check_beside(loop: AskTell, columns: PointColumns, file: CSVFile, rows: Sequence[int], arms: Sequence[int]) -> None:
+    """Check that the inputs ``x1``, … that a file has in some rows are those of their arms, or rounded ones."""
+    X = loop._domain.inputs(loop._domain.check("arms", arms)) if {*columns.beside} & {*file.columns} else None
+    for name, inputs in zip(columns.beside, [] if X is None else X.T.tolist(), strict=False):
+        for row, arm, x in zip(rows, arms, inputs, strict=True):
+            given = file.number(row, name) if file.rows[row].get(name) else x
+            if given == x or given in [*(round(x, k) for k in range(2, 18)), *(float(f"{x:.{k}g}") for k in range(3, 18))]:
+                continue
+            raise ValueError(
+                f"expected {file.place(row, name)} to be {x!r}, which arm {arm} of the run has, got {given!r}: arm numbers are "
+                "rows of the run's own candidates; correct them, or leave the inputs of arms out"
+            )
 
 
 def _has_result(seen: Evaluations, ticket: int, result: Any) -> bool:
@@ -228,6 +243,7 @@ def add(options: Namespace) -> None:
                 break
     with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
         if new:
+            _check_beside(loop, columns, file, [*new], [points[row] for row in new])
             loop.add([points[row] for row in new], [results[row] for row in new])
         asked = loop.asked
     again = f"; {_were(len(filled) - len(new))} added before" if len(new) < len(filled) else ""
@@ -259,7 +275,9 @@ def enqueue(options: Namespace) -> None:
                 f"which it lacks, got {name!r}" + (nearest(name, chosen) or "; rename it, or leave it out")
             )
     with _by_files(options, recorded.about, file.lines) as loop:
-        loop.enqueue(points := columns.points(file, whole=False))
+        points = columns.points(file, whole=False)
+        _check_beside(loop, columns, file, range(len(points)), points)
+        loop.enqueue(points)
         asked = loop.asked + len(points)
     say(f"queued {_points(len(points))}, which the run evaluates first")
     say(f"next: {_next(options.storage, recorded.about, asked)}")

@@ -227,7 +227,7 @@ class PointColumns(NamedTuple):
         found = [
             {name: _value(one, file, row, name) for name, one in parameters if file.rows[row].get(name, "")} for row in rows
         ]
-        return [self.space.with_implied(point, names) for point in found]
+        return [self.space.with_implied(point, names, text=True) for point in found]
 
     def differ(self, given: Any, asked: Any) -> bool:
         """Return whether two points in the form of :meth:`points` differ, by more than other programs round numbers."""
@@ -264,7 +264,9 @@ def _value(parameter: Parameter, file: CSVFile, row: int, column: str) -> Any:
             return named[written]
     with suppress(ValueError):  # 8.0, or True in capitals: other programs write values in another form
         number = file.number(row, column)
-        return next((value for value in parameter.values if type(value) in (int, float) and value == number), text)
+        numbers = [value for value in parameter.values if type(value) in (int, float)]
+        near = [value for value in numbers if isinstance(value, float) and math.isclose(number, value, rel_tol=1e-6)]
+        return next((value for value in numbers if value == number), near[0] if len(near) == 1 else text)
     return next((value for value in parameter.values if isinstance(value, bool | None) and str(value).upper() == text), text)
 
 

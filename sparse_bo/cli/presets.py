@@ -121,7 +121,7 @@ def make_policy(name: str, given: Mapping[str, Any], *, problem: str, budget: in
     if {"covar_module", "regularization"} <= accepted:  # else a kernel alone, without the preset of a prior
         chosen: dict[str, Any] = {}
         if name in ("sbpe", "bpe"):
-            chosen = DRAWN if problem == "gp-draw" else ELIMINATION
+            chosen = DRAWN if problem == "gp-draw" else ELIMINATION if problem in TABLES else {}
             # no bound is proven for a learned prior
             given = {"horizon": budget, **({} if problem in (*TABLES, "gp-draw") else {"width": 3.0}), **given}
         elif preset == "published":
@@ -182,6 +182,8 @@ def policy_of(
         return ChosenPolicy(make_policy("bbkb", given, **build), why)
     if isinstance(chosen, TwoStage):
         own["first"] = replace(chosen.first, **read_settings(first, type(chosen.first)))
+        both = {key: value for key, value in first.items() if key in ("batch_size", "repeats")}  # of the whole run
+        own["then"] = BBKB(width=chosen.then.width, **read_settings(both, BBKB))
     return ChosenPolicy(make_policy(chosen.name, {**_fields(chosen), **own}, **build), why)
 
 

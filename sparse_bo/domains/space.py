@@ -279,14 +279,16 @@ class Space:
         middle = {one: parameter.middle for one, parameter in self.parameters.items()}
         return self.completed(self.kept({**point, name: value}), {**middle, **other}, generator=torch.Generator())
 
-    def with_implied(self, point: Parameters, names: Container[str]) -> Parameters:
+    def with_implied(self, point: Parameters, names: Container[str], *, text: bool = False) -> Parameters:
         """Return a point with the constants that it lacks, and ``None`` for choices among ``names`` that may be ``None``."""
         made = dict(point)
         for name in self._parents_first:
             one = self.parameters[name]
             if name in made or not self._due(name, made):
                 continue
-            if name in names and isinstance(one, Choice) and None in one.values:
+            if text and name in names and isinstance(one, Choice) and "" in one.values:  # a file of text has None as "None"
+                made[name] = ""
+            elif name in names and isinstance(one, Choice) and None in one.values:
                 made[name] = None
             elif one.count == 1:
                 made[name] = one.middle

@@ -101,12 +101,12 @@ def plan(
         varied = next(axes for axes in range(d + 1) if per_axis**axes >= count)  # beyond, 2^d can be more than can be counted
         bounds = torch.tensor([[0.0] * d, [1.0] * d], dtype=torch.float64, device=where)
         points = ProductGrid.linspace(bounds, [per_axis] * varied + [1] * (d - varied))
-    chosen = BBKB() if policy is None else policy
-    if not isinstance(chosen, (BBKB, BKB)):
+    if not isinstance(policy, BBKB | BKB | None):
         raise ValueError(f"expected policy to be a BBKB or a BKB, got {type(policy).__name__}; other policies have no plan")
-    if kernel is not None:
-        noise = 0.01 if policy is None else chosen.regularization
-        chosen = replace(chosen, covar_module=kernel, regularization=noise)
+    if policy is None:  # with a kernel it has other defaults than one that learns
+        chosen: BBKB | BKB = BBKB() if kernel is None else BBKB(covar_module=kernel, regularization=0.01)
+    else:
+        chosen = policy if kernel is None else replace(policy, covar_module=kernel)
     complete = chosen
     if chosen.covar_module is None:
         complete = replace(complete, covar_module=default_kernel(points))

@@ -20,7 +20,7 @@ from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.results import Measured, Value, check_same_order, is_failed, only_column, outcomes_of
 from sparse_bo.policies import Outcomes, Policy
-from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag, nearest
+from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag, nearest, unused
 
 MOST = 10**9
 """Largest budget: a run stores every evaluation in at least 100 bytes of memory, so this takes 100 GB."""
@@ -310,12 +310,14 @@ def checked_observations(
 def _with_noise(y: Any, where: Any, domain: Domain) -> Any:
     """Return the results of a pandas column or table with their noise, from columns ``…_sd`` beside the inputs; NaN: unknown.
 
-    So does :meth:`.Result.to_pandas` write known noise. An input or an outcome of such a name is none.
+    So does :meth:`.Result.to_pandas` write known noise, with ``_`` behind names that inputs or outcomes have.
     """
     tables = all(hasattr(each, "isna") for each in (y, where)) and hasattr(where, "columns")
-    names = [*y.columns] if hasattr(y, "columns") else [getattr(y, "name", None)]
-    taken = {*names, *(domain.space.names if isinstance(domain, SpaceArms | SpaceBox) else ())}
-    sds = {name: f"{name}_sd" for name in names if tables and f"{name}_sd" in where.columns and f"{name}_sd" not in taken}
+    names: list[Any] = [*y.columns] if hasattr(y, "columns") else [getattr(y, "name", None)]
+    inputs = domain.space.names if isinstance(domain, SpaceArms | SpaceBox) else ()
+    own = {name: next((one for one in inputs if unused(one, inputs) == name), name) for name in names}  # without the _
+    sds = {name: unused(f"{of}_sd", (*names, *inputs)) for name, of in own.items()}
+    sds = {name: column for name, column in sds.items() if tables and column in where.columns}
     if not sds:
         return y
     columns = {name: (y[name] if hasattr(y, "columns") else y).tolist() for name in names}

@@ -240,7 +240,7 @@ def view_of(
 
     several, best_x = history.outcome_columns(report), report.best_x
     if several is not None:
-        several = replace(several, best_row=_best_row(history, report, several.best_row))
+        several = replace(several, best_row=_best_row(history, report, several))
         X = inputs_of(history, domain)
         best_x = None if X is None or several.best_row is None else torch.from_numpy(X[several.best_row])
     ranked = _ranked(history, several, values)
@@ -303,13 +303,12 @@ def view_of(
     )
 
 
-def _best_row(history: History, report: Report, otherwise: int | None) -> int | None:
-    """Return the first evaluation of a report's best point."""
-    if report.best_index is not None and history.indices:
-        return history.indices.index(report.best_index)
-    if report.best_x is not None and history.points and (x := report.best_x.tolist()) in history.points:
-        return history.points.index(x)
-    return otherwise
+def _best_row(history: History, report: Report, several: OutcomeColumns) -> int | None:
+    """Return the first evaluation of a report's best point with a result."""
+    where: Sequence[Any] = history.indices or history.points
+    best = report.best_index if history.indices or report.best_x is None else report.best_x.tolist()
+    there = (row for row, one in enumerate(where) if one == best and not several.failed[row])
+    return next(there, several.best_row)
 
 
 def _ranked(history: History, several: OutcomeColumns | None, values: NDArray[np.float64]) -> list[int]:

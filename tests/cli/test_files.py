@@ -654,3 +654,47 @@ def test_what_create_refuses_is_said(tmp_path, monkeypatch):
         "error: lab.journal exists; go on with it by `ask` and `tell`, or choose another path\n",
     )
     assert "go on by `ask` and `tell`" in invoke("resume", "lab.journal", "--yes").stderr
+
+
+def test_inputs_beside_the_number_of_an_arm_are_those_of_the_arm(tmp_path, monkeypatch):
+    """A colleague's file of the same candidates in another order has other numbers."""
+    monkeypatch.chdir(tmp_path)
+    arms = np.random.default_rng(0).random((12, 2))
+    np.save("arms.npy", arms)
+    assert invoke("create", "run.journal", "--arms-file", "arms.npy").exit_code == 0
+    theirs = [{"arm": k, "x1": x, "x2": y, "value": "1"} for k, (x, y) in enumerate(arms[::-1])]
+    write("theirs.csv", theirs)
+    for command in ("add", "enqueue"):
+        done = invoke(command, "run.journal", "theirs.csv")
+        assert done.exit_code == 2
+        assert f"expected 'x1' in line 2 of theirs.csv to be {float(arms[0, 0])!r}" in done.stderr
+        assert "correct them, or leave the inputs of arms out" in done.stderr
+    assert read_run("run.journal").told == 0
+    write("ours.csv", [{"arm": k, "x1": f"{x:.2f}", "x2": f"{y:.5g}", "value": "1"} for k, (x, y) in enumerate(arms)])
+    assert invoke("add", "run.journal", "ours.csv").stdout.startswith("added 12 results\n")
+    invoke("ask", "run.journal", 2, "--out", "points.csv")
+    rows = [row | {"value": "1"} for row in read("points.csv")]
+    write("points.csv", [row | {"x2": str(float(row["x2"]) + 0.1)} for row in rows])
+    assert "expected 'x2' in line 2 of points.csv to be" in invoke("tell", "run.journal", "points.csv").stderr
+    write("points.csv", rows)
+    assert invoke("tell", "run.journal", "points.csv").output == "told 2 results; 0 pending\n"
+
+
+def test_empty_texts_fractions_and_blanks_that_are_none_come_back_as_they_were_asked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fractions = Choice(1 / 6, 1 / 3, 0.5, ordered=True)
+    for kind in (Choice(None, "", "THF"), Choice("", "THF", "DMF")):
+        Path("run.journal").unlink(missing_ok=True)
+        with AskTell(space={"kind": kind, "part": fractions}, policy=RandomSearch(), storage="run.journal") as loop:
+            for _ in range(9):
+                loop.ask(1)
+        invoke("ask", "run.journal", "--again", "--out", "points.csv")
+        rows = [row | {"part": f"{float(row['part']):.9g}", "value": "1"} for row in read("points.csv")]
+        write("points.csv", rows)
+        assert invoke("tell", "run.journal", "points.csv").output == "told 9 results; 0 pending\n"
+        Path("points.csv").unlink()
+    names = ["toluene", "a\xa0b", "DMF", "THF\tx"]
+    with AskTell(torch.rand(4, 2, dtype=torch.float64), names=names, storage="arms.journal", workers=4) as loop:
+        pass
+    table = invoke("ask", "arms.journal", 4).stdout
+    assert {row["name"] for row in csv.DictReader(table.splitlines())} == {*names}

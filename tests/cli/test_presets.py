@@ -1,11 +1,12 @@
 """Problems, policies, kernels and samplers by name, and what their presets are."""
 
 import pytest
+import torch
 
 from sparse_bo import BBKB, dictionary, policies, problems
 from sparse_bo.arms.sweep import PRECISIONS
 from sparse_bo.cli import shared_options as options
-from sparse_bo.cli.presets import POLICIES, SAMPLERS, make_kernel, make_policy, make_sampler
+from sparse_bo.cli.presets import POLICIES, SAMPLERS, make_kernel, make_policy, make_sampler, policy_of
 from sparse_bo.dictionary import UniformSampler
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import Policy, RandomSearch
@@ -65,3 +66,17 @@ def test_what_can_be_chosen_by_name_is_what_there_is():
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_is_called_what_it_calls_itself(name):
     assert make_policy(name, {}, problem="hartmann6", budget=100).name == name
+
+
+def test_elimination_under_a_kernel_of_ones_own_learns_the_noise():
+    policy = make_policy("sbpe", {"kernel": "rbf", "lengthscale": 0.25}, problem="own", budget=200, preset="learned")
+    assert (policy.regularization, policy.rkhs_norm) == (None, None)
+    assert policy.width == 3.0
+
+
+def test_plates_of_the_default_stay_plates_in_its_second_stage():
+    given = {"batch_size": "96", "repeats": "no"}
+    how = {"domain": {"arms": torch.rand(20_000, 4)}, "name": "own", "goal": "best", "budget": 1_500, "preset": "learned"}
+    policy = policy_of(None, given, **how).policy
+    assert (policy.first.batch_size, policy.first.repeats) == (policy.then.batch_size, policy.then.repeats) == (96, False)
+    assert policy.then.width == policy_of(None, {}, **how).policy.then.width

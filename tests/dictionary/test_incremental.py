@@ -4,10 +4,11 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 
-from sparse_bo import BKB, AskTell
+from sparse_bo import BBKB, BKB, AskTell
 from sparse_bo.dictionary import Candidates, IncrementalLeverageSampler, LeverageSampler
 from sparse_bo.errors import SamplerError
 from sparse_bo.policies.persistence import describe, rebuild
+from tests.builders import rbf_kernel
 
 ARMS = torch.rand(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -134,3 +135,11 @@ def test_where_the_last_dictionary_is_not_known_it_refuses(generator):
     with pytest.raises(ValueError, match="oversampling"):
         IncrementalLeverageSampler(oversampling=0.0)
     assert rebuild(describe(IncrementalLeverageSampler(oversampling=3.0))) == IncrementalLeverageSampler(oversampling=3.0)
+
+
+def test_the_first_dictionary_of_many_arms_is_drawn_of_all_of_them():
+    policy = BBKB(dictionary=IncrementalLeverageSampler(), initial_design=600, covar_module=rbf_kernel(), regularization=0.01)
+    arms = torch.rand(800, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loop = AskTell(arms, policy, seed=0)
+    loop.tell(loop.ask(600), torch.zeros(600))
+    assert 0 < loop.state.fitted.posterior.dictionary.m < 600

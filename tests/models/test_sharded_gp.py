@@ -101,10 +101,20 @@ def test_known_noise_is_that_of_every_row():
         torch.testing.assert_close(found, expected, **AGREES)
 
 
+# GPyTorch's likelihood has the noise of this rank's rows, and is given the prior of all, whose likelihood has their noise.
+@pytest.mark.filterwarnings("ignore:You have passed data through a FixedNoiseGaussianLikelihood")
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("known", [False, True], ids=["learned noise", "known noise"])
 @pytest.mark.parametrize("fit", ["subset", "dtc", "vfe", "exact"])
-def test_likelihoods_and_gradients_are_those_of_one_process(fit):
-    expected = objective(SparseGP(X, Y, max_dictionary=60, fit=fit))
-    outcomes = rehearse(3, lambda group: objective(sharded(group, max_dictionary=60, fit=fit)))
+def test_likelihoods_and_gradients_are_those_of_one_process(fit, known):
+    noise, options = 0.01 + 0.1 * X[:, :1] if known else None, {"max_dictionary": 60, "fit": fit}
+    expected = objective(SparseGP(X, Y, noise, **options))
+
+    def script(group):
+        some = part(group)
+        return objective(ShardedSparseGP(X[some], Y[some], noise[some] if known else None, group=group, **options))
+
+    outcomes = rehearse(3, script)
     for found in outcomes:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     assert outcomes[0][1].equal(outcomes[2][1])

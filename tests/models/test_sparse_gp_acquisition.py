@@ -259,3 +259,23 @@ def test_batch_cross_validation_runs_on_the_sparse_model():
     results = batch_cross_validation(SparseGP, ExactMarginalLogLikelihood, folds, model_init_kwargs=options)
     assert results.posterior.mean.shape == (8, 1, 1)
     assert bool((results.posterior.variance > 0).all())
+
+
+def test_a_baseline_of_a_fantasy_has_the_gradient_by_its_points():
+    _, model = pair("plain")
+    model.posterior(points(2))
+    baseline, ahead = points(5, seed=3), points(3, seed=4).unsqueeze(-2).requires_grad_()
+
+    def value(X):
+        fantasy = model.condition_on_observations(X, X.sum(dim=-1, keepdim=True))
+        return fantasy.posterior(torch.cat([baseline.expand(3, 5, D), ahead], dim=-2)).mean.sum()
+
+    def detached(X):
+        return float(value(X).detach())
+
+    X = points(1, seed=8).requires_grad_()
+    (slope,) = torch.autograd.grad(value(X), X)
+    step = torch.zeros_like(X)
+    step[0, 0] = 1e-5
+    expected = (detached(X.detach() + step) - detached(X.detach() - step)) / 2e-5
+    assert float(slope[0, 0]) == pytest.approx(expected, rel=1e-4)

@@ -555,14 +555,16 @@ def test_a_matrix_that_is_no_covariance_has_no_root():
     indefinite = A + A.mT
     for matrix_ in (indefinite, torch.full((3, 3), torch.nan, dtype=torch.float64)):
         with pytest.raises(NotPSDError):
-            root_of(matrix_)
+            root_of(matrix_, prior=1.0)
     nearly = A @ A.mT + 1.0
     nearly[1] -= (torch.linalg.eigvalsh(nearly[1])[0] + 1e-3) * torch.eye(6, dtype=torch.float64)
     with pytest.warns(NumericalWarning):
-        root = root_of(nearly)
-    assert torch.equal(root_of(nearly, round_off=2e-3), root)  # without a warning, which would be an error
+        root = root_of(nearly, prior=1.0)
+    assert torch.equal(root_of(nearly, prior=1.0, round_off=2e-3), root)  # without a warning, which would be an error
     with pytest.warns(NumericalWarning):
-        root_of(nearly, round_off=5e-4)
+        root_of(nearly, prior=1.0, round_off=5e-4)
+    with pytest.raises(NotPSDError):  # 0.001 is no round-off of 0.05
+        root_of(nearly, prior=0.05)
     torch.testing.assert_close(root[0] @ root[0].mT, nearly[0], rtol=0, atol=1e-8)
     torch.testing.assert_close(root[1] @ root[1].mT, nearly[1], rtol=0, atol=1.01e-3)
 
@@ -575,3 +577,19 @@ def test_no_covariance_at_all_takes_jitter():
         posterior = model.posterior(points)
         nothing = posterior.distribution * 0.0
         assert nothing.add_jitter(0.1).variance == pytest.approx(0.1)
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # of float32, which is the point, and of units
+def test_float32_serves_many_points_as_it_serves_few():
+    """What data leave of a smooth function's variance is round-off of the prior's there."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(400, 3, generator=generator)
+    model = SparseGP(X, (3 * X.sum(dim=-1, keepdim=True)).sin())
+    model.likelihood.noise, model.covar_module.lengthscale = 1e-3, 1.0
+    points = torch.rand(4_200, 3, generator=generator)
+    with torch.no_grad():
+        posterior = model.posterior(points)
+        with pytest.warns(NumericalWarning):
+            samples = posterior.rsample(torch.Size([32]))
+        error = (samples - posterior.mean).square().mean().sqrt() / posterior.variance.mean().sqrt()
+    assert 0.5 < float(error) < 3.0

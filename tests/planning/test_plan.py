@@ -134,7 +134,9 @@ def test_the_planned_policy_learns_what_the_given_one_learns(generator):
         assert made.covar_module is None
         assert made.regularization == (None if policy is None else policy.regularization)
         assert made.oversampling == (BBKB() if policy is None else policy).oversampling
-    assert plan(X, budget=20, kernel=rbf_kernel(), pilot_seconds=ONE_BATCH).policy.regularization == 0.01
+    given = {"covar_module": rbf_kernel(), "regularization": 0.01}
+    made = plan(X, budget=20, kernel=given["covar_module"], pilot_seconds=ONE_BATCH).policy
+    assert (made.regularization, made.width, made.ratio_threshold) == (0.01, BBKB(**given).width, BBKB(**given).ratio_threshold)
 
 
 def test_tiles_shrink_before_the_dictionary_does():

@@ -355,3 +355,14 @@ def test_a_long_run_is_drawn_in_seconds_and_stays_small():
     page = run_page(seen(rows=rows))
     assert len(page) < 400_000
     assert "of 30,000 evaluations" in page
+
+
+def test_the_best_point_is_shown_by_an_evaluation_with_results():
+    """Its first evaluation has failed."""
+    loop = AskTell([[0.0], [1.0], [2.0]], objectives={"y": "max"}, constraints={"c": (None, 1.0)})
+    loop.enqueue([1, 1, 0, 2])
+    failed = {"y": math.nan, "c": math.nan}
+    loop.tell(loop.ask(4), [failed, {"y": 9.0, "c": 0.5}, {"y": 1.0, "c": 0.2}, {"y": 2.0, "c": 0.3}])
+    page = run_page(view_of(loop.history, loop.state, loop._domain))
+    assert view_of(loop.history, loop.state, loop._domain).outcomes.best_row == 1
+    assert "y –" not in page

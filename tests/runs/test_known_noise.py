@@ -248,6 +248,14 @@ def test_a_table_brings_its_noise():
         assert after.equals(before)
         without = AskTell(bounds=LINE, initial=(before[["x1"]], results), **how).result().to_pandas()
         assert not any(name.endswith("_sd") for name in without.columns)
+    for space, aims in (({"x": Float(0.0, 1.0)}, {"y": "max", "y_sd": "min"}), ({"value": Float(0.0, 1.0)}, None)):
+        loop = AskTell(space=space, objectives=aims)  # of columns of one name the later one has another
+        (name,) = space
+        row = Measured(1.0, 0.3) if aims is None else {"y": Measured(1.0, 0.3), "y_sd": 0.1}
+        loop.add([{name: 0.5}], [row])
+        table, other = loop.result().to_pandas(), AskTell(space=space, objectives=aims)
+        other.add(table, table["value_"] if aims is None else table[[*aims]])
+        assert other.result().to_pandas().equals(table)
     space = {"x": Float(0.0, 1.0), "value_sd": Float(0.0, 1.0)}  # a parameter of that name is no noise
     loop = AskTell(space=space, initial=(pd.DataFrame({"x": [0.5], "value_sd": [0.2]}), pd.Series([1.0], name="value")))
     assert loop.result().to_pandas().columns.tolist() == ["x", "value_sd", "ticket", "batch", "added", "value"]

@@ -160,3 +160,17 @@ def test_a_local_rule_over_streamed_shards_is_refused_everywhere():
     grid = ProductGrid([axis, axis])
     outcomes = rehearse(2, lambda group: picks_of(split(grid, group), bbkb(stop_rule="local", memory_bytes=2**20)))
     assert all(isinstance(error, ValueError) and "local" in str(error) for error in outcomes)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_repeats_no_copy_of_an_evaluated_arm_is_evaluated_while_others_are_left(ranks):
+    X = scattered(100)
+    arms, policy = torch.cat([X, X]), bbkb(repeats=False, batch_size=10)
+    expected = picks_of(arms, policy, rounds=4, most=10)
+    assert len({arm % 100 for arm in expected}) == len(expected)
+    ends = [0, 200] if ranks == 1 else [0, 70, 200]
+
+    def script(group):
+        return picks_of(ShardedArms(arms[ends[group.rank] : ends[group.rank + 1]], group=group), policy, rounds=4, most=10)
+
+    assert rehearse(ranks, script) == [expected] * ranks

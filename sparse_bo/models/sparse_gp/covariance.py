@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
-from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, shared_product, total
+from sparse_bo.models.sparse_gp.gaussian_process import AnyProcess, Base, between, shared_product
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance, View, solved_rows
 from sparse_bo.models.sparse_gp.pivots import Columns, joint_root, partition
 
@@ -246,19 +246,7 @@ class JointCovariance(RootedCovariance):
         with torch.no_grad():
             mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
             chosen = partition(self.X, mean, prior=self.process.prior, settings=self.settings)
-        return joint_root(chosen, self._columns, self._between, floor=self._floor, chunk=self.settings.chunk)
-
-    def _floor(self, root: Tensor, columns: Columns) -> float:
-        """Return the number to add to variances that pivots, with this root and these columns, leave of others.
-
-        256 times the precision of the largest *prior* variance: where data and pivots leave less than round-off of a smooth
-        function, eigenvalues of blocks of 256 rows are mostly -20 to -110 times the precision; where a pivot's own remainder is
-        round-off, as low as -913 times.
-        """
-        with torch.no_grad():
-            variances = root.square().sum(dim=-1)
-            prior, eps = variances + total(column.square().sum(dim=-1) for column in columns), torch.finfo(root.dtype).eps
-            return float(torch.maximum(max(1e-10, 16.0 * eps) * variances.amax(), 256.0 * eps * prior.amax()))
+        return joint_root(chosen, self._columns, self._between, chunk=self.settings.chunk)
 
     def _appended(self, base: Base, root: JointRoot) -> JointRoot:
         """Return the base's root with the rows after it."""

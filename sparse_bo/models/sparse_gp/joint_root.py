@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -51,13 +51,14 @@ class JointSettings:
     """Bytes of a baseline's columns that are cached; of a covariance that waits to be asked for, half as many."""
 
 
-def root_of(covariance: Tensor, *, largest: Tensor | None = None, round_off: float = 0.0) -> Tensor:
+def root_of(covariance: Tensor, *, prior: float, largest: Tensor | None = None, round_off: float = 0.0) -> Tensor:
     """Return the Cholesky factor of ``… x n x n``, with as little jitter as it takes. O(n³).
 
     Some kernels are positive definite in exact arithmetic only. Where jitter of the size of round-off is too little, the
     shortfall of the smallest eigenvalue is added to all variances, with a ``NumericalWarning`` beyond ``round_off``;
-    ``NotPSDError`` if it is more than 1 % of the largest variance, or the matrix not finite. ``largest`` is that variance, if
-    ``covariance`` is the remainder of a larger matrix; default: that of each matrix.
+    ``NotPSDError`` if it is more than 1 % of ``prior``, or the matrix not finite. ``prior`` is the largest prior variance: the
+    round-off of what was subtracted from it stays. ``largest`` is the largest variance, if ``covariance`` is the remainder of a
+    larger matrix; default: that of each matrix.
     """
     try:
         return safe_cholesky(covariance)
@@ -67,9 +68,9 @@ def root_of(covariance: Tensor, *, largest: Tensor | None = None, round_off: flo
             raise NotPSDError(str(error)) from error
         least = torch.linalg.eigvalsh(values)[..., 0].clamp_max(0.0)
         largest = values.diagonal(dim1=-2, dim2=-1).amax(dim=-1) if largest is None else largest
-        if bool((-least > 1e-2 * largest).any()):
+        if bool((-least > 1e-2 * prior).any()):
             raise NotPSDError(str(error)) from error
-        missing = -least + 1e-10 * largest
+        missing = -least + (1e-10 * largest).clamp_min(16.0 * torch.finfo(values.dtype).eps * prior)
         if bool((missing > round_off).any()):
             warnings.warn(
                 f"a joint covariance is not positive semi-definite in floating point: {float(missing.max()):.1e} is added to "
@@ -111,13 +112,29 @@ class JointRoot(LowerRoot):
         *others: Groups of other rows, two tensors each: ``… x o x p``, ``A``, and ``… x k x b x b``, ``B``; the last block is
             filled up by an identity.
         order: ``q`` rows: pivots, then the others by group and block.
-        floor: Added to the variances that pivots leave.
+        prior: Largest prior variance of the pivots.
         scale: ``… x q`` factors of the rows.
     """
 
-    def __init__(self, pivots: Tensor, *others: Tensor, order: Tensor, floor: float = 0.0, scale: Tensor | None = None) -> None:
-        super().__init__(pivots, *others, order=order, floor=floor, scale=scale)
-        self.pivots, self.others, self.order, self.floor, self.scale = pivots, others, order, floor, scale
+    def __init__(self, pivots: Tensor, *others: Tensor, order: Tensor, prior: float, scale: Tensor | None = None) -> None:
+        super().__init__(pivots, *others, order=order, prior=prior, scale=scale)
+        self.pivots, self.others, self.order, self.prior, self.scale = pivots, others, order, prior, scale
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """Largest variance of a pivot."""
+        return self.pivots.detach().square().sum(dim=-1).amax()
+
+    @cached_property
+    def floor(self) -> float:
+        """Number to add to the variances that pivots leave of other rows.
+
+        256 times the precision of the largest *prior* variance: where data and pivots leave less than round-off of a smooth
+        function, eigenvalues of blocks of 256 rows are mostly -20 to -110 times the precision; where a pivot's own remainder is
+        round-off, as low as -913 times.
+        """
+        eps = torch.finfo(self.pivots.dtype).eps
+        return max(max(1e-10, 16.0 * eps) * float(self.largest), 256.0 * eps * self.prior)
 
     @property
     def groups(self) -> list[tuple[Tensor, Tensor]]:
@@ -130,17 +147,17 @@ class JointRoot(LowerRoot):
         """Return the root with ``function(tensor, trailing dimensions)`` applied to all but the order."""
         others = [function(tensor, 2 + index % 2) for index, tensor in enumerate(self.others)]
         scale = None if self.scale is None else function(self.scale, 1)
-        return JointRoot(function(self.pivots, 2), *others, order=self.order, floor=self.floor, scale=scale)
+        return JointRoot(function(self.pivots, 2), *others, order=self.order, prior=self.prior, scale=scale)
 
     def appended(self, coefficients: Tensor, triangle: Tensor) -> JointRoot:
         """Return the root with t more rows below: ``… x t x p`` coefficients, ``… x t x t`` lower triangular; no scale."""
         q, t = len(self.order), triangle.shape[-1]
         order = torch.cat([self.order, torch.arange(q, q + t, device=self.order.device)])
-        return JointRoot(self.pivots, *self.others, coefficients, triangle.unsqueeze(-3), order=order, floor=self.floor)
+        return JointRoot(self.pivots, *self.others, coefficients, triangle.unsqueeze(-3), order=order, prior=self.prior)
 
     def scaled(self, scale: Tensor | None) -> JointRoot:
         """Return the root with these factors of its rows."""
-        return JointRoot(self.pivots, *self.others, order=self.order, floor=self.floor, scale=scale)
+        return JointRoot(self.pivots, *self.others, order=self.order, prior=self.prior, scale=scale)
 
     def flat_batch(self, inner: int = 0) -> JointRoot:
         """Return the root with its batch dimensions, except the last ``inner``, as one."""
@@ -249,9 +266,8 @@ class JointRoot(LowerRoot):
         A shortfall up to 16 times the floor is round-off.
         """
         diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-        added = (-diagonal).clamp_min(0.0) + self.floor  # variances are at least 0
-        largest = self.pivots.detach().square().sum(dim=-1).amax()
-        return root_of(covariance + torch.diag_embed(added), largest=largest, round_off=16.0 * self.floor)
+        added = torch.diag_embed((-diagonal).clamp_min(0.0) + self.floor)  # variances are at least 0
+        return root_of(covariance + added, prior=self.prior, largest=self.largest, round_off=16.0 * self.floor)
 
     def _split(self, columns: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the rows of the pivots, and those of each group."""

@@ -111,19 +111,22 @@ def joint_root(
     columns: Callable[[Tensor], Columns],
     entries: Callable[[Tensor, Tensor, Columns, Columns], Tensor],
     *,
-    floor: Callable[[Tensor, Columns], float],
     chunk: int,
 ) -> tuple[JointRoot, Columns]:
     """Return the root of a covariance and the pivots' columns. O(q m r + q p (r + p) + q b (r + b)).
 
-    ``columns`` takes row numbers, ``entries`` two sets of them with their columns, and ``floor``, the variance that is added to
-    the others', the pivots' root and columns. The columns of ``chunk`` rows are in memory at a time.
+    ``columns`` takes row numbers, ``entries`` two sets of them with their columns. The columns of ``chunk`` rows are in memory
+    at a time.
     """
     order, p, size = chosen
     top, rest = order[:p], order[p:]
     of_pivots = columns(top)
-    pivots = root_of(entries(top, top, of_pivots, of_pivots))
-    root = JointRoot(pivots, order=order, floor=floor(pivots, of_pivots))
+    covariance = entries(top, top, of_pivots, of_pivots)
+    with torch.no_grad():
+        variances = covariance.diagonal(dim1=-2, dim2=-1)
+        prior = float(sum((column.square().sum(dim=-1) for column in of_pivots), start=variances).amax())
+    pivots = root_of(covariance, prior=prior)
+    root = JointRoot(pivots, order=order, prior=prior)
     explained, blocks = [], []
     for group in row_slices(len(rest), chunk=max(chunk // size, 1) * size):
         here = columns(rest[group])
@@ -134,7 +137,7 @@ def joint_root(
             remainder = entries(rows, rows, own, own) - known @ known.mT
             blocks.append(_filled(root.root_of_rest(remainder), size))
     if blocks:
-        root = JointRoot(pivots, torch.cat(explained, dim=-2), torch.stack(blocks, dim=-3), order=order, floor=root.floor)
+        root = JointRoot(pivots, torch.cat(explained, dim=-2), torch.stack(blocks, dim=-3), order=order, prior=prior)
     return root, of_pivots
 
 

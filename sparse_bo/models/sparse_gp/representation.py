@@ -190,6 +190,11 @@ class Representation:
         return self.triangular and self.root.shape[-1] >= self.recent.sizes.large
 
     @property
+    def requires_grad(self) -> bool:
+        """Whether gradients reach it, as of fantasies at points in a graph."""
+        return any(tensor.requires_grad for tensor in (self.alpha, self.root, *(self.extension or ())))
+
+    @property
     def batch_shape(self) -> torch.Size:
         """Batch shape of the posterior."""
         base = self.alpha.shape[:-1]

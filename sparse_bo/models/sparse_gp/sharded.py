@@ -259,7 +259,9 @@ class _Total(torch.autograd.Function):
         parameters = ctx.saved_tensors
         with torch.enable_grad():
             sums = ctx.local()
-            shares = torch.autograd.grad(sums, parameters, gradients, allow_unused=True)
+            pairs = [pair for pair in zip(sums, gradients, strict=True) if pair[0].requires_grad]  # log |N| not if N is known
+            parts, above = zip(*pairs, strict=True)
+            shares = torch.autograd.grad(parts, parameters, above, allow_unused=True)
         filled = [torch.zeros_like(p) if share is None else share for p, share in zip(parameters, shares, strict=True)]
         return None, None, *ctx.group.total("gradients", filled)
 

@@ -11,13 +11,14 @@ from torch import Tensor
 from sparse_bo.arms import ArmFit, ArmPrior, BatchPicks, InMemoryPosterior, KernelColumns, arm_posterior, fit_arms, pick_batch
 from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, Dictionary
-from sparse_bo.domains import Arms, ArmSet
+from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, warn_if_uncentred, without_crashes
 from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import covariance_function
+from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.state import (
     BanditState,
@@ -133,14 +134,20 @@ class ArmUCB(UCBMechanism[BanditState]):
 
         Arms to avoid after failures are left out while there are others.
         """
-        picks, rechecked = pending[:0], 0
+        picks, copies, rechecked = pending[:0], pending[:0], 0
         while len(picks) < q:
             done = torch.cat([tried, picks])
-            found = self._pick(fitted, q - len(picks), torch.cat([pending, picks]), _besides(done, failing))
+            out = torch.cat([done, copies])
+            found = self._pick(fitted, q - len(picks), torch.cat([pending, picks]), _besides(out, failing))
             if not len(found.indices):  # the stop rule ends the batch
                 return BatchPicks(picks, rechecked, found.needed)
-            again = equal(found.indices, found.indices).tril(-1).any(dim=-1) | torch.isin(found.indices, done)
+            refused = torch.isin(found.indices, out)
+            copied = self._copied(found.indices, done) & ~refused
+            again = equal(found.indices, found.indices).tril(-1).any(dim=-1) | refused | copied
             first = int(again.int().argmax()) if bool(again.any()) else len(again)  # later picks know of the repeat
+            if not first and bool(copied[0]):
+                copies = torch.cat([copies, found.indices[copied]])
+                continue
             if not first and failing is not None:  # only arms to avoid are left
                 failing = None
                 continue
@@ -149,6 +156,16 @@ class ArmUCB(UCBMechanism[BanditState]):
                 return BatchPicks(torch.cat([picks, rest[~torch.isin(rest, done)]])[:q], rechecked)
             picks, rechecked = torch.cat([picks, found.indices[:first]]), rechecked + found.rechecked
         return BatchPicks(picks, rechecked)
+
+    def _copied(self, indices: Tensor, done: Tensor) -> Tensor:
+        """Return which of ``q`` arms have the inputs of one of ``n`` that are done (``q``, boolean). O((n + q) d).
+
+        In memory, of equal arms the first alone is ever picked: there are none.
+        """
+        if not isinstance(self.arms, LazyArms) or self.arms.distinct:
+            return torch.zeros_like(indices, dtype=torch.bool)
+        _, group = distinct_rows(self.arms[torch.cat([done, indices])])
+        return torch.isin(group[len(done) :], group[: len(done)])
 
     def _missing(self, state: BanditState, pending: Tensor) -> int:
         """Return the number of new arms that the batch starts with; it is the same for a batch in pieces."""
@@ -253,11 +270,15 @@ def _besides(arms: Tensor, failing: Refusal | None) -> Refusal:
 
 def _with_last_dictionary(candidates: Candidates, before: FittedArms | None, picks: Tensor) -> Candidates:
     """Return the candidates with the probabilities of the last dictionary and the newest batch. O((m + q) log n)."""
-    dictionary = None if before is None else before.posterior.dictionary
-    if dictionary is None or dictionary.indices is None or candidates.indices is None:
-        return candidates
     rows = candidates.indices  # ascending
+    if rows is None:
+        return candidates
     probabilities = torch.zeros_like(candidates.X[:, 0])
+    if before is None:  # all evaluations are new
+        return candidates._replace(previous_probabilities=probabilities, new=candidates.counts)
+    dictionary = before.posterior.dictionary
+    if dictionary.indices is None:
+        return candidates
     inside = torch.isin(dictionary.indices, rows)
     probabilities[torch.searchsorted(rows, dictionary.indices[inside])] = dictionary.probabilities[inside].to(probabilities)
     newest = torch.searchsorted(rows, picks[torch.isin(picks, rows)])

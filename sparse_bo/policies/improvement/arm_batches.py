@@ -18,7 +18,7 @@ from torch import Tensor
 from sparse_bo.domains import Arms
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.policies.bandits.state import tried_arms, unseen_arms
-from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms, OutcomePicks
+from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms, OutcomePicks, moments_of_all
 from sparse_bo.policies.protocol import BatchMechanism, Proposal, Wait
 from sparse_bo.policies.states import State
 from sparse_bo.policies.trust_region.observations import KINDS, Replicates, unrepeated
@@ -103,6 +103,8 @@ class ArmModel:
         warp = self.fitted.warp
         counts = seen.worth(rows, warp, self.fitted.learned)
         sweep = self.sweep.updated(unit, warp(seen.values[rows]), counts, support=told[rows])
+        if seen.sds is not None:  # noise of earlier results may have changed: variances may have risen
+            sweep = replace(sweep, bound=moments_of_all(sweep.gp, unit, sweep.columns).variance)
         return replace(self, fitted=replace(self.fitted, gp=sweep.gp, rows=rows), sweep=sweep)
 
 
@@ -207,11 +209,10 @@ class ArmBatches(BatchMechanism[S]):
                 return Wait(len(pending))
         if not state.sweeps:
             return Proposal(unseen_arms(self.domain, state, max_q, pending=pending, tried=tried, generator=generator))
-        known, ranking, refuse = tried is not None or state.noise_shown, state.ranking, state.refusal(pending)
+        once = {"failures": state.failures, "known": tried is not None or state.noise_shown}
 
         def pick(q: int, pending: Tensor) -> Tensor:
-            replicate = unrepeated(state.told, ranking, pending, known=known)[:q]
-            replicate = replicate if refuse is None else replicate[~refuse(replicate)]  # it may have failed
+            replicate = unrepeated(state.told, state.ranking, pending, **once)[:q]
             others = self._improving(state, q - len(replicate), pending=torch.cat([pending, replicate]), tried=tried)
             return torch.cat([replicate, others])
 

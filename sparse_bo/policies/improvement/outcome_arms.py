@@ -91,7 +91,11 @@ class OutcomeArmState(ArmState, OutcomeModels):
             return report
         report = replace(report, best_index=int(self.told[row]))
         lucky = self.best_observed_row
-        return report if lucky is None else replace(report, best_observed_index=int(self.told[lucky]))
+        if lucky is None:
+            return report
+        y = self.Y[(self.told == self.told[lucky]) & ~self.Y[:, 0].isnan(), 0]  # other arms may have equal inputs
+        mean = float((y / len(y)).sum())
+        return replace(report, best_observed_index=int(self.told[lucky]), best_observed_mean=mean, best_observed_count=len(y))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,7 +171,7 @@ class OutcomeArmSearch(ArmBatches[OutcomeArmState]):
                 due=record or seen.exact != state.replicates[j].exact,
                 kinds=warpings(outcomes, j),
             )
-            if before is not None and model.fitted.learned is before.fitted.learned:
+            if before is not None and model.fitted.learned is before.fitted.learned and seen.sds is None:
                 model = replace(model, sweep=_exact(before.sweep, model, after.unit, after.told[at[at >= state.pulls]]))
             models.append(model)
         return models

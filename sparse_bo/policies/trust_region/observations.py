@@ -20,6 +20,7 @@ from torch import Tensor
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.linalg.reductions import distinct_rows, group_sums, unit_of
+from sparse_bo.policies.failures import Failures, among
 
 ROUNDING = 1e-8
 """Share of the range of all observations by which replicates may differ and still show no noise: solvers that stop at a
@@ -117,7 +118,7 @@ def with_sds(before: Tensor | None, y: Tensor, sd: Tensor | None, new: Tensor) -
 
 def _is_exact(low: Tensor, high: Tensor) -> bool | None:
     """Return whether the lowest and the highest observation of each point agree, up to :data:`ROUNDING`."""
-    largest = 0.5 * torch.maximum(low.abs(), high.abs()).max()  # halves: differences of the largest numbers are finite
+    largest = 0.5 * torch.maximum(low.abs(), high.abs())  # halves: differences of the largest numbers are finite
     # Of the upper half: one value of −10⁹ where something broke makes no difference of 10 rounding.
     limit = ROUNDING * (0.5 * high.max() - 0.5 * low.median()) + 16.0 * torch.finfo(low.dtype).eps * largest
     if bool((0.5 * high - 0.5 * low > limit).any()):
@@ -125,14 +126,15 @@ def _is_exact(low: Tensor, high: Tensor) -> bool | None:
     return True if len(torch.unique(low)) > 0.5 * len(low) else None
 
 
-def unrepeated(where: Tensor, y: Tensor, pending: Tensor, *, known: bool = False) -> Tensor:
+def unrepeated(where: Tensor, y: Tensor, pending: Tensor, *, failures: Failures | None, known: bool = False) -> Tensor:
     """Return the point (``1 x d``, or one arm) of the highest observation as long as no point has been repeated, else none.
 
-    It is the first pick after the initial design, and shows whether there is noise. None where that is ``known``, or all
-    observations are equal.
+    It is the first pick after the initial design, and shows whether there is noise. None where that is ``known``, all
+    observations are equal, or a repeat has failed: an objective may refuse a point that it has seen.
     """
     everything = torch.cat([where, pending])
     repeated = known or len(torch.unique(everything, dim=0)) < len(everything)
+    repeated = repeated or (failures is not None and bool(among(failures.where, where).any()))
     return where[:0] if repeated or bool(y.max() == y.min()) else where[y.argmax()].unsqueeze(0)
 
 

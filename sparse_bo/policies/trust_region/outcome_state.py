@@ -139,9 +139,14 @@ class OutcomeModels(State):
 
     @cached_property
     def estimated(self) -> tuple[bool, ...]:
-        """Which outcomes have noise, as replicates or known standard deviations show, or may have it: no point is repeated."""
+        """Which outcomes have noise, as replicates or known standard deviations show; or objectives may: no point is repeated.
+
+        Limits are for results: what a model tells of an exact count, or of an equality, never is on them.
+        """
         repeated = len(distinct_rows(self.points)[0]) < len(self.points)
-        return tuple(seen.exact is False or (seen.exact is None and not repeated) for seen in self.replicates)
+        unsure = [] if repeated else [*self.outcomes.objectives]
+        pairs = zip(self.outcomes.names, self.replicates, strict=True)
+        return tuple(seen.exact is False or (seen.exact is None and name in unsure) for name, seen in pairs)
 
     @cached_property
     def estimates(self) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor
 from sparse_bo.domains import Box
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.failures import among
 from sparse_bo.policies.persistence import PARTLY, kept, sized
 from sparse_bo.policies.protocol import BatchMechanism, Proposal
 from sparse_bo.policies.settings import Goal, whole_batches
@@ -329,8 +328,7 @@ class BoxBatches(BatchMechanism[S]):
         """
         if state.region is None:
             return Proposal(design_points(max_q, state, pending=pending, generator=generator))
-        replicate = unrepeated(state.X, state.ranking, pending, known=state.noise_shown)
-        replicate = replicate[~among(replicate, state.left_alone())]  # an objective may refuse a point that it has seen
+        replicate = unrepeated(state.X, state.ranking, pending, failures=state.failures, known=state.noise_shown)
         others = self.picks(state, max_q - len(replicate), pending=torch.cat([pending, replicate]), generator=generator)
         repeats = self.settings.cumulative or len(replicate) > 0 or state.exact is False
         return Proposal(torch.cat([replicate, others]), repeats=repeats)

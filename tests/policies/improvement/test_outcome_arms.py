@@ -12,6 +12,7 @@ from sparse_bo.domains import Arms, Box
 from sparse_bo.gp.expected_improvement import Cells, front_rows, hypervolume, reference_point
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import BBKB, ExpectedImprovement, Wait
+from sparse_bo.policies.improvement.arm_acquisition import moments_of_all
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.protocol import mechanism_of
 from tests.builders import arms, unit_box, waves
@@ -413,3 +414,46 @@ def test_wrong_domains_and_policies_are_refused():
     with pytest.raises(TypeError, match="policy 'bbkb' takes one outcome, got 2"):
         mechanism_of(BBKB(), Arms(arms(20)), TWO)
     assert mechanism_of(ExpectedImprovement(), Arms(arms(20)), TWO).outcomes is TWO
+
+
+def test_limits_of_results_that_were_not_repeated_are_for_the_results():
+    """An exact count never is on its limit by a model's median, so that no result would be feasible."""
+    X = arms(60, 2)
+    n = (4.0 * X.sum(dim=-1)).round()
+    Y = torch.stack([waves(X), X[:, 0], n], dim=-1)
+    for names in (["y"], ["y", "z"]):
+        outcomes = Outcomes.of(dict.fromkeys(names, "max"), {"n": (4.0, 4.0)})
+        _, state = told(outcomes, X, torch.arange(30), Y[:30, [0, 2] if names == ["y"] else [0, 1, 2]])
+        assert state.exact is None
+        feasible = n[:30] == 4.0
+        assert torch.equal(state.estimates[:, -1], n[:30])
+        if names == ["y"]:
+            assert bool(feasible[state.best_row])
+        else:
+            assert len(state.report().front) > 0
+            assert bool(feasible[state.report().front].all())
+
+
+@pytest.mark.parametrize("every", [1, 3], ids=["all known", "some unknown"])
+def test_with_known_noise_variances_of_a_sweep_are_those_of_dense_algebra(every):
+    X = torch.rand(80, 1, generator=generator(5), dtype=torch.float64)
+    mechanism = ExpectedImprovement(initial_design=8, batch_size=1).on_outcomes(Arms(X), Outcomes.of({"y": "max"}))
+    state, draws = mechanism.init(), generator(6)
+    for i in range(110):
+        arm = torch.randint(80, (1,), generator=draws)
+        sd = 0.02 if i % 2 else 1.0
+        y = (6.0 * X[arm]).sin() + sd * torch.randn(1, 1, generator=draws, dtype=torch.float64)
+        known = torch.full_like(y, NAN if i % every else sd)
+        state = mechanism.tell(state, arm, y, sd=known, generator=draws)
+        if state.sweeps:
+            sweep = state.sweeps[0]
+            exact = moments_of_all(sweep.gp, state.unit, sweep.columns).variance
+            assert float((sweep.bound / exact - 1.0).abs().max()) < 1e-6
+
+
+def test_of_arms_with_equal_inputs_the_best_result_is_that_of_its_arm():
+    outcomes = Outcomes.of({"y": "max"})
+    X = torch.tensor([[0.0], [1.0], [1.0]], dtype=torch.float64)
+    _, state = told(outcomes, X, torch.arange(3), torch.tensor([[0.0], [10.0], [0.0]], dtype=torch.float64))
+    report = state.report()
+    assert (report.best_observed_index, report.best_observed_mean, report.best_observed_count) == (1, 10.0, 1)

@@ -11,9 +11,10 @@ from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.journal import pack, unpack
 from sparse_bo.policies import TrustRegion
+from sparse_bo.policies.failures import failed
 from sparse_bo.policies.persistence import freeze_fields
 from sparse_bo.policies.trust_region.gain import CLIMBED, Improvement
-from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
+from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, unrepeated, warp, warps
 from sparse_bo.policies.trust_region.region import Region, points_along, points_around
 from sparse_bo.policies.trust_region.search import Corners, batch_of, candidates_of
 from sparse_bo.policies.trust_region.surrogate import (
@@ -360,3 +361,21 @@ def test_a_valley_across_the_inputs_is_followed_to_its_end():
     bounds = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
     found = maximize(lambda X: ridge(X, slope=0.7), bounds=bounds, budget=60, seed=0)
     assert float(found.best_mean) > -1e-8
+
+
+@pytest.mark.parametrize("penalty", [-1e9, -1e20, -1e300])
+def test_a_penalty_of_any_size_hides_no_noise(penalty):
+    X = arms(6, 2)
+    y = torch.tensor([0.1, 0.2, 0.3, 0.4, penalty, 0.5], dtype=torch.float64)
+    again, all_X = torch.cat([y, y[:1] + 0.2]), torch.cat([X, X[:1]])
+    assert replicates_of(all_X, again).exact is False
+    assert replicates_of(all_X, torch.cat([y, y[:1]])).exact is True
+
+
+def test_a_replicate_that_failed_is_not_asked_for_at_the_next_best_point():
+    X, y = arms(6, 2), waves(arms(6, 2))
+    best = X[y.argmax()].unsqueeze(0)
+    elsewhere, there = failed(None, X[:1] + 0.1, pulls=6), failed(None, X[2:3], pulls=6)
+    assert torch.equal(unrepeated(X, y, X[:0], failures=None), best)
+    assert torch.equal(unrepeated(X, y, X[:0], failures=elsewhere), best)
+    assert not len(unrepeated(X, y, X[:0], failures=there))
