@@ -42,8 +42,9 @@ class AdaptiveAcquisition(Acquisition):  # type: ignore[misc]  # Ax need not be 
     """Ax's acquisition, whose batches end when the variance ratio says that results are needed: ``n`` is the most.
 
     Candidates are chosen one after another, each with those before it pending, until ``1 + Σ σ²(x)/λ`` exceeds the option
-    ``ratio_threshold`` (default 2), with σ² the posterior variance when the batch starts and λ that of the noise: the rule of
-    :func:`sparse_bo.optimize_batch`. With several outcomes, the first that exceeds it ends the batch.
+    ``ratio_threshold`` (default 2), with σ² the posterior variance when the batch starts and λ that of the noise, summed over
+    pending trials, too: the rule of :func:`sparse_bo.optimize_batch`. With several outcomes, the first that exceeds it ends the
+    batch.
 
     Ax's interface admits this in batch trials (``generation_strategy.gen(experiment, n=64)``); ``Client.get_next_trials`` asks
     for one arm at a time, so that a batch of the client has the size that was asked for. Ax logs a warning of a batch with
@@ -56,7 +57,7 @@ class AdaptiveAcquisition(Acquisition):  # type: ignore[misc]  # Ax need not be 
             return super().optimize(n, *arguments, **options)
         threshold, pending = float(self.options.get(RATIO, 2.0)), getattr(self, "X_pending", None)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
-        total: Tensor | float = 0.0
+        total: Tensor | float = 0.0 if pending is None else sum(self._leverages(x) for x in pending.split(1))
         try:
             while len(found) < n:
                 if found:

@@ -236,6 +236,10 @@ class Box(Domain):
         """Move points of the unit cube (``q x d``) to those that can be evaluated: of a box without steps, all."""
         return U
 
+    def evaluable(self, X: Tensor) -> Tensor:
+        """Return points of the box (``n x d``) as they are evaluated, without infeasible ones."""
+        return X
+
     def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values next to those of points of the unit cube (``q x d``), below and above; on a continuum ``U``."""
         return U, U

@@ -149,6 +149,11 @@ class SpaceBox(Box):
         """See :meth:`Box.snap`: to the encoded values."""
         return self.space.snap(U)
 
+    def evaluable(self, X: Tensor) -> Tensor:
+        """See :meth:`Box.evaluable`."""
+        points = self.space.told(X)
+        return points if self.feasible is None else points[torch.tensor(list(self.possible(points)), device=points.device)]
+
     def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Box.neighbours`; all categories are neighbours."""
         return self.space.neighbours(U)

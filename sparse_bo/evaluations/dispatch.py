@@ -261,6 +261,8 @@ class Dispatch:
             self._observed()
             return
         task = self._tasks.pop(future)
+        if not future.cancelled() and future.exception() is None:
+            self.job.evaluated(future.result().seconds)
         if isinstance(error, KeyboardInterrupt):
             raise error
         self._failed(task.batch, error)

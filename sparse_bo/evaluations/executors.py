@@ -61,12 +61,17 @@ class Threads:
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             future, fn, args = task
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(fn(*args))
-                except BaseException as error:  # SystemExit of an objective too: it belongs to the evaluation
-                    future.set_exception(error)
-            del task, future
+            runs, result, failure = future.set_running_or_notify_cancel(), None, None
+            try:
+                result = fn(*args) if runs else None
+            except BaseException as error:  # SystemExit of an objective too: it belongs to the evaluation
+                failure = error
+            del task, fn, args  # once the result is there the program may end, and a thread that frees a tensor then aborts it
+            if failure is not None:
+                future.set_exception(failure)
+            elif runs:
+                future.set_result(result)
+            del future, result, failure
             self._idle.release()
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Any
 
@@ -106,21 +107,35 @@ def only_column(y: Any) -> Any:
 
 
 def check_same_order(**parts: Any) -> None:
-    """Raise a ``ValueError`` if two parts are of pandas and have the same labels of rows in another order.
+    """Raise a ``ValueError`` if two parts have the same labels of rows in another order, one of them by a pandas index.
 
-    Results are matched by position: a table that was sorted or drawn from would give its points the results of others.
+    Results are matched by position: a table that was sorted or drawn from would give its points the results of others. A list
+    of names, arms or tickets has itself as labels, a batch its tickets, and a mapping those of its values; an index that counts
+    from 0 is none beside these.
     """
-    labelled = [(name, part.index) for name, part in parts.items() if hasattr(getattr(part, "index", None), "equals")]
-    for (name, index), (other, labels) in pairwise(labelled):
-        if (
-            not index.equals(labels)
-            and len(index) == len(labels)
-            and bool(index.isin(labels).all() and labels.isin(index).all())
-        ):
+    labelled = [(name, labels) for name, part in parts.items() for labels in _labels(part)]
+    for (name, first), (other, second) in pairwise(labelled):
+        lists, own, others = [isinstance(one, list) for one in (first, second)], [*first], [*second]
+        counted = [not is_list and own == [*range(len(own))] for is_list, own in zip(lists, (own, others), strict=True)]
+        if own == others or len(own) != len(others) or all(lists) or (any(lists) and any(counted)):
+            continue
+        if Counter(own) == Counter(others):
+            labels = name if lists[0] else f"{name}.index"
             raise ValueError(
                 f"expected {name} and {other} with their rows in one order, got the same labels in two; use "
-                f"{other}.loc[{name}.index], or, if they are in order, .reset_index(drop=True) of both"
+                f"{other}.loc[{labels}], or, if they are in order, .reset_index(drop=True) of both"
             )
+
+
+def _labels(part: Any) -> list[Any]:
+    """Return the labels of the rows of a part: a pandas index, or a list; none, one, or those of each value of a mapping."""
+    if hasattr(getattr(part, "index", None), "equals"):
+        return [part.index]
+    if isinstance(part, Mapping):
+        return [labels for value in part.values() for labels in _labels(value)]
+    if hasattr(part, "tickets"):
+        return [[*part.tickets]]
+    return [part] if isinstance(part, list) and {str, int}.issuperset(map(type, part)) else []
 
 
 def check_dense(y: Any) -> None:
@@ -208,7 +223,7 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
     """
     check_dense(y)
     if hasattr(y, "columns") and hasattr(y, "to_dict"):  # a pandas table
-        y = y.to_dict("list")
+        y = y.to_dict("list") | noisy_columns({name: sd_column(name, names) for name in names if name in y.columns}, y)
     if fields := getattr(getattr(y, "dtype", None), "names", None):  # a structured array
         y = {name: y[name] for name in fields}
     if isinstance(y, Mapping):
@@ -229,6 +244,28 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
     positions = [names.index(name) for name in order or names]
     found = [_outcome_row(row, names) for row in rows]
     return {ticket: tuple(row[k] for k in positions) for ticket, row in zip(tickets, found, strict=True)}
+
+
+def noisy_columns(sds: Mapping[Any, str], *tables: Any) -> dict[Any, list[Any]]:
+    """Return columns of the first of some pandas tables by name, with their noise: standard deviations in other columns.
+
+    ``sds`` has the name of these for each column; the first table that has it counts. An empty cell: the noise is not known.
+    """
+    made = {name: tables[0][name].tolist() for name in sds}
+    for name, column in sds.items():
+        known = next((table[column] for table in tables if column in table), None)
+        if known is not None:
+            told = zip(made[name], known.tolist(), known.isna().tolist(), strict=True)
+            made[name] = [value if unknown else Measured(value, sd) for value, sd, unknown in told]
+    return made
+
+
+def sd_column(name: str, names: Container[str]) -> str:
+    """Return the name of the column with the standard deviations of an outcome's noise, which is none of these names."""
+    column = f"{name}_sd"
+    while column in names:
+        column += "_"
+    return column
 
 
 def _listed(values: Any) -> list[Any]:

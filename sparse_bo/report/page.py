@@ -230,8 +230,10 @@ def _failures(view: RunView) -> Table | None:
     if not view.columns or not len(bad):
         return None
     names = list(view.names)[:8]
-    points = Counter(tuple(cell(view.columns[name][k]) for name in names) for k in bad.tolist())
-    rows = [[*point, str(times)] for point, times in points.most_common(12)]
+    points = {k: tuple(cell(view.columns[name][k], 17) for name in view.names) for k in bad.tolist()}
+    first = {point: k for k, point in reversed(points.items())}
+    often = Counter(points.values()).most_common(12)
+    rows = [[*(cell(view.columns[name][first[point]]) for name in names), str(times)] for point, times in often]
     return Table([*names, "times"], rows, "inputs of failed evaluations, the most frequent first")
 
 

@@ -332,7 +332,7 @@ def slice_of(one: Slice, view: RunView) -> Plot:
         row.insert(1, ", ".join(f"{name} = {cell(v)}" for name, v in inputs.items()) or "–")
     columns = [one.name, *(["with"] if one.brought else []), "2.5 %", "median", "97.5 %"]
     table = Table(columns, cells, f"posterior of {one.outcome or 'the objective'}")
-    if not _numeric(one.values):
+    if not _numeric([*one.values, *(v for v in view.columns.get(one.name, ()) if v == v)]):
         return Plot(title, text, Markup(""), "", table)
     order = np.array(one.values, np.float64).argsort(kind="stable")
     x = np.array(one.values, np.float64)[order]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, MappingView, Sequence, Set
 from functools import wraps
@@ -18,7 +17,16 @@ from torch import Tensor
 from sparse_bo.domains import ArmSet, Box, Domain, NamedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
-from sparse_bo.evaluations.results import Measured, Value, check_same_order, is_failed, only_column, outcomes_of
+from sparse_bo.evaluations.results import (
+    Measured,
+    Value,
+    check_same_order,
+    is_failed,
+    noisy_columns,
+    only_column,
+    outcomes_of,
+    sd_column,
+)
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag, nearest, unused
 
@@ -289,7 +297,7 @@ def checked_observations(
     _check_ordered(f"{kind} values", y)
     check_unmasked(f"{kind} values", y)
     picks = checked_inputs(kind, where, domain)
-    y = _with_noise(y, where, domain)
+    y = _with_noise(y, where, domain, outcomes)
     if outcomes is not None:
         rows = list(outcomes_of(range(len(picks)), y, names or outcomes.names, outcomes.names).values())
         if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
@@ -307,26 +315,21 @@ def checked_observations(
     return picks, [*values]
 
 
-def _with_noise(y: Any, where: Any, domain: Domain) -> Any:
-    """Return the results of a pandas column or table with their noise, from columns ``…_sd`` beside the inputs; NaN: unknown.
+def _with_noise(y: Any, where: Any, domain: Domain, outcomes: Outcomes | None) -> Any:
+    """Return the results of a pandas column or table with their noise, from columns ``…_sd`` among them or beside the inputs.
 
     So does :meth:`.Result.to_pandas` write known noise, with ``_`` behind names that inputs or outcomes have.
     """
-    tables = all(hasattr(each, "isna") for each in (y, where)) and hasattr(where, "columns")
-    names: list[Any] = [*y.columns] if hasattr(y, "columns") else [getattr(y, "name", None)]
-    inputs = domain.space.names if isinstance(domain, SpaceArms | SpaceBox) else ()
-    own = {name: next((one for one in inputs if unused(one, inputs) == name), name) for name in names}  # without the _
-    sds = {name: unused(f"{of}_sd", (*names, *inputs)) for name, of in own.items()}
-    sds = {name: column for name, column in sds.items() if tables and column in where.columns}
-    if not sds:
+    if not all(hasattr(each, "isna") for each in (y, where)) or not hasattr(where, "columns"):
         return y
-    columns = {name: (y[name] if hasattr(y, "columns") else y).tolist() for name in names}
-    for name, column in sds.items():
-        told = zip(columns[name], where[column].tolist(), strict=True)
-        columns[name] = [value if math.isnan(sd) else Measured(value, sd) for value, sd in told]
+    inputs = domain.space.names if isinstance(domain, SpaceArms | SpaceBox) else ()
+    if outcomes is None:  # one column, whose own name may have got a _
+        name = next((one for one in inputs if unused(one, inputs) == y.name), y.name)
+        return noisy_columns({y.name: sd_column(name, {y.name, *inputs})}, {y.name: y}, where)[y.name]
     if not hasattr(y, "columns"):
-        return columns[names[0]]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return y
+    sds = {name: sd_column(name, {*outcomes.names, *inputs}) for name in outcomes.names if name in y.columns}
+    return y.to_dict("list") | noisy_columns(sds, y, where)
 
 
 def _numbers(kind: str, y: Any) -> list[float]:

@@ -160,7 +160,8 @@ class Watch:
             self.bar.show(self.engine.rows[self._shown - 1])
         while self.callback is not None and self._called < (len(self.engine.rows) if self.engine.asked < self.end else there):
             self._called += 1
-            if self.callback(self.loop, self.engine.rows[self._called - 1]) is True:
+            said = self.callback(self.loop, self.engine.rows[self._called - 1])
+            if said is True or (isinstance(said, np.bool_) and said):
                 self.reason = self.reason or "callback= returned True"
 
     def reported(self, batch: Batch, values: list[Value]) -> None:

@@ -66,7 +66,8 @@ class RunObservations:
             known_keys.update(key for key, added in zip(own, run.added, strict=True) if not added)
         taken, left = list[tuple[Any, Any]](), Counter[str]()
         for run, one, own in zip(runs, inputs, keys, strict=True):
-            repeated, new = known_keys.copy(), list[tuple[str, str]]()
+            mine = Counter(key for key, added in zip(own, run.added, strict=True) if not added)
+            repeated, new = known_keys - mine, list[tuple[str, str]]()
             for x, y, key, added in zip(one, run.values, own, run.added, strict=True):
                 if x is None:
                     left["outside the domain"] += 1
@@ -153,8 +154,8 @@ class _RecordedRun(NamedTuple):
                 f"expected defaults= for parameters that the run in {self.path} does not have, got none for "
                 f"{', '.join(map(repr, missing))}; pass {_defaults(missing)}"
             )
-        added = {name: defaults[name] for name in new}
-        return [_placed(domain, space, {**added, **point}) for point in recorded.named(recorded.stacked(self.picks.tolist()))]
+        points = recorded.named(recorded.stacked(self.picks.tolist()))
+        return [_placed(domain, space, {**defaults, **point}) for point in points]
 
     def inputs(self, domain: Domain) -> list[Any]:
         """Return the arms or points of a domain without names, ``None`` for those that are not in it."""

@@ -356,7 +356,7 @@ class Recorder:
         """Return the writer, opened again if it was released."""
         assert self._writer is not None
         if self._released_at is not None:
-            writer, journal = Writer.open(self._writer.storage)
+            writer, journal = Writer.open(replace(self._writer.storage, path=self._writer.path))
             if not journal.same_events(self._released_at):
                 writer.close()
                 raise StorageError(

@@ -377,7 +377,7 @@ def _slice(
     if isinstance(domain, SpaceArms | SpaceBox):
         if name not in best:
             return None
-        values, fewest = _along(domain.space, name), 2
+        values, fewest = _along(domain.space, name, best[name]), 2
         points = [domain.space.changed(best, name, value, beside(name, value)) for value in values]
         brought = [{other: v for other, v in point.items() if other not in best} for point in points]
         log = bool(getattr(domain.space.parameters[name], "log", False))
@@ -401,11 +401,12 @@ def _slice(
     return Slice(name, values, log, best[name], lower, median, upper, found.floor, outcome, brought if any(brought) else ())
 
 
-def _along(space: Space, name: str) -> list[Any]:
-    """Return values of a parameter, spread over its range."""
+def _along(space: Space, name: str, here: Any) -> list[Any]:
+    """Return values of a parameter, spread over its range; of a choice, ``here`` among them."""
     parameter = space.parameters[name]
     if isinstance(parameter, Choice):
-        return list(parameter.values)[:SLICE_POINTS]
+        some = {*spread(len(parameter.values), SLICE_POINTS - 1).tolist(), parameter.values.index(here)}
+        return [parameter.values[k] for k in sorted(some)]
     n = min(parameter.count or SLICE_POINTS, SLICE_POINTS)
     u = torch.linspace(0.0, 1.0, n, dtype=torch.float64, device="cpu").unsqueeze(-1)[:, : parameter.width]
     return list(dict.fromkeys(parameter.decode(u)))

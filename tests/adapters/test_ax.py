@@ -87,9 +87,13 @@ def experiment(n, noise):
     return made
 
 
-def batch(ratio, *, adaptive=True):
+def batch(ratio, *, adaptive=True, again=False):
     strategy = sparse_generation_strategy(initial_trials=1, adaptive=adaptive, ratio_threshold=ratio)
-    ((run,),) = strategy.gen(experiment(40, 0.5), n=6)
+    made = experiment(40, 0.5)
+    ((run,),) = strategy.gen(made, n=6)
+    if again:
+        made.new_batch_trial(generator_run=run).mark_running(no_runner_required=True)
+        ((run,),) = strategy.gen(made, n=6)
     return run
 
 
@@ -97,6 +101,7 @@ def test_a_batch_trial_ends_by_the_variance_ratio():
     assert len(batch(1.0).arms) == 1
     few = batch(3.0)
     assert 1 < len(few.arms) < 6
+    assert len(batch(3.0, again=True).arms) == 1  # what is pending counts
     assert len(batch(1e9).arms) == 6
     assert len(batch(1.0, adaptive=False).arms) == 6
     assert len({tuple(arm.parameters.values()) for arm in few.arms}) == len(few.arms)

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from types import ModuleType, SimpleNamespace
 
@@ -16,6 +17,7 @@ import torch
 
 from sparse_bo import AskTell, ObjectiveError, RunInterrupted, Workers, maximize
 from sparse_bo.evaluations.dispatch import Dispatch
+from sparse_bo.evaluations.executors import Threads
 from sparse_bo.evaluations.job import Evaluate, Job
 from sparse_bo.evaluations.pools import Pool
 from sparse_bo.policies import RandomSearch
@@ -878,3 +880,35 @@ def test_after_a_failure_no_evaluation_without_a_worker_is_waited_for():
         run(objective, executor=workers, policy=RandomSearch(batch_size=3), budget=3, vectorized=False)
     assert time.monotonic() - start < 3.5
     cluster.shutdown(wait=False, cancel_futures=True)
+
+
+def test_the_time_of_evaluations_that_raise_is_counted():
+    def slow(x):
+        time.sleep(0.05)
+        return float(x[0]) if x[0] >= 0.5 else 1 / 0
+
+    workers = Workers(executor="threads", count=1, on_error="drop")
+    result = maximize(slow, bounds=[(0.0, 1.0)], budget=8, policy=RandomSearch(batch_size=4), executor=workers)
+    assert 0 < sum(row.failed for row in result.history.rows) < 8
+    assert sum(row.seconds.get("objective", 0.0) for row in result.history.rows) >= 8 * 0.05
+
+
+class Argument:
+    """An object that can be referred to weakly."""
+
+
+def test_threads_hold_no_argument_once_a_result_is_there():
+    """A thread that frees a tensor while the program ends aborts it."""
+    threads, held = Threads(1), []
+
+    def evaluate(argument):
+        held.append(weakref.ref(argument))
+        return 1.0
+
+    gate, gone = threading.Event(), []
+    done = threads.submit(lambda argument: gate.wait() and evaluate(argument), Argument())
+    done.add_done_callback(lambda _: gone.append(held[0]() is None))
+    gate.set()
+    assert done.result() == 1.0
+    threads.shutdown()
+    assert gone == [True]

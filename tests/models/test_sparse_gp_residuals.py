@@ -515,19 +515,3 @@ def test_new_rows_far_off_the_predictions_of_a_previous_robust_model_are_left_ou
     assert torch.equal(plain.outlying_rows, model.outlying_rows)  # not robust: as the previous model, until it is fitted
     with pytest.warns(InputDataWarning, match="robust=True"):
         assert fitted(plain).outlying_rows is None
-
-
-@pytest.mark.parametrize(("n", "bad", "seed"), [(25, 1, 2), (25, 2, 0)])
-def test_among_few_rows_one_that_is_far_off_hides_neither_itself_nor_another(n, bad, seed):
-    generator = torch.Generator().manual_seed(seed)
-    X = torch.rand(n, 2, generator=generator, dtype=torch.float64)
-    Y = (3 * X.sum(dim=-1, keepdim=True)).sin() + 0.03 * torch.randn(n, 1, generator=generator, dtype=torch.float64)
-    rows = torch.randperm(n, generator=generator)[:bad].sort().values
-    Y[rows] = -30.0
-    assert torch.equal(fitted(SparseGP(X, Y, robust=True)).outlying_rows, rows)
-
-
-def test_a_narrow_peak_that_rows_show_is_none():
-    X = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    Y = 10.0 * torch.exp(-30.0 * (X - 0.5).square().sum(dim=-1, keepdim=True))
-    assert fitted(SparseGP(X, Y, robust=True)).outlying_rows is None

@@ -444,3 +444,27 @@ def test_a_table_of_numbers_says_how_many_it_has_of_a_curve():
 
     assert table(20).caption == "numbers behind the figure"
     assert table(28).caption == "numbers behind the figure: 20 of 28"
+
+
+def test_a_slice_of_many_choices_is_spread_over_them_and_has_the_best_one():
+    values = range(0, 200, 2)
+    points = [{"n": n, "x": 0.3} for n in values[::2]]
+    loop = AskTell(space={"n": Choice(*values), "x": Float(0.0, 1.0)})
+    loop.add(points, [-((p["n"] - 144) ** 2) / 1e3 for p in points])
+    (one, *_) = view_of(loop.history, loop.state, loop._domain).slices
+    assert len(one.values) <= 41
+    assert (min(one.values), max(one.values)) == (0, 198)
+    assert 144 in one.values
+    mixed = AskTell(space={"n": Choice(*range(50), "auto"), "x": Float(0.0, 1.0)})
+    mixed.add([{"n": n, "x": 0.3} for n in (*range(30), "auto")], [-float(n) for n in range(31)])
+    assert "posterior of the objective" in run_page(view_of(mixed.history, mixed.state, mixed._domain))
+
+
+def test_failures_at_points_that_differ_beyond_the_columns_shown_are_apart():
+    space = {f"p{k}": Choice("a", "b") for k in range(10)}
+    loop, first = AskTell(space=space), dict.fromkeys(space, "a")
+    loop.enqueue([first, first | {"p8": "b"}, first | {"p9": "b"}, first | {"p0": "b"}])
+    loop.tell(loop.ask(4), [math.nan, math.nan, math.nan, 1.0])
+    page = run_page(view_of(loop.history, loop.state, loop._domain))
+    rows = re.findall(r"<tr>(?:<td>a</td>){8}<td>(\d+)</td></tr>", re.sub(r"<td[^>]*>", "<td>", page))
+    assert rows == ["1", "1", "1"]

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,7 +81,7 @@ def test_a_function_ends_a_run(how):
 
     def ends(loop, row=None):
         seen.append(row)
-        return loop.asked >= 8 and len(loop.pending) == 0
+        return np.float64(loop.asked) >= 8 and len(loop.pending) == 0
 
     objective = Results()
     settings = {how: ends, "policy": EVERY, "budget": 40, "vectorized": False}

@@ -259,3 +259,17 @@ def test_a_table_brings_its_noise():
     space = {"x": Float(0.0, 1.0), "value_sd": Float(0.0, 1.0)}  # a parameter of that name is no noise
     loop = AskTell(space=space, initial=(pd.DataFrame({"x": [0.5], "value_sd": [0.2]}), pd.Series([1.0], name="value")))
     assert loop.result().to_pandas().columns.tolist() == ["x", "value_sd", "ticket", "batch", "added", "value"]
+
+
+def test_noise_among_the_results_of_a_table_is_known():
+    table = pd.DataFrame({"x1": [0.1, 0.2, 0.5], "y": [1.0, 2.0, 3.0], "y_sd": [0.1, math.nan, 0.2], "c": [1.0, 1.0, 2.0]})
+    how = {"bounds": LINE, "objectives": {"y": "max"}, "constraints": {"c": (None, 2.0)}}
+    for results in (table, table[["y", "c"]], table[["c", "y_sd", "y"]], table.convert_dtypes()):
+        found = AskTell(**how, initial=(table, results)).result().to_pandas()
+        assert found["y_sd"].fillna(0.0).tolist() == [0.1, 0.0, 0.2]
+    loop = AskTell(**how)
+    loop.tell(loop.ask(3), table[["y", "y_sd", "c"]])
+    assert loop.result().to_pandas()["y_sd"].fillna(0.0).tolist() == [0.1, 0.0, 0.2]
+    whole = table.convert_dtypes()
+    found = AskTell(bounds=LINE, initial=(whole[["x1", "y", "y_sd"]], whole["y"])).result().to_pandas()
+    assert found["value_sd"].fillna(0.0).tolist() == [0.1, 0.0, 0.2]

@@ -434,6 +434,23 @@ def test_rows_of_one_table_in_two_orders_are_not_matched_by_position():
         with pytest.raises(ValueError, match=r"rows in one order, got the same labels in two; use \w+\.loc\[\w+\.index\]"):
             tried()
     assert loop.history.rows == ()
+    named = {"arms": [[0.0], [1.0], [2.0]], "names": list("abc"), "policy": RandomSearch(batch_size=3)}
+    by_name = pandas.Series({"c": 3.0, "a": 1.0, "b": 2.0})
+    two = {"objectives": {"value": "max", "other": "min"}}
+    apart = {"value": table["value"], "other": table["value"].iloc[::-1]}
+    backwards = pandas.Series([1.0, 2.0, 3.0], index=list(batch.tickets)[::-1])
+    for tried in (  # labels are names, tickets, or the rows of points
+        lambda: AskTell(**named, initial=(list("abc"), by_name)),
+        lambda: loop.tell(batch, backwards),
+        lambda: loop.tell(list(batch.tickets), backwards),
+        lambda: AskTell(space=call["space"], **two, initial=(table[["x"]], apart)),
+        lambda: maximize(lambda points: pandas.DataFrame(points)["x"].iloc[::-1], **call, budget=3, vectorized=True),
+    ):
+        with pytest.raises((ValueError, ObjectiveError), match="rows in one order, got the same labels in two; use"):
+            tried()
+    assert loop.history.rows == ()
+    for initial in ((list("abc"), by_name.loc[list("abc")]), ([2, 0, 1], table["value"])):  # in order, and counted from 0
+        assert AskTell(**named, initial=initial).result().to_pandas()["value"].tolist() == [1.0, 2.0, 3.0]
     for inputs, values in (
         (mixed, table["value"].loc[mixed.index]),
         (mixed.reset_index(drop=True), table["value"].iloc[[2, 0, 1]].tolist()),

@@ -255,3 +255,22 @@ def test_advice_of_a_run_that_minimises_works(tmp_path):
         minimize(bowl, bounds=UNIT, budget=20, policy=RandomSearch(batch_size=4), storage=path, resume=True)
     code = re.search(r"initial=(observations_of\(.*\))$", str(raised.value))[1]
     assert minimize(bowl, bounds=UNIT, budget=1, policy=RandomSearch(batch_size=4), initial=eval(code)).history.rows[0].added
+
+
+def test_initial_observations_that_equal_evaluations_are_those_of_the_run(tmp_path):
+    """Exact results, counts and flags repeat; only what a run took from another is in two journals."""
+    arms = np.arange(3.0)[:, None]
+    with AskTell(arms, initial=([0, 0, 0, 1], [1.0, 1.0, 1.0, 0.0]), storage=tmp_path / "a.journal") as loop:
+        loop.enqueue([0, 0, 1])
+        loop.tell(loop.ask(3), [1.0, 1.0, 0.0])
+    assert len(started(AskTell(arms, initial=observations_of(tmp_path / "a.journal"))).values) == 7
+
+
+def test_a_default_is_for_points_without_a_parameter_that_others_have(tmp_path):
+    momentum = Float(0.0, 1.0)
+    space = {"kind": Choice("sgd", "adam"), "momentum": Float(0.0, 1.0, when={"kind": "sgd"})}
+    with AskTell(space=space, storage=tmp_path / "a.journal") as loop:
+        loop.add([{"kind": "sgd", "momentum": 0.5}, {"kind": "adam"}, {"kind": "adam"}], [1.0, 2.0, 3.0])
+    initial = observations_of(tmp_path / "a.journal", defaults={"momentum": 0.9})
+    found = AskTell(space={**space, "momentum": momentum}, initial=initial).history.parameters
+    assert [point["momentum"] for point in found] == pytest.approx([0.5, 0.9, 0.9])

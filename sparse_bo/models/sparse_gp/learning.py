@@ -200,7 +200,8 @@ class Learner:
         """Return the residuals of ``rows`` given ``known`` ones, with a warning if some of all rows are far off, not left out.
 
         Known rows that are far off are looked at again without each other, and so are all others: they may be near.
-        Where the noise is known, outlying rows make lengthscales short.
+        Where the noise is known, outlying rows make lengthscales short, and predictive deviations large everywhere: for the
+        warning, these are at most 1.48 times the median absolute deviation of the observations.
         """
         first = residuals_given(model, known, rows)
         if self.robust:
@@ -208,20 +209,23 @@ class Learner:
         limit, good = self.settings.outlying, known
         judged = torch.unique(torch.cat([rows, large_residuals(model, known, limit=0.5 * limit)]))
         residuals = first if len(judged) == len(rows) else residuals_given(model, known, judged)
-        scores = self._scores(model, residuals, judged, among=rows)
+        scores = self._scores(model, residuals, torch.isin(judged, rows))
         for _ in range(self.settings.robust_rounds):
             kept = good[~torch.isin(good, judged[scores > limit])]
             if len(kept) == len(good) or len(kept) < self.settings.residuals_from:
                 break
             good = kept
-            scores = self._scores(model, residuals_given(model, good, judged), judged, among=rows)
+            scores = self._scores(model, residuals_given(model, good, judged), torch.isin(judged, rows))
         warn_of_outliers(judged, scores, limit=limit, n=model.train_targets.shape[-1])
         return first
 
-    def _scores(self, model: Any, residuals: Residuals, judged: Tensor, *, among: Tensor) -> Tensor:
+    def _scores(self, model: Any, residuals: Residuals, reference: Tensor) -> Tensor:
         if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-            residuals = _bounded(model, residuals, judged)
-        return outlier_scores(model, residuals, torch.isin(judged, among).nonzero().squeeze(-1))
+            y = model.train_targets
+            spread = 1.4826 * (y - y.median(dim=-1, keepdim=True).values).abs().median(dim=-1, keepdim=True).values
+            spread = spread.where(spread > 0, torch.inf)  # more than half of the observations are equal
+            residuals = residuals._replace(variances=torch.minimum(residuals.variances, spread.square()))
+        return outlier_scores(model, residuals, reference.nonzero().squeeze(-1))
 
     def _leave_out(self, mll: Any) -> None:
         """Leave out the rows that are far off given few others, anew after each search, until they stay the same."""
@@ -238,7 +242,7 @@ class Learner:
             )
             with self.learning_from(known):
                 fit_gpytorch_mll(mll, optimizer_kwargs={"options": self.coarse_options(model)})
-            scores = outlier_scores(model, _bounded(model, residuals_given(model, known, every), every), reference)
+            scores = outlier_scores(model, residuals_given(model, known, every), reference)
             set_parameters(model, start)
             found = (scores > at.robust).nonzero().squeeze(-1)
             if torch.equal(found, every[:0] if outlying is None else outlying):
@@ -278,19 +282,6 @@ class Learner:
             yield
         finally:
             self._stage = None
-
-
-def _bounded(model: Any, residuals: Residuals, rows: Tensor) -> Residuals:
-    """Return the residuals of ``rows`` with predictive deviations of at most 1.48 times the median absolute deviation of y.
-
-    Few rows that are far off make the deviation of all so large, and lengthscales so short, that they hide themselves. Rows
-    that their neighbours explain by half, as those of a narrow peak, keep their deviations.
-    """
-    off = (model.train_targets - model.train_targets.median(dim=-1, keepdim=True).values).abs()
-    spread = 1.4826 * off.median(dim=-1, keepdim=True).values
-    spread = spread.where(spread > 0, torch.inf)  # more than half of the observations are equal
-    bounded = torch.minimum(residuals.variances, spread.square())
-    return residuals._replace(variances=bounded.where(residuals.values.abs() > 0.5 * off[..., rows], residuals.variances))
 
 
 def coarse_to_fine(

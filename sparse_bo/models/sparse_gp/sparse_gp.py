@@ -108,7 +108,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
             Default: ``"exact"`` up to 1,040 points, then ``"subset"``.
         seed: Seed of the choices of dictionary and subset; torch's own generator is not used.
         robust: Whether a fit leaves out rows far off the predictions from the others (``outlying_rows``). A row that is far
-            off in one output is left out in all, in learning and posterior. With ``False`` a fit (not ``previous=`` alone)
+            off in one output is left out in all, in learning and posterior. Among few rows it may stay: the spread of all is
+            then its own (docs/decisions/046). With ``False`` a fit (not ``previous=`` alone)
             warns of such rows: one in a hundred, 20 standard deviations off, makes prediction errors thirty times larger.
         previous: A model of the same class, of the first rows of these data, with the same kernel and transforms. Its
             hyper-parameters and the units that they were learned in, as the spread of ``Standardize``, are copied, its

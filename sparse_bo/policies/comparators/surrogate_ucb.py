@@ -304,14 +304,18 @@ class EmbeddingSettings(ABC):
         """Draw the embedding, and bind the inner policy to its low-dimensional box.
 
         Raises:
-            TypeError: If the domain is no box, or the inner policy searches none; or if parameters are rounded.
+            TypeError: If the domain is no box, or the inner policy searches none; or if parameters are rounded, or points moved
+                by ``feasible=``.
             ValueError: If ``target_dims`` exceeds the dimensions of the box.
         """
-        if isinstance(domain, SpaceBox) and any(each.count is not None for each in domain.space.parameters.values()):
-            raise TypeError(
-                f"expected a box or a space of Float alone for {self.name!r}, got parameters that are rounded, which its "
-                "subspace does not contain; use TrustRegion"
-            )
+        if isinstance(domain, SpaceBox):
+            rounded = any(each.count is not None for each in domain.space.parameters.values())
+            if rounded or domain.restricted:
+                got = "parameters that are rounded" if rounded else "feasible=, which moves points to others"
+                raise TypeError(
+                    f"expected a box or a space of Float alone for {self.name!r}, got {got}, which its subspace does not "
+                    "contain; use TrustRegion"
+                )
         box = box_of(domain, policy=self.name).double()
         if self.target_dims > box.dims:
             raise ValueError(

@@ -154,6 +154,8 @@ class Elimination(Mechanism[EliminationState], ABC):
         """
         if state.prior is None:
             return super().fail(state, picks, generator=generator)
+        if state.plan is not None and bool(state.plan.closed.all()):  # a failure has closed it: these are of the next batch
+            state = self._current(state, generator)
         if state.plan is not None:
             return replace(state, plan=state.plan.failed(picks)[0])
         return replace(state, failed=picks if state.failed is None else torch.cat([state.failed, picks]))
@@ -300,7 +302,7 @@ class BoxElimination(Elimination):
         """Draw scrambled Sobol points; add the last batch's survivors if these are too few."""
         count, found = self._count(state, q), self.domain.bounds[:0]
         for _ in range(32):
-            points = self.domain.sobol(count, generator=generator)
+            points = self.domain.evaluable(self.domain.sobol(count, generator=generator))
             for finding in with_results(state.findings[: state.trusted]):
                 points = points[surviving(finding, state.width, points)]
             found = torch.cat([found, points])[:count]

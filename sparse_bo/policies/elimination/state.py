@@ -211,7 +211,7 @@ class EliminationState(State):
             )
         factor, leading = best.posterior.state.factor, self.leading or self.found_leading()
         assert leading is not None
-        newest = self.findings[-1]
+        newest = with_results(self.findings)[-1]
         scale = best.posterior.prior.regularization**0.5
         return replace(
             observed,

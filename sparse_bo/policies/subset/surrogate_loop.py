@@ -37,6 +37,7 @@ from sparse_bo.policies.subset.surrogate_models import (
     Learning,
     MakeModel,
     fit_likelihood,
+    in_standard_units,
     subset_errors,
     upper_confidence_bound,
 )
@@ -292,7 +293,9 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         assert width is not None
         assert state.subset is not None
         if self.settings.acquisition is None:
-            return upper_confidence_bound(model, width=width) if alone else qUpperConfidenceBound(model, beta=width**2)
+            if alone:
+                return upper_confidence_bound(model, width=width)
+            return qUpperConfidenceBound(model, beta=width**2, posterior_transform=in_standard_units(model))
         known = self._known(state, state.subset)
         function = self.settings.acquisition(model, X[known], y[known])
         if not isinstance(function, AcquisitionFunction):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from botorch.acquisition import AcquisitionFunction, UpperConfidenceBound
+from botorch.acquisition import AcquisitionFunction, ScalarizedPosteriorTransform, UpperConfidenceBound
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
@@ -47,7 +47,7 @@ Fitter = Callable[[Any], Any]
 Learning = Literal["map", "likelihood"]
 """Estimate of hyper-parameters: BoTorch's priors without output scale, or maximum likelihood with one (GSSBO §6)."""
 LEAST_VARIANCE = 1e-10
-"""GPyTorch's floor of variances (y², float64), where their gradient is 0."""
+"""GPyTorch's floor of variances (in the units of a model, float64), where their gradient is 0."""
 
 
 def exact_gp(X: Tensor, Y: Tensor, *, learning: Learning = "map", gaussian: bool = False) -> SingleTaskGP:
@@ -146,53 +146,68 @@ def subset_errors(model: Model, X: Tensor, y: Tensor, known: Tensor) -> SubsetEr
         )
 
 
+def in_standard_units(model: Any) -> ScalarizedPosteriorTransform | None:
+    """Return the transformation of a posterior to the units of a model's ``Standardize``; ``None`` without one of one output.
+
+    BoTorch's floor of variances and the tolerances of its searches are absolute: outcomes of 10⁻⁶ would be below them.
+    """
+    standardised = getattr(model, "outcome_transform", None)
+    if not isinstance(standardised, Standardize) or standardised.stdvs.numel() != 1:
+        return None
+    return ScalarizedPosteriorTransform(1.0 / standardised.stdvs.flatten())
+
+
 def upper_confidence_bound(model: Model, *, width: float) -> AcquisitionFunction:
     """Return BoTorch's ``UpperConfidenceBound`` with ``beta = width²``, in closed form for the models below.
+
+    It is in the units of :func:`in_standard_units`.
 
     These are ``SingleTaskGP`` and :class:`sparse_bo.SparseGP` themselves with one output, without input transform, with a
     constant mean, one of the kernels of :func:`~sparse_bo.models.sparse_gp.prior.stationary_parts` and one noise
     variance, in float64.
     """
-    posterior = _stationary_posterior(model)
+    standard = in_standard_units(model)
+    unit = 1.0 if standard is None else 1.0 / float(standard.weights)
+    posterior = _stationary_posterior(model, unit)
     if posterior is None:
-        return UpperConfidenceBound(model, beta=width**2)
-    return ClosedFormUpperConfidenceBound(model, width=width, posterior=posterior)
+        return UpperConfidenceBound(model, beta=width**2, posterior_transform=standard)
+    return ClosedFormUpperConfidenceBound(model, width=width, posterior=posterior, unit=unit)
 
 
 class ClosedFormUpperConfidenceBound(UpperConfidenceBound):  # type: ignore[misc]  # the base class ships no types
     """``UpperConfidenceBound`` of BoTorch in closed form, differentiable once."""
 
-    def __init__(self, model: Model, *, width: float, posterior: Posterior) -> None:
+    def __init__(self, model: Model, *, width: float, posterior: Posterior, unit: float) -> None:
         super().__init__(model, beta=width**2)
-        self.width, self.gp = width, posterior
+        self.width, self.gp, self.unit = width, posterior, unit
 
     @t_batch_mode_transform(expected_q=1)  # type: ignore[untyped-decorator]  # BoTorch ships no types
     def forward(self, X: Tensor) -> Tensor:
         """Return the bound, ``batch_shape``, at ``batch_shape x 1 x d`` points."""
-        return _Bound.apply(X, self.gp, self.width)  # type: ignore[no-untyped-call]  # as torch types it
+        return _Bound.apply(X, self.gp, self.width, self.unit)  # type: ignore[no-untyped-call]  # as torch types it
 
 
 class _Bound(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, X: Tensor, gp: Posterior, width: float) -> Tensor:
+    def forward(ctx: Any, X: Tensor, gp: Posterior, width: float, unit: float) -> Tensor:
         points = X.reshape(-1, X.shape[-1])
         if not ctx.needs_input_grad[0]:
             at = gp.moments(points)
-            return (at.mean + width * at.variance.sqrt()).view(X.shape[:-2])
+            return ((at.mean + width * at.variance.sqrt()) / unit).view(X.shape[:-2])
         slopes = gp.gradients(points)
         deviation = slopes.variance.sqrt()
-        share = torch.where(slopes.variance > LEAST_VARIANCE, 0.5 * width / deviation, 0.0)  # dσ = dσ²/2σ
-        ctx.save_for_backward((slopes.mean_gradient + share.unsqueeze(-1) * slopes.variance_gradient).view(X.shape))
-        return (slopes.mean + width * deviation).view(X.shape[:-2])
+        share = torch.where(slopes.variance > LEAST_VARIANCE * unit**2, 0.5 * width / deviation, 0.0)  # dσ = dσ²/2σ
+        ctx.save_for_backward(((slopes.mean_gradient + share.unsqueeze(-1) * slopes.variance_gradient) / unit).view(X.shape))
+        return ((slopes.mean + width * deviation) / unit).view(X.shape[:-2])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor, None, None, None]:
         (slopes,) = ctx.saved_tensors
-        return by_value[..., None, None] * slopes, None, None
+        return by_value[..., None, None] * slopes, None, None, None
 
 
-def _stationary_posterior(model: Any) -> Posterior | None:
+def _stationary_posterior(model: Any, unit: float) -> Posterior | None:
     """Return the posterior with a kernel that has closed-form gradients; ``None`` for other models."""
     if type(model) not in (SingleTaskGP, SparseGP) or model.num_outputs != 1 or len(model.batch_shape):
         return None
@@ -222,5 +237,5 @@ def _stationary_posterior(model: Any) -> Posterior | None:
             alpha=posterior.alpha * variance,
             root=MatrixRoot(root.matrix * variance**0.5),
             noise=rho.noise,
-            floor=LEAST_VARIANCE / scale,
+            floor=LEAST_VARIANCE * unit**2 / scale,
         )

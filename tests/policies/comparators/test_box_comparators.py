@@ -161,3 +161,6 @@ def test_parameters_that_are_rounded_are_refused_before_any_evaluation(kind):
     space = {"a": Int(1, 200), "b": Float(0.0, 1.0), "c": Float(0.0, 1.0)}
     with pytest.raises(TypeError, match="space of Float alone for .*, got parameters that are rounded"):
         AskTell(space=space, policy=kind(target_dims=2))
+    space = {name: Float(0.0, 1.0) for name in "abc"}
+    with pytest.raises(TypeError, match="space of Float alone for .*, got feasible=, which moves points to others"):
+        AskTell(space=space, feasible=lambda p: p["a"] + p["b"] < 1.0, policy=kind(target_dims=2))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo import BPE, SBPE, AskTell, ContradictionError, Storage, maximize
+from sparse_bo import BPE, SBPE, AskTell, ContradictionError, Float, Int, Storage, maximize
 from sparse_bo.arms.design import Resampling
 from sparse_bo.dictionary import AllSampler, FirstSampler, UniformSampler
 from sparse_bo.domains import Arms, Box
@@ -671,3 +671,50 @@ def test_one_call_with_a_sampler_that_is_too_small_certifies_how_much():
     finding = state.findings[0]
     expected = SBPETheory(rkhs_norm=member.norm, noise_variance=NOISE).bounds(finding.confidence)
     assert state.width.bounds(finding.confidence) == expected
+
+
+@pytest.mark.filterwarnings("ignore:the results refute the certificate")  # a plane is no draw of this prior
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"space": {"a": Int(0, 50), "b": Float(0.0, 1.0)}},
+        {"space": {"a": Float(0.0, 1.0), "b": Float(0.0, 1.0)}, "feasible": lambda p: p["a"] + p["b"] < 1.2},
+    ],
+    ids=["integers", "feasible"],
+)
+def test_what_is_planned_in_a_space_can_be_evaluated(space):
+    """Else no result would be at a planned point, and the batch would never end."""
+    loop = AskTell(**space, policy=SBPE(horizon=60, candidates=200, regularization=NOISE, covar_module=rbf_kernel(0.3)))
+    asked = 0
+    while asked < 60:
+        batch = loop.ask(8)
+        asked += len(batch)
+        loop.tell(batch, [point["a"] / space["space"]["a"].high + point["b"] for point in batch.parameters])
+    assert sum(finding.confidence.pulls for finding in loop.state.findings) == 60
+    with pytest.raises(ScheduleComplete):
+        loop.ask()
+
+
+def test_a_failure_after_a_batch_that_a_failure_closed_is_one_of_the_next_batch():
+    policy = SBPE(horizon=60, covar_module=rbf_kernel(0.2), regularization=NOISE, width=2.0)
+    loop = AskTell(torch.linspace(0.0, 1.0, 100, dtype=torch.float64).unsqueeze(-1), policy)
+    first = []
+    while not (loop.state.findings and len(loop.state.findings) == len(loop.state.sizes)):
+        batch = loop.ask(1)
+        first.append(int(batch.indices) == 0)
+        loop.tell(batch, [math.nan if first[-1] else float(torch.sin(6.0 * batch.X))])
+        assert len(first) < 100
+    assert 1 <= sum(first) <= 2 * sum(loop.state.sizes) // 10
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+def test_a_batch_on_a_box_of_which_all_evaluations_failed_is_reported():
+    """With a norm that is known, widths are of the newest batch that has results."""
+    policy = SBPE(horizon=100, covar_module=rbf_kernel(0.3), regularization=NOISE, rkhs_norm=3.0, candidates=200)
+    loop = AskTell(bounds=unit_box(2), policy=policy)
+    first = loop.ask()
+    loop.tell(first, torch.sin(6.0 * first.X).sum(dim=-1))
+    sizes = loop.state.sizes
+    while loop.asked < sizes[0] + 2 * sizes[1]:
+        loop.fail(loop.ask().tickets)
+    assert loop.result().best_mean is not None

@@ -20,6 +20,7 @@ from sparse_bo.policies.subset.surrogate_models import (
     ClosedFormUpperConfidenceBound,
     exact_gp,
     fit_likelihood,
+    in_standard_units,
     sparse_gp,
     upper_confidence_bound,
 )
@@ -41,7 +42,8 @@ def test_value_and_gradient_are_botorchs(make):
     model = make(X, Y)
     fit_likelihood(model)
     model.eval()
-    ours, theirs = upper_confidence_bound(model, width=2.0), UpperConfidenceBound(model, beta=4.0)
+    standard = in_standard_units(model)
+    ours, theirs = upper_confidence_bound(model, width=2.0), UpperConfidenceBound(model, beta=4.0, posterior_transform=standard)
     assert type(ours) is ClosedFormUpperConfidenceBound
     inside = torch.rand(6, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     points = torch.cat([inside, X[:2].unsqueeze(-2), X[:2].unsqueeze(-2) + 1e-7])
@@ -67,7 +69,7 @@ def test_below_the_least_variance_only_the_mean_has_a_gradient():
     torch.testing.assert_close(bound, mean, rtol=0.0, atol=0.0)
     assert float((bounds[1] - bounds[0]).detach()) == pytest.approx(2e-5)
     with pytest.warns(NumericalWarning, match="Negative variance"):
-        theirs = UpperConfidenceBound(model, beta=4.0)(point)
+        theirs = UpperConfidenceBound(model, beta=4.0, posterior_transform=in_standard_units(model))(point)
     assert float((bounds[1] - theirs).detach()) == pytest.approx(0.0, abs=1e-6)
 
 
@@ -137,3 +139,15 @@ def test_observations_of_one_point_alone_are_modelled(policy):
     result = loop.result()
     assert result.best_x.tolist() == [0.3, 0.3]
     assert result.best_mean == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e6])
+def test_the_size_of_outcomes_changes_no_bound(size):
+    """The least variance of GPyTorch, and the tolerances of a search, are those of standard units."""
+    X, Y = data()
+    bounds = []
+    for make in (exact_gp, OTHERS["kernel"]):
+        for unit in (1.0, size):
+            model = make(X, unit * Y).eval()
+            bounds.append(upper_confidence_bound(model, width=2.0)(X[:5].unsqueeze(-2) + 0.01).detach())
+        torch.testing.assert_close(*bounds[-2:], rtol=1e-6, atol=1e-6)
