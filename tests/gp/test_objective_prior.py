@@ -100,7 +100,7 @@ def test_a_default_run_does_not_need_gradients_switched_on(kind: str, mode):
         np.testing.assert_array_equal(picks_of(bowl, kind), expected)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arms", "box"])
 def test_a_crash_far_below_does_not_hide_the_best(kind: str):
     best = maximize(lambda X: torch.where(X[:, 0] > 0.9, -1e30, bowl(X)), **domain(kind), budget=22, seed=1).best_x

@@ -39,7 +39,7 @@ POLICIES = [
 IDS = [policy.name for policy in POLICIES]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_every_policy_finds_a_near_best_arm(policy, device):
     X = arms(200).to(device)
