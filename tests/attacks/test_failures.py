@@ -193,7 +193,7 @@ def test_elimination_recommends_an_arm_with_a_success():
     assert loop.result().best_index in tried
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("journal", [True, False])
 @pytest.mark.parametrize("where", ["arms", "learned", "box", "botorch"])
 def test_a_resumed_run_remembers_failures(where, journal, tmp_path):

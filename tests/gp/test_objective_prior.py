@@ -83,7 +83,7 @@ def picks_of(function, kind: str = "arms", **kwargs) -> np.ndarray:
     return np.array(result.history.points if kind == "box" else result.history.indices)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["arms", "box"])
 @pytest.mark.parametrize(("a", "b"), [(1e30, 0.0), (1e-22, 0.0), (1e-40, 0.0), (1e25, 1e25), (2.0, 1e3)])
 def test_picks_follow_the_units(kind: str, a: float, b: float):

@@ -102,7 +102,7 @@ def test_the_exact_pool_holds_every_observation(gradient, pool):
     assert after.subset.tolist() == expected.tolist()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "policy",
     [
