@@ -93,7 +93,7 @@ RUNS: dict[str, Callable[[torch.device], list[Tensor]]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 def test_a_run_is_the_same_on_another_device(run, accelerator):
     expected, got = run(CPU), [value.cpu() for value in run(accelerator)]

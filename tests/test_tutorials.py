@@ -63,7 +63,7 @@ def script_of(path: Path) -> str:
     return "\n\n".join(cell.source for cell in cells if cell.cell_type == "code")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorial_runs_as_a_script_in_its_short_form(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

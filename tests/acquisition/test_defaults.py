@@ -197,7 +197,7 @@ def default(dtype: torch.dtype | None = None, device: str | None = None) -> Iter
         torch.set_default_dtype(before)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WORK)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=["double", "half"])
 def test_the_default_dtype_changes_nothing(name: str, dtype: torch.dtype) -> None:

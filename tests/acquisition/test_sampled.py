@@ -82,7 +82,7 @@ def test_values_and_gradients_are_the_functions_own(kind, name):
         assert bool(expected.abs().max() > 0.0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_picks_are_no_worse_than_botorchs_and_their_values_are_right(name):
     model = build(SparseGP)

@@ -228,7 +228,7 @@ def _run(arms: object, policy: object, budget: int) -> AskTell:
     return loop
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "policy",
     [

@@ -62,7 +62,7 @@ POLICIES = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_arms_that_keep_failing_are_left_alone(name):
     with warnings.catch_warnings():
@@ -95,7 +95,7 @@ def test_random_arms_of_a_design_keep_away_from_failing_neighbours(policy):
     assert sum(bad[40:]) < 0.45 * 60  # before: 60 % of it fails, as of all arms
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "budget", "share"), [(BBKB(), 60, 0.5), (BoTorchUCB(num_restarts=2, raw_samples=64), 60, 0.65)]
 )
@@ -109,7 +109,7 @@ def test_regions_of_a_box_that_keep_failing_are_left_alone(policy, budget, share
     assert float(smooth(result.best_x[None])) > 1.4  # the best feasible value is 1.43
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bbkb", "bbkb learned", "gp-ucb", "epsilon-greedy"])
 def test_random_failures_do_not_starve_a_run(name):
     result = maximize(at_random(), arms=ARMS, policy=POLICIES[name], budget=150, seed=1)
@@ -193,7 +193,7 @@ def test_elimination_recommends_an_arm_with_a_success():
     assert loop.result().best_index in tried
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("journal", [True, False])
 @pytest.mark.parametrize("where", ["arms", "learned", "box", "botorch"])
 def test_a_resumed_run_remembers_failures(where, journal, tmp_path):

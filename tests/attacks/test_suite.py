@@ -10,12 +10,12 @@ from tests.attacks.builders import OUTCOMES
 from tests.attacks.every import ATTACKS
 
 SHORT = {
-    "kills": 3,
-    "interrupts": 3,
-    "damaged journals": 10,
+    "kills": 2,
+    "interrupts": 2,
+    "damaged journals": 5,
     "full, read-only and slow disks": 2,
     "full journals, other writers": 2,
-    "wrong inputs": 12,
+    "wrong inputs": 6,
     "wrong options": 5,
     "numeric horrors": 2,
 }

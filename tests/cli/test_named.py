@@ -77,7 +77,7 @@ def test_the_page_of_a_built_in_problem_has_its_regret(folder):
         "--dims",
         2,
         "--budget",
-        30,
+        12,
         "--storage",
         "run.journal",
         "--quiet",

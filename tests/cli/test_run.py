@@ -60,7 +60,7 @@ def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
     assert "goal to be one of" in invoke(*ON_A_BOX, "--goal", "worst").output
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "asked",
     [["--width", "1.5"], ["--kernel", "rbf"], ["--preset", "published"], ["--certify-every", "5"], ["--memory", "4"]],

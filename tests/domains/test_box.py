@@ -77,6 +77,7 @@ def test_ranges_beyond_the_largest_number_are_refused_before_any_evaluation(tmp_
     assert not calls
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scale", [8e307, 1e-308, 1e-320])
 def test_boxes_of_any_other_size_are_searched(scale):
     box = torch.tensor([[-scale, 0.0], [scale, 1.0]], dtype=torch.float64)

@@ -49,7 +49,7 @@ PARAMETERS = st.one_of(
 
 
 @given(st.lists(PARAMETERS, min_size=1, max_size=4), st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_decoded_is_encoded_again_and_stays_where_it_is(parameters, seed):
     space = Space({"fixed": Int(0, 1), **{f"p{i}": parameter for i, parameter in enumerate(parameters)}})
     U = torch.rand(8, space.dims, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -185,6 +185,7 @@ def test_few_combinations_become_arms_and_many_a_box():
     assert space_domain(MIXED).dims == 1 + 1 + 3 + 1
 
 
+@pytest.mark.slow
 def test_a_mixed_space_is_searched_with_dictionaries():
     result = maximize(score, space=MIXED, budget=24)
     assert result.best_parameters["kind"] == "b"
@@ -206,12 +207,12 @@ def test_arms_of_a_space_and_only_the_feasible():
 
 @pytest.mark.parametrize("policy", [None, BBKB(), RandomSearch(batch_size=7)], ids=["default", "bbkb", "random"])
 def test_a_box_evaluates_feasible_points_alone(policy):
-    result = maximize(score, space=MIXED, budget=16, feasible=uneven, policy=policy)
-    assert len(result.history.parameters) == 16
+    result = maximize(score, space=MIXED, budget=10, feasible=uneven, policy=policy)
+    assert len(result.history.parameters) == 10
     assert all(map(uneven, result.history.parameters))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("q", [1, 4])
 @pytest.mark.parametrize(
@@ -237,6 +238,7 @@ def test_integers_and_steps_are_found_and_one_point_alone_is_evaluated_twice(spa
     assert sorted(made.values())[-2:] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_search_of_integers_where_every_evaluation_counts_stays_at_the_maximum():
     space = Space({"a": Int(0, 200), "b": Int(0, 200)}, most_arms=0)
     policy = TrustRegion(goal="cumulative")
@@ -246,6 +248,7 @@ def test_a_search_of_integers_where_every_evaluation_counts_stays_at_the_maximum
     assert sum(value < -50.0 for value in values[-12:]) <= 1  # one pick may look elsewhere once more
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*evaluations failed:sparse_bo.errors.FailureWarning")
 def test_without_a_continuum_what_fails_is_tried_ever_more_rarely():
     """A failed point is left alone for 4 evaluations, then for 32: at most two tries of it in 24."""
@@ -304,6 +307,7 @@ def test_neighbours_are_the_next_values_and_of_a_category_all():
     assert [found.tolist() for found in continuum.neighbours(U)] == [[[0.3, 0.25]], [[0.3, 0.75]]]
 
 
+@pytest.mark.slow
 def test_a_category_is_left_for_a_better_one_with_many_beside_it():
     """A region around a category used to hold no other, and one column of a category was changed alone."""
     space = {

@@ -40,7 +40,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def dask_client():
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address="127.0.0.1:0") as cluster,
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=True, dashboard_address="127.0.0.1:0") as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client

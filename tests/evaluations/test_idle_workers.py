@@ -67,8 +67,8 @@ def run(workers: int, budget: int, *, patience: float = 20.0, **settings):
 
 @pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)
 def test_no_worker_waits_by_default(domain):
-    result, pool = run(6, 24, **domain)
-    assert result.state.pulls == len(pool.idle) == 24
+    result, pool = run(6, 16, **domain)
+    assert result.state.pulls == len(pool.idle) == 16
     assert sum(pool.idle) == 0
 
 
@@ -78,7 +78,7 @@ def test_no_worker_waits_by_default(domain):
     ids=["box", "arms", "cumulative"],
 )
 def test_workers_count_more_than_the_batch_size(domain, policy):
-    _, pool = run(5, 18, policy=policy, **DOMAINS[domain])
+    _, pool = run(5, 12, policy=policy, **DOMAINS[domain])
     assert sum(pool.idle) == 0
 
 
@@ -96,7 +96,7 @@ def test_objectives_that_take_many_points_are_called_batch_by_batch():
 
 def test_the_picks_of_idle_workers_are_repeated_by_a_resume(tmp_path):
     storage = Storage(tmp_path / "run.journal", replay_seconds=math.inf)
-    result, _ = run(6, 20, storage=storage, **DOMAINS["box"])
+    result, _ = run(6, 12, storage=storage, **DOMAINS["box"])
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResumeWarning)
         loop = AskTell.resume(storage)
@@ -127,7 +127,7 @@ def test_a_result_that_never_comes_stops_nobody(domain, outcomes):
     where = {"bounds": [(0.0, 1.0)] * 2} if domain == "box" else {"arms": arms(60)}
     loop = AskTell(seed=0, workers=8, **where, **aims)
     (lost, *out) = loop.ask(8, beyond_batch=True).tickets
-    for _ in range(16):
+    for _ in range(10):
         ticket = out.pop(0)
         x = loop.reissue([ticket]).X[0]
         loop.tell([ticket], [float(bowl(x.numpy()))] if outcomes == 1 else [(float(bowl(x.numpy())), float(x.sum()))])
@@ -187,6 +187,6 @@ def test_one_worker_gets_the_picks_of_a_run_without_an_executor(asynchronous):
         return bowl(x)
 
     alone = Workers(executor="threads", count=1, asynchronous=asynchronous)
-    runs = [maximize(slow, **DOMAINS["box"], budget=14, seed=3, vectorized=False, executor=one) for one in (None, alone)]
+    runs = [maximize(slow, **DOMAINS["box"], budget=9, seed=3, vectorized=False, executor=one) for one in (None, alone)]
     first, second = (torch.as_tensor(result.history.points) for result in runs)
     assert torch.equal(first, second)

@@ -83,7 +83,7 @@ def picks_of(function, kind: str = "arms", **kwargs) -> np.ndarray:
     return np.array(result.history.points if kind == "box" else result.history.indices)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["arms", "box"])
 @pytest.mark.parametrize(("a", "b"), [(1e30, 0.0), (1e-22, 0.0), (1e-40, 0.0), (1e25, 1e25), (2.0, 1e3)])
 def test_picks_follow_the_units(kind: str, a: float, b: float):
@@ -100,7 +100,7 @@ def test_a_default_run_does_not_need_gradients_switched_on(kind: str, mode):
         np.testing.assert_array_equal(picks_of(bowl, kind), expected)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arms", "box"])
 def test_a_crash_far_below_does_not_hide_the_best(kind: str):
     best = maximize(lambda X: torch.where(X[:, 0] > 0.9, -1e30, bowl(X)), **domain(kind), budget=22, seed=1).best_x

@@ -191,21 +191,23 @@ def test_a_region_without_its_counters_is_named(run, written, tmp_path):
     assert str(path) in str(raised.value)
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["a shape of each", "every shape"])
 @pytest.mark.parametrize("run", list(RUNS))
-def test_a_snapshot_with_a_tensor_of_another_shape_is_named(run, written, tmp_path):
+def test_a_snapshot_with_a_tensor_of_another_shape_is_named(run, every, written, tmp_path):
     path, tried = tmp_path / "run.journal", 0
     last = [record for record in records(written[run]) if record.kind == b"snap"][-1]
     tensors = {name: value for name, value in unpack(bytes(last.payload)).items() if isinstance(value, torch.Tensor)}
     for name, value in tensors.items():
         if not name.startswith("state.") or not value.numel():
             continue
-        for other in (value.unsqueeze(-1), value.reshape(-1)[0], torch.cat([value, value])):
+        others = (value.unsqueeze(-1), value.reshape(-1)[0], torch.cat([value, value]))
+        for other in others if every else others[tried % 3 :][:1]:
             path.write_bytes(with_snapshot(written[run], lambda values, name=name, other=other: values.update({name: other})))
             with pytest.raises(StorageError) as raised:
                 resumed(path)
             assert str(path) in str(raised.value), name
             tried += 1
-    assert tried >= 12
+    assert tried >= (12 if every else 4)
 
 
 @pytest.mark.parametrize(

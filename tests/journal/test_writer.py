@@ -166,6 +166,7 @@ exec(ENDS[number])
 """
 
 
+@pytest.mark.slow  # at each change programs are killed and cut in test_resume, and forked above
 def test_a_program_that_ends_without_close_leaves_a_whole_journal(tmp_path):
     """One process forks the programs: each would take seconds to import torch."""
     script = f"ENDS = {[text for text, _ in ENDS.values()]}\n{PROGRAM}"

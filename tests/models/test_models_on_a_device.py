@@ -144,7 +144,7 @@ SEARCHES = {"optimize_batch": 1e-5, "s-gp-ts": 1e-5, "qff-ts": 1e-5, "fit": 1e-4
 """Where other round-off lets a search end elsewhere, and how far."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_results_are_those_on_the_cpu(name, accelerator):
     expected = RUNS[name](torch.device("cpu"))

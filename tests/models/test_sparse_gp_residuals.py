@@ -64,7 +64,7 @@ def matern(d):
     return ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=d)).double()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_fine_ripple_on_a_trend_is_not_noise(seed):
     g = torch.Generator().manual_seed(seed)

@@ -27,7 +27,7 @@ def run(domain, name, storage=None):
 
 
 # On the meta device no number can be read: whatever is made there raises an error.
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("domain", "name"), every.RUNS, ids=["-".join(run) for run in every.RUNS])
 def test_policies_make_nothing_on_the_default_device(domain, name, tmp_path):
     found, expected = run(domain, name, tmp_path / "run.journal"), run(domain, name)

@@ -139,8 +139,8 @@ def test_an_objective_that_refuses_a_point_that_it_has_seen_is_not_asked_for_it_
     domain = {"arms": arms(200, 2)} if case == "arms" else {"bounds": unit_box()}
     policy = {"policy": ExpectedImprovement(batch_size=1)} if case == "arms" else {}
     search, how = (optimize, {"objectives": {"y": "max"}}) if case == "outcomes" else (maximize, {})
-    result = search(objective, **domain, **policy, **how, budget=30, seed=0, vectorized=False)
-    assert 1 <= sum(row.failed for row in result.history.rows) <= 10  # of the 24 after the design
+    result = search(objective, **domain, **policy, **how, budget=20, seed=0, vectorized=False)
+    assert 1 <= sum(row.failed for row in result.history.rows) <= 5  # of the 14 after the design
 
 
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")

@@ -19,7 +19,7 @@ def picks(domain, name, policy):
     return loop.history.indices if domain == "arms" else loop.history.points
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("domain", "name"), every.RUNS, ids=IDS)
 def test_the_default_dtype_changes_no_pick(domain, name, monkeypatch):
     """Nor does half precision, in which BoTorch alone ends in infinities."""

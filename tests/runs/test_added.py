@@ -295,9 +295,9 @@ def test_ranks_add_and_queue_what_the_first_does():
 def test_more_workers_after_a_resume_are_all_busy(tmp_path):
     path = tmp_path / "run.journal"
     settings = {"bounds": [(0.0, 1.0)] * 2, "storage": path, "resume": True}
-    maximize(lambda x: float(x[0]), budget=16, executor="threads", workers=2, **settings)
-    result = maximize(lambda x: float(x[0]), budget=40, executor="threads", workers=6, **settings)
-    assert result.state.pulls == 40
+    maximize(lambda x: float(x[0]), budget=8, executor="threads", workers=2, **settings)
+    result = maximize(lambda x: float(x[0]), budget=20, executor="threads", workers=6, **settings)
+    assert result.state.pulls == 20
     assert np.isfinite(result.best.mean)
 
 

@@ -210,7 +210,7 @@ def test_slices_show_the_noise_of_each_result():
     drawn = {}
     for name, objective in {"some": lambda x: heights(x) if x[0] > 0.2 else -x[0], "none": lambda x: -x[0]}.items():
         loop = AskTell(bounds=LINE, seed=0)
-        while loop.asked < 16:
+        while loop.asked < 8:
             batch = loop.ask(4)
             values = [objective(x) for x in batch.X.tolist()]
             loop.tell(batch.tickets, [math.nan, *values[1:]] if loop.asked < 4 else values)

@@ -454,7 +454,7 @@ def test_under_noise_the_front_keeps_the_limits_as_measured_and_holds_the_best(o
     space = {"x": Float(0.0, 2.0), "y": Float(0.0, 2.0)}
     path = tmp_path / "run.journal"
     limits = {"stiffness": (1.0, None)}
-    result = optimize(measured, space, objectives=objectives, constraints=limits, budget=25, seed=2, storage=path)
+    result = optimize(measured, space, objectives=objectives, constraints=limits, budget=16, seed=2, storage=path)
     assert any(one.estimates != one.outcomes for one in result.pareto_front)
     table = result.to_pandas().set_index("ticket")
     assert table.loc[[one.ticket for one in result.pareto_front], "feasible"].all()

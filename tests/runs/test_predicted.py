@@ -74,7 +74,7 @@ def test_the_errors_are_those_of_the_posterior_before_the_batch(where):
     assert result.calibration.results == 11
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "policy",
     [

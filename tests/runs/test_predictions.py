@@ -18,7 +18,7 @@ def score(point):
     return -((point["lr"] - 0.01) ** 2) - (point["depth"] - 5) ** 2 + (point["kind"] == "tree")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_slice_far_below_the_best_point_contains_the_value_there(seed):
     """A logarithmic warping clips what is far below: 0.975 ± 0.33 was shown at a depth of 12, where the value is −48."""
@@ -145,7 +145,7 @@ def test_intervals_of_warped_models_end_where_they_tell_nothing(f):
 def test_intervals_of_a_model_that_covers_are_its_own():
     state, _ = observed(bowl)
     assert widening(state) == 1.0
-    page = view_of((result := maximize(bowl, bounds=unit_box(), budget=12, seed=0)).history, result.state, result.domain)
+    page = view_of((result := maximize(bowl, bounds=unit_box(), budget=8, seed=0)).history, result.state, result.domain)
     assert 1.0 <= page.widened <= 10.0
 
 

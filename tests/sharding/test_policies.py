@@ -43,7 +43,7 @@ FEW = ("sbpe-inexact", "bbkb-process", "bbkb-float32", "bbkb-learning", "quadrat
 """Of these, three ranks are enough: what they share with the others is tried there."""
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [(name, ranks) for name in POLICIES for ranks in (1, 2, 3, 8) if ranks == 3 or name not in FEW],

@@ -143,7 +143,7 @@ def test_largest_batch_and_design_count_pending_points_too():
     assert waiting == Wait(5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [BBKB(ratio_threshold=4.0), BKB(), GPUCB(), GPBUCB(ratio_threshold=4.0)])
 def test_a_learned_run_finds_the_maximum(policy):
     result = maximize(objective, bounds=BOUNDS, policy=policy, budget=24, seed=1)

@@ -39,7 +39,7 @@ POLICIES = [
 IDS = [policy.name for policy in POLICIES]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_every_policy_finds_a_near_best_arm(policy, device):
     X = arms(200).to(device)
@@ -48,7 +48,7 @@ def test_every_policy_finds_a_near_best_arm(policy, device):
     assert len(result.history.indices) == 120
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_same_seed_same_picks_for_any_memory_budget_and_the_global_generator_is_untouched(policy):
     X = arms(300)

@@ -488,6 +488,7 @@ def test_results_at_planned_picks_count_if_they_are_told_and_not_if_they_were_ob
 
 
 class TestBox:
+    @pytest.mark.slow
     def test_a_box_is_searched_ever_closer_to_its_maximum(self):
         member = Member()
         policy = SBPE(**settings(member, horizon=600, width=SBPETheory(rkhs_norm=member.norm, bias="tight"), candidates=512))

@@ -113,6 +113,7 @@ def test_bounds_that_are_too_narrow_do_eliminate_the_best_arm(record_property):
     assert lost >= 0.1 * SEEDS
 
 
+@pytest.mark.slow
 def test_draws_of_the_prior_stay_within_the_gaussian_bounds(record_property):
     survived = held = 0
     for seed in range(SEEDS):
@@ -159,6 +160,7 @@ def test_the_certificate_of_every_batch_holds_at_every_arm(record_property):
     assert widest > 1.2, "dictionaries that hold everything prove nothing"
 
 
+@pytest.mark.slow
 def test_theory_oversampling_keeps_the_variance_ratio(record_property):
     """Invariant 7 (BKB Thm 1): ``σ²/α ≤ σ̃² ≤ α σ²`` everywhere on at least 1 − δ of the seeds, with real sampling."""
     eps, noise, n, seeds = 0.6, 100.0, 1500, 2

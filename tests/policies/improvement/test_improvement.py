@@ -261,7 +261,7 @@ def test_without_noise_one_arm_is_evaluated_twice_and_the_best_is_found():
     assert len(torch.unique(state.told)) == 59
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_makes_arms_worth_evaluating_again_and_an_evaluated_arm_is_recommended(seed):
     X = arms(150)
@@ -293,6 +293,7 @@ def test_whatever_the_arms_the_budget_is_spent_and_the_best_recommended(X, value
     assert float(values[result.best_index]) == float(values.max())
 
 
+@pytest.mark.slow
 def test_arms_that_fail_are_left_alone_for_a_while():
     X, seen = arms(100), []
 

@@ -247,6 +247,7 @@ def test_the_design_goes_on_while_an_outcome_is_unknown():
     assert isinstance(mechanism.ask(state, max_q=3, pending=torch.tensor([1, 2, 3]), generator=generator()), Wait)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("outcome", [0, 1, 2])
 def test_an_outcome_that_does_not_vary(outcome):
     X = arms(120)
@@ -383,7 +384,7 @@ def test_fingerprints_under_a_kernel_of_the_users():
     assert start.hypervolume > 0.0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("outcomes", [TWO, LIMITED], ids=["two", "limited"])
 def test_a_tenth_of_a_library_has_nine_tenths_of_the_front(outcomes):
     draws = generator(11)

@@ -26,6 +26,7 @@ def points(policy, budget, seed=0, **options):
     return AskTell(policy=policy, bounds=options.pop("bounds", box()), seed=seed).run(bowl, budget).history.points
 
 
+@pytest.mark.slow
 def test_the_maximum_is_found_beyond_the_buffer(device):
     policy = GSSBO(**SMALL, buffer=10, width=0.5, fitter=keep_parameters)
     result = maximize(bowl, bounds=box(device), policy=policy, budget=16, seed=0)
@@ -101,7 +102,7 @@ def test_the_exact_pool_holds_every_observation(gradient, pool):
     assert after.subset.tolist() == expected.tolist()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "policy",
     [
@@ -416,6 +417,7 @@ def test_conditioned_on_all_the_surrogate_must_take_rows():
         points(policy, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [GSSBO(), BoTorchUCB()], ids=lambda policy: policy.name)
 def test_small_values_are_no_constant(policy):
     """BoTorch's standardisation takes a deviation below 1e-8 for none."""

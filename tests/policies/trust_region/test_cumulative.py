@@ -89,6 +89,7 @@ def narrow(X):
     return torch.exp(-40.0 * (X - 0.3).square().sum(dim=-1)) + 0.05 * torch.sin(25.0 * X).sum(dim=-1)
 
 
+@pytest.mark.slow
 def test_evaluations_gather_at_a_smooth_maximum():
     result = maximize(bowl, bounds=box(), policy=EVERY, budget=24, seed=0)
     assert result.best_mean > -1e-4
@@ -118,6 +119,7 @@ def test_a_point_that_was_lucky_is_left():
     assert not torch.equal(after.X[after.best_row], after.X[lucky])
 
 
+@pytest.mark.slow
 def test_the_model_knows_the_noise_that_repeats_show():
     generator = torch.Generator().manual_seed(0)
     noisy = lambda X: bowl(X) + 0.3 * torch.randn(len(X), generator=generator, dtype=torch.float64)  # noqa: E731

@@ -23,11 +23,12 @@ def volume(problem, *, reference, budget, limits=None, seed=0):
     return state.report().hypervolume
 
 
+@pytest.mark.slow
 def test_the_front_of_zdt1_is_reached():
     assert volume(test_functions.ZDT1(dim=6), reference=11.0, budget=44) > 120.4  # of 120.66
 
 
-@pytest.mark.slow  # at each change zdt1 has two objectives, and DTLZ2 three
+@pytest.mark.slow
 def test_the_front_of_dtlz2_is_reached():
     assert volume(test_functions.DTLZ2(dim=4, num_objectives=2), reference=1.1, budget=40) > 0.37  # of 0.4246
 
@@ -48,6 +49,7 @@ def test_the_ends_of_a_front_are_found(seed):
     assert best > 5.2  # of 6, at heat 0.5 and 12 hours
 
 
+@pytest.mark.slow
 def test_three_objectives_are_searched():
     assert volume(test_functions.DTLZ2(dim=4, num_objectives=3), reference=1.1, budget=24) > 0.4  # of 0.8; random points 0.36
 

@@ -266,6 +266,7 @@ def test_reports_are_in_the_units_and_directions_of_the_users():
     assert bool((inferred.reference[1] < state.Y[report.front, 1]).all())
 
 
+@pytest.mark.slow
 def test_a_maximum_on_a_limit_is_found_to_three_digits():
     _, state = searched(TrustRegion(), unit_box(), LIMITED, limited, budget=15)
     assert state.report().best_mean == pytest.approx(0.5, abs=1e-3)
@@ -282,6 +283,7 @@ def test_the_best_point_of_one_objective_is_feasible():
     assert float(state.Y[best, 0]) > float(state.Y[:, 0].min())
 
 
+@pytest.mark.slow
 def test_where_replicates_show_noise_front_and_volume_are_those_of_the_models():
     generator = torch.Generator().manual_seed(0)
     noisy = lambda X: pair(X) + 0.2 * torch.randn(len(X), 2, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -338,6 +340,7 @@ def test_in_many_inputs_climbs_keep_most_inputs_of_their_centre():
     assert bool((same >= 10).all())
 
 
+@pytest.mark.slow
 def test_one_objective_without_constraints_is_solved_as_without_outcomes():
     outcomes = Outcomes.of({"y": "max"})
     _, state = searched(TrustRegion(), box(), outcomes, lambda X: bowl(X).unsqueeze(-1), budget=17)

@@ -27,6 +27,7 @@ def told(policy, n=20, *, bounds=None, objective=bowl, seed=0):
     return mechanism, mechanism.tell(mechanism.init(), X, objective(X), generator=generator), generator
 
 
+@pytest.mark.slow
 def test_a_smooth_maximum_is_found_to_three_digits():
     result = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=24, seed=0)
     assert float(bowl(result.best_x.unsqueeze(0))) > -1e-3
@@ -49,6 +50,7 @@ def test_branin_is_solved_in_sixty_evaluations(seed):
     assert result.best_mean == pytest.approx(-0.397887, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_second_best_maximum_is_left():
     """Two bumps, the lower one wide: the run starts there, resolves it in 20 evaluations, and has to find the narrow one."""
 
@@ -136,7 +138,7 @@ def test_the_number_of_results_that_it_waits_for_is_right():
     assert len(loop.ask()) == 3
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "budget"),
     [(TrustRegion(batch_size=4), 24), (TrustRegion(goal="cumulative"), 32)],
@@ -331,7 +333,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_values_end_in_a_sensible_recommendation(name):
     result = maximize(HOSTILE[name], bounds=box(), budget=20, seed=1)
@@ -362,14 +364,15 @@ def test_an_infinite_value_is_refused_and_nothing_is_lost(tmp_path):
         return bowl(X) if len(calls) < 4 else torch.full((len(X),), math.inf).double()
 
     with pytest.raises(ObjectiveError, match="finite values") as caught:
-        maximize(objective, bounds=box(), budget=24, seed=0, storage=tmp_path / "run.journal")
+        maximize(objective, bounds=box(), budget=16, seed=0, storage=tmp_path / "run.journal")
     told = sum(calls[:3])
     assert caught.value.result.state.pulls == told
-    result = maximize(bowl, bounds=box(), budget=24, seed=0, storage=tmp_path / "run.journal", resume=True)
-    assert result.state.pulls == 24
+    result = maximize(bowl, bounds=box(), budget=16, seed=0, storage=tmp_path / "run.journal", resume=True)
+    assert result.state.pulls == 16
     assert result.best_mean == pytest.approx(0.0, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_failures_of_thirty_percent_do_not_matter():
     def flaky(X):
         u = (1e4 * (X * torch.tensor([12.9898, 7.233]).double()).sum(dim=-1).sin()).frac().abs()
