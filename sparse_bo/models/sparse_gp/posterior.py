@@ -145,7 +145,7 @@ class Baseline:
         """
         if X.dim() < 2 or 0 in X.shape[:-1] or gpytorch.settings.detach_test_caches.off():
             return None
-        if torch.is_grad_enabled() and process.posterior.requires_grad:
+        if torch.is_grad_enabled() and process.posterior.in_graph:
             return None
         known, q, settings = self.base, X.shape[-2], process.settings
         if known is not None and known.rows < q and known.rows <= constant and begins_with(X, known.X):
@@ -190,7 +190,7 @@ def joint_of_many(process: Process, X: Tensor, baseline: Baseline, base: Base | 
     batch_shape = broadcast_shapes(X.shape[:-2], *(mean.shape[:-1] for mean in means))
     means = means if base is None else [base.mean, *means]
     mean = torch.cat([part.expand(*batch_shape, part.shape[-1]) for part in means], dim=-1)
-    graph = X.requires_grad or process.posterior.requires_grad or gpytorch.settings.detach_test_caches.off()
+    graph = X.requires_grad or process.posterior.in_graph or gpytorch.settings.detach_test_caches.off()
     graph = torch.is_grad_enabled() and graph
     return MultivariateNormal(mean, JointCovariance(X, process=process, mean=mean, base=base, graph=graph, keep=baseline.put))
 

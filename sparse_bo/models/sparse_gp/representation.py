@@ -190,9 +190,9 @@ class Representation:
         return self.triangular and self.root.shape[-1] >= self.recent.sizes.large
 
     @property
-    def requires_grad(self) -> bool:
-        """Whether gradients reach it, as of fantasies at points in a graph."""
-        return any(tensor.requires_grad for tensor in (self.alpha, self.root, *(self.extension or ())))
+    def in_graph(self) -> bool:
+        """Whether it was conditioned on observations at points in a graph."""
+        return self.extension is not None and self.extension.points.requires_grad
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -123,7 +123,7 @@ def learned_model(
 ) -> ArmModel:
     """Return the model after new results: learned anew if that is due, else under the hyper-parameters and warping before.
 
-    O(n³ + a n), and O(a n²) if it is learned anew: a kernel of the user's is not evaluated again.
+    O(n³ + a n), and O(a n²) if it is learned anew or noise is known: a kernel of the user's is not evaluated again.
 
     Args:
         before: The model before; ``None``: there is none.
