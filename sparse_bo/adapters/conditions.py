@@ -28,6 +28,11 @@ class Condition(NamedTuple):
     values: tuple[int, ...]
     """Integers, or numbers of categories."""
 
+    def holds_in(self, constants: Mapping[str, BaseDistribution]) -> bool:
+        """Return whether the other one is among those with a range of one value, which is one of these."""
+        constant = constants.get(self.parent)
+        return isinstance(constant, IntDistribution) and constant.low in self.values
+
 
 Seen = dict[int, tuple[int, int]]
 """From a value to the numbers of the first and the last trial that had it."""
@@ -133,7 +138,7 @@ class TrialForms:
             return None
         above = min(here) > max(away)
         having = tuple(v for v in choices if (v >= min(here) if above else v <= max(here)))
-        return changed, len(choices), Condition(parent, having)
+        return (changed, len(choices), Condition(parent, having)) if having else None  # no value of a range that has changed
 
 
 def parameter_of(name: str, distribution: BaseDistribution, condition: Condition | None) -> Parameter:

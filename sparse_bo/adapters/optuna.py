@@ -191,8 +191,11 @@ class SparseBOSampler(BaseSampler):
         fixed = trial.system_attrs.get("fixed_params", {})
         bracket = getattr(study, "_bracket_id", None)  # Hyperband's samplers see the trials of one bracket at a time
         with self._lock:
-            names, conditions = dict(search_space), dict[str, Condition]()
-            for name, (_, condition) in self._space(study).items():
+            names, conditions, space = dict(search_space), dict[str, Condition](), self._space(study)
+            constants = {name: kind for name, (kind, _) in space.items() if kind.single()}
+            for name, (_, condition) in space.items():
+                while condition is not None and condition.holds_in(constants):  # of a range that has become one value
+                    condition = space[condition.parent][1]
                 if condition is not None and name in names and condition.parent in names:
                     conditions[name] = condition
                 elif condition is not None:
@@ -200,8 +203,8 @@ class SparseBOSampler(BaseSampler):
             if names.keys() <= fixed.keys():
                 return {}
             search = self._searches.pop(bracket, None)
-            if search is None or not search.fits(study, names, conditions):
-                search = _Search(study, names, conditions, self._policy, self._generator_of(bracket))
+            if search is None or not search.fits(study, names, conditions, constants):
+                search = _Search(study, names, conditions, constants, self._policy, self._generator_of(bracket))
                 search.picked = self._picked.get(bracket, 0)
             values = search.next(trial.number)
             self._picked[bracket] = search.picked
@@ -247,10 +250,11 @@ class _Search:
         study: optuna.Study,
         search_space: Mapping[str, BaseDistribution],
         conditions: Mapping[str, Condition],
+        constants: Mapping[str, BaseDistribution],
         policy: Policy | None,
         generator: torch.Generator,
     ) -> None:
-        self.study, self.generator, self.conditions = study, generator, dict(conditions)
+        self.study, self.generator, self.conditions, self.constants = study, generator, dict(conditions), dict(constants)
         first = {name: kind for name, kind in search_space.items() if name not in conditions}
         self.distributions = first | {name: search_space[name] for name in conditions}
         self.constraints = _constraints_of(study.get_trials(deepcopy=False))
@@ -276,12 +280,16 @@ class _Search:
         """Whether another process has a trial whose parameters are not stored yet."""
 
     def fits(
-        self, study: optuna.Study, search_space: Mapping[str, BaseDistribution], conditions: Mapping[str, Condition]
+        self,
+        study: optuna.Study,
+        search_space: Mapping[str, BaseDistribution],
+        conditions: Mapping[str, Condition],
+        constants: Mapping[str, BaseDistribution],
     ) -> bool:
         """Return whether this is the search of a study with these parameters."""
         same = study is self.study or (study._storage is self.study._storage and study._study_id == self.study._study_id)
         new = (trial for trial in study.get_trials(deepcopy=False) if trial.number not in self.ended)
-        known = self.distributions == search_space and self.conditions == conditions
+        known = (self.distributions, self.conditions, self.constants) == (search_space, conditions, constants)
         return same and known and self.constraints >= _constraints_of(new)
 
     def next(self, number: int) -> dict[str, Any]:
@@ -382,6 +390,12 @@ class _Search:
         ``None`` if it lacks a parameter that is there under its conditions, or has a value that the range does not have: it may
         have had another range, and Optuna lets trials be enqueued with any value.
         """
+        for name, distribution in self.constants.items():
+            other = trial.distributions.get(name)  # a range that has become one value since
+            if other is not None and not (
+                type(other) is type(distribution) and distribution._contains(distribution.to_internal_repr(trial.params[name]))
+            ):
+                return None
         point: dict[str, Any] = {}
         for name, distribution in self.distributions.items():
             condition = self.conditions.get(name)

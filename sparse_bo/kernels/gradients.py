@@ -249,6 +249,8 @@ def _with_graph(
     distance = squares.mul(abs(COEFFICIENTS[profile])).clamp_min(LEAST_DISTANCE**2).sqrt()
     rising = {"matern12": 0.0 * distance, "matern32": distance, "matern52": distance + squares * (5.0 / 3.0)}
     K = torch.exp(-0.5 * squares) if profile == "gaussian" else (1.0 + rising[profile]) * torch.exp(-distance)
+    if (fall := {"matern32": 1.5, "matern52": 5.0 / 6.0}.get(profile)) is not None:  # where the root has no derivative
+        K = torch.where(squares * COEFFICIENTS[profile] > LEAST_DISTANCE**2, K, 1.0 - fall * squares)
     K = K if variance is None else K * variance
     arguments = [X, Y, inverse, variance]
     chosen = [argument for argument, want in zip(arguments, wanted, strict=False) if want and argument is not None]

@@ -103,7 +103,7 @@ class Fingerprints:
 
 def _narrow(X: Tensor) -> Tensor:
     """Return rows in float32 if they are integers whose products are exact in it, else as :func:`in_floats`. O(n d)."""
-    d = X.shape[-1]
+    d, X = X.shape[-1], X.short() if X.dtype == torch.int8 else X  # negative numbers come back from uint8 as they were
     if X.dtype == torch.bool and d < EXACT:
         return X.float()
     if X.dtype in (torch.bool, torch.float32) or X.requires_grad or X.device.type != "cpu":  # looking makes a host wait

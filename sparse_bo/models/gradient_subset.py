@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import gpytorch
@@ -294,7 +294,10 @@ def fit_to_rows(model: Any, rows: Tensor, *, fitter: Callable[[Any], Any] | None
             "leave previous out where the model changes"
         )
     old = None if previous is None else parameters_of(previous)
-    with _knowing_only(model, rows):
+    settled: AbstractContextManager[None] = nullcontext()
+    if isinstance(model, SparseModel):
+        settled = model.learner.settling(ExactMarginalLogLikelihood(model.likelihood, model))
+    with settled, _knowing_only(model, rows):
         if fitter is None:
             objective = ExactMarginalLogLikelihood(model.likelihood, model)
             fit_gpytorch_mll(objective, closure=exact_loss(objective))
@@ -316,6 +319,9 @@ def _knowing_only(model: Any, rows: Tensor) -> Iterator[None]:
     """Let a model in training mode have some rows of its data, with their noise variances where it was given those."""
     X, targets, noises = model.train_inputs[0], model.train_targets, model.likelihood.noise_covar
     known = noises.noise if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
+    outlying = getattr(model, "outlying_rows", None)
+    if outlying is not None and not len(rows := rows[~torch.isin(rows, outlying)]):
+        raise ValueError("expected rows of which some are not outlying, got outlying ones alone")
     try:
         model.set_train_data(X[rows], targets[rows], strict=False)
         if known is not None:
@@ -324,6 +330,8 @@ def _knowing_only(model: Any, rows: Tensor) -> Iterator[None]:
     finally:  # a fit that fails must not leave the model without its data
         model.train()
         model.set_train_data(X, targets, strict=False)
+        if outlying is not None:
+            model.outlying_rows = outlying
         if known is not None:
             noises.noise = known
 

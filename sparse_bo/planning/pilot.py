@@ -74,6 +74,7 @@ def run_pilots(
     The forecast is the geometric mean over draws, since its error is a ratio. All pilots together take about ``seconds``;
     ``seconds_per_pick`` are subtracted from their time. ``sample`` draws ``p x d`` arms.
     """
+    budget = _most(policy, budget, arms)
     # Arms of a pilot; a second one on a quarter of them gives the growth with the number of arms.
     X = sample(min(2048, arms))
     most, d = X.shape
@@ -90,7 +91,7 @@ def run_pilots(
         value = geometric_mean([continued(trace, of, budget) for trace in whole])
         return value if most == arms else value * model(growth(of), quarter=sizes[0], most=most, arms=arms, d=d)
 
-    size = forecast(lambda row: row.size)
+    size = min(forecast(lambda row: row.size), float(arms))
     squares = fmean([fmean([row.size**2 for row in trace.rows]) ** 0.5 for trace in whole])
     mean_size = min(size, squares * size / fmean([trace.rows[-1].size for trace in whole]))
     batches = min(forecast(lambda row: row.batches), float(budget))
@@ -125,6 +126,11 @@ def powered(growth: float, *, quarter: int, most: int, arms: int, d: int) -> flo
     return (arms / most) ** exponent
 
 
+def _most(policy: UCBPolicy, budget: int, arms: int) -> int:
+    """Return the evaluations that a policy makes of so many arms."""
+    return budget if getattr(policy, "repeats", True) else min(budget, arms)
+
+
 def run_draws(
     X: Tensor, sizes: Sequence[int], policy: UCBPolicy, budget: int, seconds: float, generator: torch.Generator
 ) -> list[list[Trace]]:
@@ -141,8 +147,9 @@ def run_draws(
 
     def pilot(draw: int, f: Tensor, some: Tensor) -> Trace:
         loop, start, pulled, steps = AskTell(X[some], policy, seed=draw), time.perf_counter(), set[int](), list[Step]()
-        while loop.asked < budget and (not steps or time.perf_counter() - start < seconds / (DRAWS * len(sizes))):
-            batch = loop.ask(max_q=budget - loop.asked)
+        most = _most(policy, budget, len(some))
+        while loop.asked < most and (not steps or time.perf_counter() - start < seconds / (DRAWS * len(sizes))):
+            batch = loop.ask(max_q=most - loop.asked)
             assert batch.indices is not None
             pulled.update(batch.indices.tolist())
             loop.tell(batch.tickets, f[some[batch.indices]] + noise_sd * normal(len(batch)))

@@ -790,3 +790,27 @@ def test_categories_that_are_equal_are_told_apart():
     made = study(SparseBOSampler(seed=0), objective, 18)
     assert made.best_value < 1e-3
     assert {kind for kind, _ in seen} == {"0", "False", "2"}
+
+
+def test_trials_outside_of_a_range_that_has_become_one_value_are_left_out():
+    def objective(trial, low):
+        n, x = trial.suggest_int("n", low, 3), trial.suggest_float("x", 0.0, 1.0)
+        return (x - 0.2) ** 2 if n == 3 else (x - 0.9) ** 2 - 10.0
+
+    made = optuna.create_study(sampler=SparseBOSampler(seed=0))
+    made.optimize(lambda trial: objective(trial, 1), n_trials=16)
+    made.optimize(lambda trial: objective(trial, 3), n_trials=12)
+    assert min(trial.value for trial in made.trials[16:]) < 1e-3
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 2), (3, 3)], ids=["never", "always"])
+def test_a_condition_on_an_integer_whose_range_has_changed_is_none_or_always_met(low, high):
+    def objective(trial, low, high):
+        n, x = trial.suggest_int("n", low, high), trial.suggest_float("x", 0.0, 1.0)
+        return (x - 0.3) ** 2 + ((trial.suggest_float("u", 0.0, 1.0) - 0.7) ** 2 if n >= 3 else 0.0)
+
+    made = optuna.create_study(sampler=SparseBOSampler(seed=0))
+    made.optimize(lambda trial: objective(trial, 1, 3), n_trials=16)
+    made.optimize(lambda trial: objective(trial, low, high), n_trials=8)
+    if high == 3:
+        assert min(abs(trial.params["u"] - 0.7) for trial in made.trials[-4:]) < 0.05

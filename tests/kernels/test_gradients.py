@@ -132,3 +132,17 @@ def test_the_whole_path_for_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         found.append([K, *torch.autograd.grad(K.square().sum(), arguments)])
     for ours, theirs in zip(*found, strict=True):
         close(theirs, ours)
+
+
+@pytest.mark.parametrize(("profile", "fall"), [("matern32", 3.0), ("matern52", 5.0 / 3.0)])
+def test_second_derivatives_at_an_equal_input_are_those_of_the_curve(profile: str, fall: float) -> None:
+    """k(r) = 1 − r²·fall/2 + …: half of the slope where a root has none."""
+    X = torch.zeros(1, 1, dtype=torch.float32)
+    kernel = MaternKernel(nu={"matern32": 1.5, "matern52": 2.5}[profile])
+    kernel.lengthscale = 1.0
+
+    def value(x: Tensor) -> Tensor:
+        return differentiable_cross(kernel, x, X).sum()
+
+    curvature = torch.autograd.functional.hessian(value, torch.zeros(1, 1)).flatten()
+    torch.testing.assert_close(curvature, torch.tensor([-fall]), rtol=1e-4, atol=1e-4)

@@ -171,3 +171,8 @@ def test_a_run_over_fingerprints_goes_on_from_its_journal(tmp_path: Path) -> Non
     assert picks(again) == picks(whole)
     assert int(y.argmax()) in picks(again)
     assert str(AskTell.resume(storage).policy.covar_module) == str(kernel)  # rebuilt from the journal alone
+
+
+def test_negative_bytes_are_negative_numbers() -> None:
+    A = torch.tensor([[-1, 2, 0], [1, 1, 3]], dtype=torch.int8)
+    torch.testing.assert_close(TanimotoKernel()(A, A).to_dense().double(), TanimotoKernel()(A.double(), A.double()).to_dense())

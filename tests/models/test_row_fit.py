@@ -185,3 +185,23 @@ def test_one_row_copies_and_low_precision_are_enough(dtype):
     assert mean.dtype == dtype
     assert bool(mean.isfinite().all())
     torch.testing.assert_close(mean[:24], mean[24:])
+
+
+@pytest.mark.parametrize("options", [{}, {"robust": True}], ids=["previous", "robust"])
+def test_the_units_are_those_of_all_rows_in_a_fit_to_some(options):
+    """Of a model that standardises anew, or leaves out rows, when it is fitted."""
+    X = torch.rand(120, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    truth = 100.0 + 10.0 * ((6.0 * X[:, :1]).sin() + X[:, 1:])
+    Y, bad = truth.clone(), torch.tensor([3, 50, 90])
+    if options:
+        Y[bad] = 1e4
+        model = SparseGP(X, Y, **options)
+        fit_to_rows(model, torch.arange(60))
+        assert torch.equal(model.outlying_rows, bad)
+    else:
+        old = SparseGP(X[:50], Y[:50])
+        fit_to_rows(old, torch.arange(50))
+        model = SparseGP(X, Y, previous=old)
+        fit_to_rows(model, (Y.flatten() > 110.0).nonzero().squeeze(-1)[:30], previous=old)
+    error = (model.posterior(X[::7]).mean - truth[::7]).abs().max().detach()
+    assert float(error) < 2.0

@@ -8,10 +8,11 @@ from botorch.cross_validation import efficient_loo_cv, loo_cv
 from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
-from botorch.models.transforms.outcome import Log
+from botorch.models.transforms.outcome import Log, StratifiedStandardize
 from gpytorch.kernels import RBFKernel
 from gpytorch.mlls import LeaveOneOutPseudoLikelihood
 
+from sparse_bo.models import SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.diagnostics import left_out
 from tests.models.sparse_problems import CONFIGURATIONS, D, N, TorchCalls, data, make_sparse, noise_of, pair, points
 
@@ -192,3 +193,13 @@ def test_another_likelihood_is_learned_with_exact_fits():
         fitted(make_sparse(**data(), fit="subset"))
     ours, theirs = fitted(make_sparse(**data(), dictionary=ROWS, fit="exact")), fitted(SingleTaskGP(**data()))
     torch.testing.assert_close(ours.covar_module.lengthscale, theirs.covar_module.lengthscale)
+
+
+def test_outcomes_that_are_standardised_by_task_come_back_in_their_units():
+    tasks = (torch.arange(30) % 2).double().unsqueeze(-1)
+    X = torch.cat([points(30), tasks], dim=-1)
+    Y = X[:, :1].sin() + 100.0 * tasks
+    transform = StratifiedStandardize(stratification_idx=-1, all_task_values=torch.tensor([0, 1]))
+    found = SparseMultiTaskGP(X, Y, task_feature=-1, outcome_transform=transform).leave_one_out()
+    torch.testing.assert_close(found.observed_Y.squeeze(-2), Y)
+    assert float((found.posterior.mean.squeeze(-2) - Y).abs().max()) < 20.0

@@ -211,14 +211,25 @@ def test_members_with_inputs_of_their_own_are_added(many):
     torch.testing.assert_close(sampler(posterior), expected[2], rtol=0, atol=1e-7)
 
 
-def test_what_is_no_sum_of_sparse_members_is_made_dense_and_says_so(many):
+def test_a_weighted_sum_with_outputs_of_one_member_is_that_of_all(many):
     weighted = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
     models = SparseModelListGP(pair("two outputs", dictionary=ROWS)[1], pair("plain", dictionary=ROWS)[1])
     posterior = models.posterior(points(Q), posterior_transform=weighted)
     torch.testing.assert_close(posterior.mean.squeeze(-1), models.posterior(points(Q)).mean @ weighted.weights)
     torch.testing.assert_close(posterior.variance.squeeze(-1), models.posterior(points(Q)).variance @ weighted.weights.square())
-    with pytest.warns(MemoryWarning, match="is made dense"):
-        assert posterior.rsample(SHAPE).shape == (5, Q, 1)
+    assert posterior.rsample(SHAPE).shape == (5, Q, 1)
+
+
+@pytest.mark.parametrize("q", [4, 5])
+def test_outputs_of_a_member_are_its_own_for_any_number_of_points(q):
+    """BoTorch cuts them from a block-diagonal covariance, wrongly where the points are a multiple of the outputs."""
+    models = SparseModelListGP(pair("two outputs")[1], pair("plain")[1])
+    noise = 0.1 + torch.rand(q, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for given, parts in ((False, (False, False)), (noise, noise.split([2, 1], dim=-1))):
+        found = models.posterior(points(q), observation_noise=given)
+        own = [model.posterior(points(q), observation_noise=part) for model, part in zip(models.models, parts, strict=True)]
+        torch.testing.assert_close(found.mean, torch.cat([each.mean for each in own], dim=-1))
+        torch.testing.assert_close(found.variance, torch.cat([each.variance for each in own], dim=-1))
 
 
 def test_a_sum_with_a_dense_member_is_right(many):

@@ -279,3 +279,22 @@ def test_what_does_not_continue_is_refused():
     moving.posterior(X[:1])
     with pytest.raises(ValueError, match="fantasies"):
         SparseGP(X, Y, input_transform=Normalize(2), previous=moving.condition_on_observations(X[:1], Y[:1]))
+
+
+@pytest.mark.parametrize("change", [{"nu": 1.5}, {"active_dims": [1]}])
+def test_a_kernel_that_differs_in_what_is_no_parameter_is_refused(change):
+    X, Y = data()
+    same = {"nu": 2.5, "active_dims": [0]}
+    old = SparseGP(X[:N], Y[:N], covar_module=MaternKernel(**same))
+    with pytest.raises(ValueError, match="same covar_module, got one of other values"):
+        SparseGP(X, Y, covar_module=MaternKernel(**{**same, **change}), previous=old)
+
+
+def test_a_smaller_dictionary_is_chosen_where_it_is_asked_for():
+    X, Y = data()
+    old = first(max_dictionary=40)
+    old.posterior(X[:1])
+    assert old.dictionary.m > 10
+    small = SparseGP(X[: N + K], Y[: N + K], max_dictionary=10, previous=old)
+    small.posterior(X[:1])
+    assert small.dictionary.m <= 10

@@ -437,3 +437,10 @@ def test_what_is_timed_is_waited_for_where_it_runs(monkeypatch):
     assert waited == [elsewhere, elsewhere]
     costs.seconds_of(lambda: None, device=torch.device("cpu"), repeats=1)
     assert len(waited) == 2
+
+
+def test_a_plan_without_repeats_ends_with_its_candidates(generator):
+    X = torch.rand(3_000, 2, generator=generator, dtype=torch.float64)
+    policy = BBKB(covar_module=rbf_kernel(), regularization=0.1, repeats=False)
+    made = plan(X, budget=2_900, policy=policy, pilot_seconds=ONE_BATCH)
+    assert made.dictionary_size <= 3_000

@@ -156,6 +156,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
                 fix = "; inducing points are dictionary= here (points, rows or a sampler), their number is max_dictionary="
             raise TypeError(f"{type(self).__name__} got an unexpected argument {name!r}{fix}")
         check_prior(self)
+        given_settings = settings is not None
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)
@@ -167,7 +168,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         if previous is None:
             return
         self._previous, self.has_units_of_previous = followed(self, previous), True
-        self.rule = replace(previous.rule, most=rule.most or previous.rule.most, seed=rule.seed)
+        sizes = rule.settings if given_settings else previous.rule.settings
+        self.rule = replace(previous.rule, most=rule.most or previous.rule.most, seed=rule.seed, settings=sizes)
 
     @property
     def _is_configured(self) -> bool:

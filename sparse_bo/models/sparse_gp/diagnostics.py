@@ -208,8 +208,10 @@ def leave_one_out(model: Any, *, observation_noise: bool = True, untransform: bo
         posterior = GPyTorchPosterior(MultivariateNormal(means, DiagLinearOperator(variances)))
     Y, Yvar = (None if part is None else part.mT if several else part.unsqueeze(-1) for part in (targets, known))
     if untransform and hasattr(model, "outcome_transform"):
-        posterior = model.outcome_transform.untransform_posterior(posterior)
-        Y, Yvar = model.outcome_transform.untransform(Y, Yvar)
+        X = model.train_inputs[0]
+        X = X.select(-3, 0) if several else X
+        posterior = model.outcome_transform.untransform_posterior(posterior, X=X.unsqueeze(-2))
+        Y, Yvar = model.outcome_transform.untransform(Y, Yvar, X=X)
     Y, Yvar = (None if part is None else part.unsqueeze(-2) for part in (Y, Yvar))
     return CVResults(model=model, posterior=posterior, observed_Y=Y, observed_Yvar=Yvar)
 

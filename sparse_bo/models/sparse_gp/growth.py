@@ -111,7 +111,9 @@ class PreviousPosterior:
         if self.cache.holds_all(n):
             fits = total <= model.rule.cap(total, noise.shape[:-1].numel())
             return ChosenPoints(torch.arange(total, device=noise.device)) if fits else None
-        kept = model.rule.is_given or total <= model.settings.growth * self.cache.chosen_at
+        most = model.rule.most  # may be less than that of the previous model
+        fits = most is None or len(self.cache.rows) <= most
+        kept = model.rule.is_given or (fits and total <= model.settings.growth * self.cache.chosen_at)
         return ChosenPoints(self.cache.rows, self.cache.points) if kept else None
 
     def grown(
@@ -234,6 +236,14 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
         raise ValueError(
             "the input transform gives the rows of previous other values than before; fix it, as in "
             "Normalize(d, bounds=bounds), or leave previous out"
+        )
+    with torch.no_grad():  # what is no parameter, as the degree of a kernel and its columns, is not in its text
+        some = previous.train_inputs[0][..., :32, :]
+        one, other = (kernel_matrix(each.prior_kernel, some, some) for each in (previous, model))
+    if one.shape != other.shape or not _same(one, other):
+        raise ValueError(
+            "expected previous to have the same covar_module, got one of other values (another degree, as nu=, or other "
+            "columns, as active_dims=); leave previous out"
         )
     if not _same(original_outcomes(previous)[0], original_outcomes(model)[0][..., :n, :]):
         raise InputDataError("expected train_Y to begin with that of previous; make a new model without previous")

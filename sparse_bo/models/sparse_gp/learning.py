@@ -108,6 +108,8 @@ class Learner:
         """``batch_shape x n x m`` known noise variances in the user's units, of a robust model; else ``None``."""
         self.active = False
         """Whether ``fit_gpytorch_mll`` runs for :meth:`fit`."""
+        self.settled = False
+        """Whether outlying rows and units are chosen already."""
         self._points: tuple[Any, ...] | None = None  # rows and external points, chosen once per fit
         self._stage: Tensor | None = None  # rows of the likelihood during a stage of the fit
 
@@ -175,13 +177,8 @@ class Learner:
         options = {"closure": closure, "closure_kwargs": closure_kwargs, "optimizer_kwargs": optimizer_kwargs, **kwargs}
         self.active = True  # the model then has no custom_fit, so that BoTorch's own loop runs
         try:
-            if not self.robust:
-                mll.model.outlying_rows = None  # those of a robust model before
-            if mll.model.has_units_of_previous:  # priors expect those of all rows
-                standardize_again(mll.model, mll.model.outlying_rows)
-                mll.model.has_units_of_previous = False
-            if self.robust and mll.model.train_targets.shape[-1] >= self.settings.residuals_from:
-                self._leave_out(mll)
+            if not self.settled:
+                self._settle(mll)
             fitted, model = fit_gpytorch_mll(mll, optimizer=optimizer, **options), mll.model
             n = model.train_targets.shape[-1]
             if default and optimizer is None and self.likelihood(n) == "exact" and n >= self.settings.residuals_from:
@@ -190,6 +187,30 @@ class Learner:
             return fitted
         finally:
             self.active = False
+
+    def _settle(self, mll: Any) -> None:
+        """Choose the outlying rows and the units of a fit."""
+        if not self.robust:
+            mll.model.outlying_rows = None  # those of a robust model before
+        if mll.model.has_units_of_previous:  # priors expect those of all rows
+            standardize_again(mll.model, mll.model.outlying_rows)
+            mll.model.has_units_of_previous = False
+        if self.robust and mll.model.train_targets.shape[-1] >= self.settings.residuals_from:
+            self._leave_out(mll)
+
+    @contextmanager
+    def settling(self, mll: Any) -> Iterator[None]:
+        """Choose outlying rows and units by all data, and keep them in the fits of the block, which may be to some rows."""
+        self.active = True
+        try:
+            self._settle(mll)
+        finally:
+            self.active = False
+        self.settled = True
+        try:
+            yield
+        finally:
+            self.settled = False
 
     def coarse_options(self, model: Any) -> dict[str, Any]:
         """Return options of BoTorch's search of the first stage."""

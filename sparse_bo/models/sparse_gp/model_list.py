@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.models import ModelListGP
-from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel, GPyTorchModel
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, TriangularLinearOperator
@@ -68,6 +68,9 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
             if isinstance(noise, Tensor) and noise.shape[-1] == self.num_outputs:
                 noise = noise[..., output_indices]
             return some.posterior(X, observation_noise=noise, posterior_transform=posterior_transform)
+        if any(isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1 for model in self.models):
+            # BoTorch slices the rows of each output, which BlockDiagLinearOperator cuts as if outputs were interleaved
+            return self._single_outputs().posterior(X, None, observation_noise, posterior_transform)
         weighted = type(posterior_transform) is ScalarizedPosteriorTransform
         if weighted and isinstance(observation_noise, bool):
             total = _weighted_sum(self.models, X, observation_noise, posterior_transform)
@@ -91,7 +94,11 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
         return ModelListGP.fantasize(single, X, sampler, **options)
 
     def _single_outputs(self) -> SparseModelListGP:
-        return type(self)(*(self.subset_output([output]) for output in range(self.num_outputs)))
+        parts = []
+        for model in self.models:
+            several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1
+            parts += [model.subset_output([output]) for output in range(model.num_outputs)] if several else [model]
+        return type(self)(*parts)
 
     def subset_output(self, idcs: list[int]) -> Any:
         """Return the list of some outputs in the order of ``idcs``; where they are of one member, its model of them.
