@@ -25,7 +25,7 @@ from rich.text import Text
 
 from sparse_bo.cli.console import complain, console, plain, say, show, table
 from sparse_bo.cli.inputs import budget_of, check_there, described_problem, folder, make_problem, noted_arms, noted_problem
-from sparse_bo.cli.launch import launch, reason, save
+from sparse_bo.cli.launch import check_not_journal, launch, reason, save
 from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
 from sparse_bo.domains import check_domain
 from sparse_bo.errors import StorageError
@@ -83,6 +83,8 @@ def report(options: Namespace) -> None:
         raise ValueError("expected --html to be a file such as run.html, got -; write the page into a file")
     if html is not None and html.resolve() == storage.resolve():
         raise ValueError(f"--html {html} is the journal itself; name another file")
+    for end in ("jsonl", "png") if out is not None else ():
+        check_not_journal(out / f"{storage.stem}.{end}", storage)
     recorded = read_run(storage)
     about, history = recorded.about, recorded.history
     made = noted_problem(about["notes"])

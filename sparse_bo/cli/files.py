@@ -278,7 +278,7 @@ def enqueue(options: Namespace) -> None:
         points = columns.points(file, whole=False)
         _check_beside(loop, columns, file, range(len(points)), points)
         loop.enqueue(points)
-        asked = loop.asked + len(points)
+        asked = loop.asked + loop._engine.queued
     say(f"queued {_points(len(points))}, which the run evaluates first")
     say(f"next: {_next(options.storage, recorded.about, asked)}")
     _say_left_out(left_out)

@@ -134,7 +134,8 @@ def launch(
             with suppress(OSError):  # it may be gone
                 os.chdir(here)  # the objective may have changed it; files lie in folders named before
     if code:
-        go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}"
+        more = "" if loop.about["notes"].get("budget") == total else f" --budget {total}"
+        go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}{more}"
         complain("stopped", f"{stopped}{go_on}", style="yellow")
     return RunEnd(code, time.perf_counter() - start, result, before)
 
@@ -210,6 +211,12 @@ class Saved(NamedTuple):
         return self.lost is None
 
 
+def check_not_journal(path: Path, storage: Path | None) -> None:
+    """Check that a file to be written is not the journal itself."""
+    if storage is not None and path.resolve() == storage.resolve():
+        raise ValueError(f"{path} would take the place of the journal; choose another --out, or another name of the journal")
+
+
 def save(history: History, problem: AnyProblem | None, *, out: Path, name: str, storage: Path | None) -> Saved:
     """Write ``name.jsonl`` into the folder ``out``, then ``name.png``, whose errors cannot undo the first.
 
@@ -227,6 +234,7 @@ def save(history: History, problem: AnyProblem | None, *, out: Path, name: str, 
     for part, (end, write) in writers.items():
         path = out / f"{name}.{end}"
         try:
+            check_not_journal(path, storage)
             out.mkdir(parents=True, exist_ok=True)
             write(path)
             written.append(f"{part:8} {path}")

@@ -14,7 +14,7 @@ import typer
 
 from sparse_bo.cli import inputs
 from sparse_bo.cli.console import say
-from sparse_bo.cli.launch import device_on_rank, file_name, finish, launch, ranks_of_job, spread_over
+from sparse_bo.cli.launch import check_not_journal, device_on_rank, file_name, finish, launch, ranks_of_job, spread_over
 from sparse_bo.cli.presets import given_settings, policy_of
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
@@ -81,6 +81,8 @@ def run(options: Namespace) -> None:
             fitting = _planned(choice.policy, problem, budget=budget, memory=memory, seconds=seconds, seed=seed)
             choice = choice._replace(policy=fitting)
         history = out / f"{file_name(problem, choice.policy, seed=seed)}.jsonl"
+        for path in (history, history.with_name(f"{history.name.removesuffix('.jsonl')}.png")):
+            check_not_journal(path, storage)
         if group.leads and isinstance(problem, OwnProblem) and history.exists():
             raise FileExistsError(
                 f"{history} exists, and has the results of an earlier run; choose another --out, or move the file"

@@ -202,13 +202,12 @@ class SpaceBox(Box):
         countable = self.space.count is not None
         if self.feasible is None and not countable:
             return snapped
-        made, taken = snapped.cpu(), self._seen.of(seen.cpu() if countable else seen[:0].cpu())
+        made, taken = snapped.cpu(), self._seen.of(seen.cpu())
         for row, (pick, wanted) in enumerate(zip(made, picks.cpu(), strict=True)):
-            repeated = not (repeats and torch.equal(pick, wanted)) and _keys(pick.unsqueeze(0))[0] in taken
+            repeated = countable and not (repeats and torch.equal(pick, wanted)) and _keys(pick.unsqueeze(0))[0] in taken
             if repeated or not self._feasible(pick):
                 made[row] = self._neighbour(pick, taken, generator)
-            if countable:
-                self._seen.add(made[row])
+            self._seen.add(made[row])
         return made.to(picks.device)
 
     def _neighbour(self, pick: Tensor, taken: Container[bytes], generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo._version import __version__
-from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
+from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms, digest
 from sparse_bo.domains.memmap import MemmapArms, rows_in
 from sparse_bo.sharding import Alone, Group, Processes
 from sparse_bo.validation import check_points
@@ -235,6 +235,13 @@ def cache_rows(arms: ArmSet, indices: Tensor) -> None:
 def group_of(arms: object) -> Group:
     """Return the group of sharded arms; for anything else, a group of this process alone."""
     return arms.group if isinstance(arms, ShardedArms) else Alone()
+
+
+def has_hash(arms: ArmSet, recorded: str) -> bool:
+    """Return whether a recorded hash is that of an arm set, or that of its shards, where the set is in one process now."""
+    if recorded.startswith("rows-") and not isinstance(arms, ShardedArms):
+        arms = ShardedArms(arms, group=Alone())
+    return digest(arms) == recorded
 
 
 def first_here(arms: object) -> int:

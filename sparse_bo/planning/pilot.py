@@ -172,7 +172,7 @@ def continued(trace: Trace, of: Callable[[Step], float], budget: int) -> float:
     first = next(row.pulls for row in trace.rows if row.pulls >= end.pulls / 4)
     if first == end.pulls or of(end) <= early:
         return of(end)
-    further = math.log(budget / end.pulls) / math.log(end.pulls / first)
+    further = math.log(budget / end.pulls) / math.log(max(end.pulls / first, 2.0))  # one large batch says little
     straight = of(end) + (of(end) - early) * further
     power = of(end) * (of(end) / early) ** further
     return math.sqrt(straight * power)

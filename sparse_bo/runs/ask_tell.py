@@ -422,8 +422,8 @@ class AskTell:
         engine, steps, ranks = self._engine, self._steps, self._ranks
         if not ranks.group.leads:  # applies the events of the rank that does
             with carrying(self, engine, self._so_far):
-                steps.follow()
-            return self.result()
+                ended = steps.follow()
+            return replace(self.result(), ended=ended)
         with ranks.leading():
             spread, end = workers_of(executor, workers), self.asked + arguments.check_budget(budget)
             ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
@@ -454,7 +454,7 @@ class AskTell:
                     if ranks.alone:
                         steps.settle()
                         watch.call_back()
-                ranks.agree("end")
+                ranks.agree("end", watch.reason)
         result = replace(self.result(), ended=watch.reason)
         if engine.outcomes is not None and engine.outcomes.constraints and not result.feasible and engine.rows:
             columns = result.history.outcome_columns(result)

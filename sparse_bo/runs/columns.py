@@ -220,7 +220,8 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
     """
     if not isinstance(fitted.gp.prior.kernel, Hyperparameters):
         return None
-    rows = seen.rows[spread(len(seen.rows), LEARNED_FROM)]
+    rows = seen.rows[seen.values[seen.rows] >= _unbroken(seen.values[seen.rows])]
+    rows = rows[spread(len(rows), LEARNED_FROM)]
     plain = warp("plain", seen.values[rows])
     assert plain is not None
     with one_thread():
@@ -232,6 +233,18 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
         if rounding < 1e-3 * float(effects.sum()):
             return _shares(_inputs(domain)[0], effects, "in closed form")
     return _sampled(gp.mean, domain, U[seen.rows])
+
+
+def _unbroken(values: Tensor) -> float:
+    """Return the least of ``n`` values that is not far off: below a gap of ten times the range of those above it.
+
+    At most a quarter are below it: values of −10¹⁵ where something broke, which a model in the user's units would show alone.
+    """
+    v = values.sort().values
+    rest = v[-1] - v[1:]
+    gaps = ((v[1:] - v[:-1] > 10.0 * rest) & (rest > 0.0)).nonzero().squeeze(-1)
+    gaps = gaps[gaps < len(v) // 4]
+    return float(v[gaps[-1] + 1] if len(gaps) else v[0])
 
 
 def _varied(U: Tensor) -> Tensor:

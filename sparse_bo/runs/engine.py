@@ -246,6 +246,11 @@ class Engine:
         self.ledger.move(*where)
         self._ahead, self._at, self._refused = Ahead(self.domain, self.domain.no_picks), 0, None
 
+    @property
+    def queued(self) -> int:
+        """Number of queued picks that no ask has returned yet."""
+        return self._queue.count - self._queue_at
+
     def enqueue(self, picks: Tensor) -> None:
         """Add picks that the next asks return first."""
         self._queue, self._queue_at = Ahead(self.domain, torch.cat([self._queue.picks[self._queue_at :], picks])), 0

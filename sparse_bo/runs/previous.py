@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, NamedArms, ProductGrid, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import recorded_space
+from sparse_bo.domains.sharded import has_hash
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
 from sparse_bo.runs.description import checked_about, recorded_outcomes
@@ -161,7 +162,7 @@ class _RecordedRun(NamedTuple):
         """Return the arms or points of a domain without names, ``None`` for those that are not in it."""
         if "space" in self.about:
             raise ValueError(f"expected a run without named parameters, got {self.path}, which has them; pass space=")
-        if isinstance(domain, Arms) and self.about.get("arms_hash") == domain.describe()["arms_hash"]:
+        if isinstance(domain, Arms) and "arms" in self.about and has_hash(domain.points, self.about["arms_hash"]):
             return self._of_one_name(domain, self.picks.tolist())
         if self.picks.ndim == 1 and self.arms is None:
             raise ValueError(f"the arms of the run in {self.path} are not in it, and are not those of this run; take it out")
@@ -170,15 +171,17 @@ class _RecordedRun(NamedTuple):
             raise ValueError(f"expected a run of {domain.dims} inputs, got {self.path} of {X.shape[1]}; take it out")
         if isinstance(domain, Box):
             lower, upper = domain.bounds.double().cpu().numpy()
-            inside = ((lower <= X) & (upper >= X)).all(axis=1)
+            slack, here = 1e-6 * (upper - lower), domain.recorded(torch.from_numpy(np.array(X)))  # as Box.check; in its dtype
+            inside = ((lower - slack <= here) & (upper + slack >= here)).all(axis=1)
             return [x if there else None for x, there in zip(X.tolist(), inside.tolist(), strict=True)]
         assert isinstance(domain, Arms)
         if isinstance(domain.points, LazyArms):
             raise ValueError(f"expected the arms of the run in {self.path}, got others that are not in memory; pass a tensor")
         rows = dict[bytes, int]()
-        for index, row in enumerate(domain.points.double().cpu().numpy() + 0.0):
+        kind: Any = np.float32 if "torch.float32" in (self.about["dtype"], str(domain.points.dtype)) else np.float64
+        for index, row in enumerate(domain.points.double().cpu().numpy().astype(kind) + kind(0.0)):
             rows.setdefault(row.tobytes(), index)
-        return self._of_one_name(domain, [rows.get(x.tobytes()) for x in np.ascontiguousarray(X + 0.0)])
+        return self._of_one_name(domain, [rows.get(x.tobytes()) for x in np.ascontiguousarray(X.astype(kind) + kind(0.0))])
 
     def _of_one_name(self, domain: Arms, found: list[int | None]) -> list[int | None]:
         """Return the arms of the ``n`` observations: ``found``, or one of the same inputs that has the name of the observed."""

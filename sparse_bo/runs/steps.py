@@ -87,13 +87,15 @@ class Steps:
             self.recorder.release()
             raise
 
-    def follow(self) -> None:
-        """Apply the events of rank 0's run, to its end."""
+    def follow(self) -> str | None:
+        """Apply the events of rank 0's run, to its end; return the reason for it (:attr:`Result.ended`)."""
         applied: dict[str, Any] = {"ask": self._asked, "add": self._added, "enqueue": self._enqueued, "tell": self._answered}
         self.ranks.agree("run")
         while (event := self.ranks.next())[0] != "end":
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
                 applied[event[0]](*event[1])
+        ended: str | None = event[1]
+        return ended
 
     def settle(self, *, complete: bool = False) -> None:
         """Update the state by the results so far; if ``complete``, only once none is pending: after an interrupted update."""

@@ -18,12 +18,13 @@ from sparse_bo.dictionary import Certificate
 from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.results import has_sds, sds_of
+from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BanditState, EliminationState, Report, State
 from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.states import BoxState, Summary
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of
-from sparse_bo.policies.trust_region.outcome_state import OutcomeModels
+from sparse_bo.policies.trust_region.outcome_state import OutcomeModels, OutcomeState, warpings
 from sparse_bo.policies.trust_region.region import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
 from sparse_bo.report.view import Observation, OutcomeColumns, RunView, Slice, arm_name, spread
@@ -93,10 +94,13 @@ def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
     """
     if not isinstance(state, OutcomeModels) or not state.fitted:
         return []
-    return [
-        partial(_outcome, state, j, _widening(fitted, state.U[state.rows_of(j)], state.replicates[j]) if widen else 1.0)
-        for j, fitted in enumerate(state.fitted)
-    ]
+    return [partial(_outcome, state, j, _widening_of(state, j) if widen else 1.0) for j, fitted in enumerate(state.fitted)]
+
+
+def _widening_of(state: OutcomeModels, j: int) -> float:
+    """Return the factor of :func:`widening` of an outcome, by models that are chosen as that of the state was."""
+    kinds, rotates = warpings(state.outcomes, j), not isinstance(state, OutcomeState)
+    return _widening(state.fitted[j], state.U[state.rows_of(j)], state.replicates[j], kinds=kinds, rotates=rotates)
 
 
 def _outcome(state: OutcomeModels, j: int, widened: float, picks: Tensor) -> Predictions:
@@ -116,8 +120,13 @@ def widening(state: State) -> float:
     return 1.0 if fitted is None else _widening(fitted, state.U, state.replicates)
 
 
-def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates) -> float:
-    """Return the factor of :func:`widening`, of observations at ``n x d`` points of the unit cube; at most 150 take part."""
+def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates, **options: Any) -> float:
+    """Return the factor of :func:`widening`, of observations at ``n x d`` points of the unit cube; at most 150 take part.
+
+    ``options``: of :func:`.fitted_region`, as the model was chosen. A kernel of the user's stays.
+    """
+    kernel = fitted.gp.prior.kernel
+    options["kernel"] = None if isinstance(kernel, Hyperparameters) else kernel
     folds, most = 4, 150
     if len(fitted.rows) < 2 * folds:
         return 1.0
@@ -129,7 +138,8 @@ def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates) -> float:
         told = torch.isin(seen.first, known)
         some, y = U[told], seen.y[told]
         sd = None if seen.sds is None else seen.sds[told] * seen.counts[told].sqrt()  # of one observation
-        again = fitted_region(some, replicates_of(some, y, sd), centre=some[y.argmax()], before=None, since=0, most=most)
+        seen_then, centre = replicates_of(some, y, sd), some[y.argmax()]
+        again = fitted_region(some, seen_then, centre=centre, before=None, since=0, most=most, **options)
         own = None if seen.sds is None else seen.sds[held]
         score, clipped = again.errors(U[held], seen.values[held], own), again.warp(seen.values[held]) <= again.warp(y.min())
         scores.append(torch.where(clipped, score.clamp(max=0.0), score).abs())  # "at most the floor" is right below it

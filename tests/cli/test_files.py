@@ -698,3 +698,24 @@ def test_empty_texts_fractions_and_blanks_that_are_none_come_back_as_they_were_a
         pass
     table = invoke("ask", "arms.journal", 4).stdout
     assert {row["name"] for row in csv.DictReader(table.splitlines())} == {*names}
+
+
+def test_a_report_never_takes_the_place_of_a_journal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with AskTell(bounds=[(0.0, 1.0)], policy=RandomSearch(), storage="run.jsonl") as loop:
+        loop.tell(loop.ask(), [1.0])
+    before = Path("run.jsonl").read_bytes()
+    done = invoke("report", "run.jsonl", "--out", ".")
+    assert done.exit_code == 2
+    assert "would take the place of the journal; choose another --out" in done.stderr
+    own = ["--problem", "branin2", "--policy", "random", "--budget", 3, "--out", "o"]
+    done = invoke("run", *own, "--storage", "o/branin2-random-seed0.jsonl")
+    assert done.exit_code == 2
+    assert Path("run.jsonl").read_bytes() == before
+
+
+def test_points_queued_before_count_in_the_budget_that_is_printed(lab):
+    lab()
+    write("try.csv", [{"temperature": "50", "hours": "4", "solvent": "water"}])
+    budgets = [re.search(r"--budget (\d+)", invoke("enqueue", "lab.journal", "try.csv").stdout) for _ in range(2)]
+    assert [None if one is None else int(one[1]) for one in budgets] in ([1, 2], [None, None])

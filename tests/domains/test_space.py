@@ -656,3 +656,10 @@ def test_choices_may_be_tuples(tmp_path):
     assert result.best.parameters["layers"] in layers.values
     again = AskTell(space=space, initial=(table := result.to_pandas(), table["value"]))
     assert again.history.parameters == result.history.parameters
+
+
+def test_a_narrow_feasible_strip_is_not_evaluated_at_its_ends_alone():
+    space = {"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)}
+    feasible = {"feasible": lambda p: abs(p["x"] + p["y"] - 1.0) <= 1e-4}
+    result = maximize(lambda p: -((p["x"] - 0.3) ** 2), space, budget=24, **feasible)
+    assert len({tuple(p.values()) for p in result.history.parameters}) >= 20

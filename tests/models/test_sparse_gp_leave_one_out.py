@@ -195,6 +195,7 @@ def test_another_likelihood_is_learned_with_exact_fits():
     torch.testing.assert_close(ours.covar_module.lengthscale, theirs.covar_module.lengthscale)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
 def test_outcomes_that_are_standardised_by_task_come_back_in_their_units():
     tasks = (torch.arange(30) % 2).double().unsqueeze(-1)
     X = torch.cat([points(30), tasks], dim=-1)

@@ -12,7 +12,7 @@ import torch
 from sparse_bo import BBKB, GPUCB, AskTell, ProductGrid, plan
 from sparse_bo.planning import costs
 from sparse_bo.planning.forecast import default_kernel
-from sparse_bo.planning.pilot import Trace, continued, powered, run_draws, saturating
+from sparse_bo.planning.pilot import Step, Trace, continued, powered, run_draws, saturating
 from sparse_bo.policies import RandomSearch
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.runs.recording import about_of
@@ -444,3 +444,8 @@ def test_a_plan_without_repeats_ends_with_its_candidates(generator):
     policy = BBKB(covar_module=rbf_kernel(), regularization=0.1, repeats=False)
     made = plan(X, budget=2_900, policy=policy, pilot_seconds=ONE_BATCH)
     assert made.dictionary_size <= 3_000
+
+
+def test_a_batch_that_is_most_of_a_pilot_is_no_law_of_growth():
+    steps = [Step(10, 1.0, 8.0, 5), Step(200, 2.0, 9.0, 8), Step(100_000, 3.0, 10.0, 9), Step(100_010, 4.0, 12.0, 9)]
+    assert 12.0 <= continued(Trace(steps, 1.0), lambda row: row.size, 200_000) < 100.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import BBKB, Choice, Float, Int, maximize, optimize
+from sparse_bo import BBKB, AskTell, Choice, Float, Int, maximize, optimize
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement, RandomSearch, TrustRegion
@@ -179,3 +179,11 @@ def test_one_outcome_with_a_name_has_both():
     assert result.importance_by_outcome == {"yield": result.importance}
     nothing = optimize(named, bounds=[(0.0, 1.0)] * 2, objectives={"yield": "max"}, budget=0)
     assert (nothing.importance, nothing.importance_by_outcome) == (None, {})
+
+
+def test_one_broken_value_hides_no_input():
+    X = torch.rand(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = -10.0 * (X[:, 0] - 0.37).square() + 0.1 * X[:, 1]
+    y[4] = -1e3
+    result = AskTell(bounds=[(0.0, 1.0)] * 3, initial=(X, y)).result()
+    assert result.importance["x1"] > 0.95

@@ -274,3 +274,17 @@ def test_a_default_is_for_points_without_a_parameter_that_others_have(tmp_path):
     initial = observations_of(tmp_path / "a.journal", defaults={"momentum": 0.9})
     found = AskTell(space={**space, "momentum": momentum}, initial=initial).history.parameters
     assert [point["momentum"] for point in found] == pytest.approx([0.5, 0.9, 0.9])
+
+
+@pytest.mark.parametrize(("before", "now"), [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_observations_at_the_ends_of_a_range_are_taken_in_another_dtype(before, now, tmp_path):
+    bounds = torch.tensor([[0.1, 0.1], [0.7, 0.7]], dtype=torch.float64)
+    points = torch.tensor([[0.7, 0.7], [0.1, 0.7], [0.3, 0.3]], dtype=torch.float64)
+    with AskTell(bounds=bounds.to(before), storage=tmp_path / "box.journal") as loop:
+        loop.add(points.to(before), [3.0, 2.0, 1.0])
+    again = AskTell(bounds=bounds.to(now), initial=observations_of(tmp_path / "box.journal"))
+    assert sorted(started(again).values) == [1.0, 2.0, 3.0]
+    with AskTell(points.to(before), storage=tmp_path / "arms.journal") as loop:
+        loop.add([2, 0], [3.0, 2.0])
+    again = AskTell(points.to(now).flip(0), initial=observations_of(tmp_path / "arms.journal"))
+    assert again.history.indices == [0, 2]

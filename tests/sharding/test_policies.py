@@ -174,3 +174,17 @@ def test_without_repeats_no_copy_of_an_evaluated_arm_is_evaluated_while_others_a
         return picks_of(ShardedArms(arms[ends[group.rank] : ends[group.rank + 1]], group=group), policy, rounds=4, most=10)
 
     assert rehearse(ranks, script) == [expected] * ranks
+
+
+def test_every_rank_knows_why_a_run_has_ended_and_one_process_goes_on_from_its_journal(tmp_path):
+    X, path = scattered(60), tmp_path / "run.journal"
+
+    def script(group):
+        loop = AskTell(split(X, group), bbkb(), storage=path)
+        return loop.run(objective, 40, patience=5).ended
+
+    ended = rehearse(2, script)
+    assert ended[0] == ended[1] is not None
+    again = AskTell.resume(path, arms=X, policy=bbkb())
+    assert again.asked < 40
+    assert len(again.ask()) > 0

@@ -100,7 +100,7 @@ class ArmUCB(UCBMechanism[BanditState]):
             return Wait(1 - room)
         q = min(max(max_q, 256, out) if out else max_q, room)
         if tried is not None:
-            distinct = self._distinct(fitted, min(q, left), tried, pending, state.refusal(pending))
+            distinct = self._distinct(fitted, min(q, left), tried, pending, self._failing(state, fitted, pending))
             if not len(distinct.indices):
                 return Wait(distinct.needed)
             return Proposal(distinct.indices[:max_q], distinct.rechecked, distinct.indices[max_q:])
@@ -109,9 +109,10 @@ class ArmUCB(UCBMechanism[BanditState]):
         def pick(q: int, pending: Tensor) -> Tensor:
             if found and self.parts.stop_rule.kind == "repeat":  # one arm per batch
                 return pending[:0]
-            failing = state.refusal(pending)
-            refuse = _besides(state.observations.rows, failing)
-            new = self._pick(fitted, min(self._missing(state, pending), q), pending, refuse)
+            failing = self._failing(state, fitted, pending)
+            new = BatchPicks(pending[:0], 0)
+            if missing := min(self._missing(state, pending), q):
+                new = self._pick(fitted, missing, pending, _besides(self._copies(fitted, state.observations.rows), failing))
             others = self._pick(fitted, q - len(new.indices), torch.cat([pending, new.indices]), failing)
             found.extend([new, others])
             return torch.cat([new.indices, others.indices])
@@ -134,20 +135,15 @@ class ArmUCB(UCBMechanism[BanditState]):
 
         Arms to avoid after failures are left out while there are others.
         """
-        picks, copies, rechecked = pending[:0], pending[:0], 0
+        picks, rechecked = pending[:0], 0
         while len(picks) < q:
             done = torch.cat([tried, picks])
-            out = torch.cat([done, copies])
-            found = self._pick(fitted, q - len(picks), torch.cat([pending, picks]), _besides(out, failing))
+            besides = self._copies(fitted, done)
+            found = self._pick(fitted, q - len(picks), torch.cat([pending, picks]), _besides(besides, failing))
             if not len(found.indices):  # the stop rule ends the batch
                 return BatchPicks(picks, rechecked, found.needed)
-            refused = torch.isin(found.indices, out)
-            copied = self._copied(found.indices, done) & ~refused
-            again = equal(found.indices, found.indices).tril(-1).any(dim=-1) | refused | copied
+            again = equal(found.indices, found.indices).tril(-1).any(dim=-1) | besides(found.indices)
             first = int(again.int().argmax()) if bool(again.any()) else len(again)  # later picks know of the repeat
-            if not first and bool(copied[0]):
-                copies = torch.cat([copies, found.indices[copied]])
-                continue
             if not first and failing is not None:  # only arms to avoid are left
                 failing = None
                 continue
@@ -157,15 +153,39 @@ class ArmUCB(UCBMechanism[BanditState]):
             picks, rechecked = torch.cat([picks, found.indices[:first]]), rechecked + found.rechecked
         return BatchPicks(picks, rechecked)
 
-    def _copied(self, indices: Tensor, done: Tensor) -> Tensor:
-        """Return which of ``q`` arms have the inputs of one of ``n`` that are done (``q``, boolean). O((n + q) d).
+    def _failing(self, state: BanditState, fitted: FittedArms, pending: Tensor) -> Refusal | None:
+        """Return a function that marks the arms to avoid after failures, and copies of these; ``None`` without failures."""
+        if (failing := state.refusal(pending)) is None or state.failures is None:
+            return failing
+        known = torch.cat([state.failures.where, pending])
+        copies = self._copies(fitted, known[failing(known)])
+        return lambda arms: failing(arms) | (copies(arms) & ~torch.isin(arms, state.succeeded))
 
-        In memory, of equal arms the first alone is ever picked: there are none.
+    def _copies(self, fitted: FittedArms, done: Tensor) -> Refusal:
+        """Return a function that marks the arms that are done (``n``), and others with the inputs of one of these.
+
+        A design may have drawn another of equal arms than the first, which is that of later picks. In memory O(a d) for each of
+        these; else O((n + q) d) for ``q`` arms.
         """
-        if not isinstance(self.arms, LazyArms) or self.arms.distinct:
-            return torch.zeros_like(indices, dtype=torch.bool)
-        _, group = distinct_rows(self.arms[torch.cat([done, indices])])
-        return torch.isin(group[len(done) :], group[: len(done)])
+        arms = self.arms
+        if not isinstance(arms, LazyArms):
+            repeats = fitted.posterior.prior.repeats
+            late = done[:0] if repeats is None else done[torch.isin(done, repeats)]
+            firsts = [(arms == arms[arm]).all(dim=-1).int().argmax().reshape(1) for arm in {*late.tolist()}]
+            done = torch.cat([done, *firsts])
+        if not isinstance(arms, LazyArms) or arms.distinct or not len(done):
+            return lambda indices: torch.isin(indices, done)
+        known = arms[done]
+        keys = _keys(known, whole := bool((known == known.round()).all()))
+
+        def refuse(indices: Tensor) -> Tensor:
+            rows = arms[indices]
+            marked = torch.isin(_keys(rows, whole), keys)  # most have another key
+            _, group = distinct_rows(torch.cat([known, rows[marked]]))
+            marked[marked.clone()] = torch.isin(group[len(known) :], group[: len(known)])
+            return marked | torch.isin(indices, done)
+
+        return refuse
 
     def _missing(self, state: BanditState, pending: Tensor) -> int:
         """Return the number of new arms that the batch starts with; it is the same for a batch in pieces."""
@@ -258,14 +278,17 @@ class ArmUCB(UCBMechanism[BanditState]):
         return ArmPrior.over(self.arms, prior, sweep_dtype=self.sweep_dtype, memory_bytes=self.memory_bytes, current=current)
 
 
-def _besides(arms: Tensor, failing: Refusal | None) -> Refusal:
-    """Return a function that marks these arms, and arms to avoid after failures."""
+def _keys(X: Tensor, whole: bool) -> Tensor:
+    """Return numbers (``n``) that are equal for equal rows: the first ones, of whole numbers weighted sums, which are exact."""
+    if not whole:
+        return X[:, 0]
+    weights = torch.arange(1, X.shape[-1] + 1, dtype=torch.float64, device=X.device) * 40_503.0 % 65_537.0
+    return X.double() @ weights
 
-    def refuse(indices: Tensor) -> Tensor:
-        known = torch.isin(indices, arms)
-        return known if failing is None else known | failing(indices)
 
-    return refuse
+def _besides(known: Refusal, failing: Refusal | None) -> Refusal:
+    """Return a function that marks the known arms, and arms to avoid after failures."""
+    return known if failing is None else lambda indices: known(indices) | failing(indices)
 
 
 def _with_last_dictionary(candidates: Candidates, before: FittedArms | None, picks: Tensor) -> Candidates:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.likelihood import Scatter
+from sparse_bo.gp.objective_prior import fences
 from sparse_bo.linalg.reductions import distinct_rows, group_sums, unit_of
 from sparse_bo.policies.failures import Failures, among
 
@@ -91,7 +92,7 @@ def replicates_of(X: Tensor, y: Tensor, sd: Tensor | None = None, *, merge: bool
     firsts, group = distinct_rows(X)
     counts = group.bincount()
     low, high = (y.new_zeros(len(firsts)).scatter_reduce(0, group, y, kind, include_self=False) for kind in ("amin", "amax"))
-    exact = _is_exact(low, high) if len(firsts) < len(y) else None
+    exact = _is_exact(low, high, counts > 1) if len(firsts) < len(y) else None
     if not merge:
         firsts = group = torch.arange(len(y), device=y.device)
         counts = torch.ones_like(group)
@@ -116,11 +117,13 @@ def with_sds(before: Tensor | None, y: Tensor, sd: Tensor | None, new: Tensor) -
     return torch.cat([*parts])
 
 
-def _is_exact(low: Tensor, high: Tensor) -> bool | None:
+def _is_exact(low: Tensor, high: Tensor, repeated: Tensor) -> bool | None:
     """Return whether the lowest and the highest observation of each point agree, up to :data:`ROUNDING`."""
     largest = 0.5 * torch.maximum(low.abs(), high.abs())  # halves: differences of the largest numbers are finite
-    # Of the upper half: one value of −10⁹ where something broke makes no difference of 10 rounding.
-    limit = ROUNDING * (0.5 * high.max() - 0.5 * low.median()) + 16.0 * torch.finfo(low.dtype).eps * largest
+    # Of the upper half: one value of −10⁹ where something broke makes no difference of 10 rounding; nor does one of 10⁹, unless
+    # it is repeated.
+    top = min(float(high.max()), max(fences(low)[1], float(high[repeated].max())))
+    limit = ROUNDING * (0.5 * top - 0.5 * low.median()) + 16.0 * torch.finfo(low.dtype).eps * largest
     if bool((0.5 * high - 0.5 * low > limit).any()):
         return False
     return True if len(torch.unique(low)) > 0.5 * len(low) else None

@@ -66,7 +66,8 @@ class FittedRegion:
         Where replicates have shown that there is no noise, it is the highest observation. Else it is the point of the highest
         posterior mean among those of the model with the highest mean observations: of n, the share ``r²/4``, at least five,
         where ``r²`` is the variance of the posterior means over that of the observations. A model that has learned nothing
-        would recommend any point (docs/decisions/179).
+        would recommend any point (docs/decisions/179). Of known noise, √(2 log n) standard deviations are subtracted: else the
+        highest ones would be those of the most noise.
 
         Args:
             U: ``n x d`` evaluated points, in the unit cube.
@@ -75,7 +76,9 @@ class FittedRegion:
         if seen.exact:
             row = int(seen.y.argmax())
             return row, float(seen.y[row]), 0.0
-        highest = seen.rows[seen.values[seen.rows].argsort(descending=True, stable=True)]
+        lucky = (2.0 * math.log(max(len(seen.rows), 2))) ** 0.5  # about the highest of so many normal numbers
+        values = seen.values if seen.sds is None else seen.values - lucky * seen.sds
+        highest = seen.rows[values[seen.rows].argsort(descending=True, stable=True)]
         means, observed = self.gp.mean(U[self.rows]), self.warp(seen.values[self.rows])
         explained = float((means.var(correction=0) / observed.var(correction=0).clamp_min(1e-300)).clamp_max(1.0))  # r²
         among = torch.isin(self.rows, highest[: max(5, int(0.25 * explained * len(highest)))])

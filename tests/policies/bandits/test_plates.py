@@ -271,3 +271,15 @@ def test_a_first_plate_in_pieces_is_full_too_and_a_given_design_is_kept():
         loop.ask(1)
     given = AskTell(bounds=[(0.0, 1.0)] * 3, policy=TrustRegion(batch_size=8, initial_design=6))
     assert len(given.ask()) == 6
+
+
+def test_no_copy_of_a_candidate_is_tried_after_a_random_design_has_drawn_another():
+    base, which = arms(20, 2), torch.arange(200) % 20
+    loop = AskTell(base[which], BBKB(repeats=False, initial_design=8), seed=0)
+    seen = []
+    while len(seen) < 20:
+        batch = loop.ask(1)
+        seen += which[batch.indices].tolist()
+        loop.tell(batch.tickets, waves(batch.X))
+    assert len(set(seen[8:])) == len(seen[8:])
+    assert not set(seen[:8]) & set(seen[8:])

@@ -379,3 +379,22 @@ def test_a_replicate_that_failed_is_not_asked_for_at_the_next_best_point():
     assert torch.equal(unrepeated(X, y, X[:0], failures=None), best)
     assert torch.equal(unrepeated(X, y, X[:0], failures=elsewhere), best)
     assert not len(unrepeated(X, y, X[:0], failures=there))
+
+
+def test_a_high_value_of_one_evaluation_hides_no_noise_and_a_peak_that_is_repeated_does():
+    X = arms(6, 2)
+    y = torch.tensor([0.1, 0.2, 0.3, 0.4, 1e12, 0.5], dtype=torch.float64)
+    assert replicates_of(torch.cat([X, X[:1]]), torch.cat([y, y[:1] + 0.2])).exact is False
+    assert replicates_of(torch.cat([X, X[4:5]]), torch.cat([y, y[4:5] + 1.0])).exact is True  # rounding of 10¹²
+
+
+def test_a_precise_result_is_recommended_before_lucky_ones_of_much_noise():
+    X = arms(60, 2)
+    truth = -4.0 * (X - torch.tensor([0.3, 0.6])).square().sum(dim=-1)
+    sd = torch.tensor([0.01, 3.0], dtype=torch.float64).repeat(30)
+    y = truth + sd * torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    seen = replicates_of(X, y, sd)
+    fitted = fitted_region(X, seen, centre=X[0], before=None, since=0, most=200)
+    row, median, _ = fitted.recommended(X, seen)
+    assert float(truth[row]) > -0.04
+    assert median == pytest.approx(float(truth[row]), abs=0.05)
