@@ -282,8 +282,9 @@ def test_observations_at_the_ends_of_a_range_are_taken_in_another_dtype(before, 
     points = torch.tensor([[0.7, 0.7], [0.1, 0.7], [0.3, 0.3]], dtype=torch.float64)
     with AskTell(bounds=bounds.to(before), storage=tmp_path / "box.journal") as loop:
         loop.add(points.to(before), [3.0, 2.0, 1.0])
+        loop.add(torch.tensor([[0.7 + 3e-7, 0.3]], dtype=before), [4.0])  # within what a box takes for its end
     again = AskTell(bounds=bounds.to(now), initial=observations_of(tmp_path / "box.journal"))
-    assert sorted(started(again).values) == [1.0, 2.0, 3.0]
+    assert sorted(started(again).values) == [1.0, 2.0, 3.0, 4.0]
     with AskTell(points.to(before), storage=tmp_path / "arms.journal") as loop:
         loop.add([2, 0], [3.0, 2.0])
     again = AskTell(points.to(now).flip(0), initial=observations_of(tmp_path / "arms.journal"))
