@@ -45,6 +45,7 @@ SAID: Mapping[str, str] = {
     "pass arms= (for example points drawn from the box)": "choose a problem over arms (--problem, --arms-file, --grid)",
     "pass bounds= (2 x d) instead of arms=": "choose a problem on a box (--problem hartmann6, or --space)",
     "pass arms=": "pass --arms-file FILE.npy",
+    "use stop=, patience= or seconds=": "use --patience or --seconds",
     "expected defaults=": "expected --default",
     "expected max_q >=": "expected a number of points >=",
     "leave policy= out": "leave --policy out",
