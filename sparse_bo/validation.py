@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -100,13 +100,6 @@ def nearest(name: object, choices: Iterable[str]) -> str:
     folded = {choice.casefold(): choice for choice in choices}
     found = difflib.get_close_matches(name.casefold(), folded, 1)
     return f"; did you mean {folded[found[0]]!r}?" if found else ""
-
-
-def unused(name: str, names: Container[str]) -> str:
-    """Return a name with as many ``_`` behind it as it needs to be none of these."""
-    while name in names:
-        name += "_"
-    return name
 
 
 def check_device(name: str, value: str | torch.device) -> torch.device:

@@ -16,9 +16,9 @@ from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.parameters import Parameter
 from sparse_bo.domains.space import Space
 from sparse_bo.evaluations.job import Batch
-from sparse_bo.evaluations.results import Measured
+from sparse_bo.evaluations.results import Measured, unused
 from sparse_bo.policies import Outcomes
-from sparse_bo.validation import nearest, unused
+from sparse_bo.validation import nearest
 
 
 class CSVFile(NamedTuple):

@@ -262,10 +262,14 @@ def noisy_columns(sds: Mapping[Any, str], *tables: Any) -> dict[Any, list[Any]]:
 
 def sd_column(name: str, names: Container[str]) -> str:
     """Return the name of the column with the standard deviations of an outcome's noise, which is none of these names."""
-    column = f"{name}_sd"
-    while column in names:
-        column += "_"
-    return column
+    return unused(f"{name}_sd", names)
+
+
+def unused(name: str, names: Container[str]) -> str:
+    """Return a name with as many ``_`` behind it as it needs to be none of these."""
+    while name in names:
+        name += "_"
+    return name
 
 
 def _listed(values: Any) -> list[Any]:

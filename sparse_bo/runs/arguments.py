@@ -26,9 +26,10 @@ from sparse_bo.evaluations.results import (
     only_column,
     outcomes_of,
     sd_column,
+    unused,
 )
 from sparse_bo.policies import Outcomes, Policy
-from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag, nearest, unused
+from sparse_bo.validation import check_callable, check_choice, check_count, check_finite, check_flag, nearest
 
 MOST = 10**9
 """Largest budget: a run stores every evaluation in at least 100 bytes of memory, so this takes 100 GB."""

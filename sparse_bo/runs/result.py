@@ -16,13 +16,12 @@ from torch import Tensor
 
 from sparse_bo.domains import Domain, Int, Space, SpaceArms, SpaceBox
 from sparse_bo.evaluations.executors import optional
-from sparse_bo.evaluations.results import has_sds, sds_of
+from sparse_bo.evaluations.results import has_sds, sds_of, unused
 from sparse_bo.policies import Outcomes, Report, State
 from sparse_bo.runs.arguments import checked_inputs
 from sparse_bo.runs.columns import estimated, front_of, importance_of
 from sparse_bo.runs.history import History, report_of, written_whole
 from sparse_bo.runs.view import columns_of, inputs_of, outcome_models, predictions_of, view_of, widening
-from sparse_bo.validation import unused
 from sparse_bo.widths.estimates import Calibration
 
 if TYPE_CHECKING:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,9 +19,13 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from sparse_bo import BBKB, SBPE, AskTell
+from sparse_bo.arms import ArmPrior
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import RankError, ScheduleComplete
 from sparse_bo.sharding import Group, Processes
+
+if sys.version_info < (3, 12):  # there a cached property holds a lock of its class, which ranks that are threads wait for
+    vars(ArmPrior)["kappa_squared"].lock = nullcontext()
 
 
 def scattered(a: int = 400, *, seed: int = 0) -> Tensor:

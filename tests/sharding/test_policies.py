@@ -15,6 +15,7 @@ from sparse_bo.dictionary import Dictionary, LeverageSampler
 from sparse_bo.domains import ShardedArms
 from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import add_observations, no_observations
+from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies.comparators.baselines import PosteriorEpsilonGreedy
 from sparse_bo.policies.comparators.thompson import QFFTSArms, SGPTSArms
 from tests.sharding.builders import Counted, bbkb, kernel, objective, picks_of, rehearse, sbpe, scattered, split
@@ -174,6 +175,15 @@ def test_without_repeats_no_copy_of_an_evaluated_arm_is_evaluated_while_others_a
         return picks_of(ShardedArms(arms[ends[group.rank] : ends[group.rank + 1]], group=group), policy, rounds=4, most=10)
 
     assert rehearse(ranks, script) == [expected] * ranks
+
+
+def test_copies_of_fingerprints_are_not_evaluated_over_ranks_either():
+    bits = (torch.rand(200, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) < 0.2).double()
+    arms, settings = torch.cat([bits, bits]), {"repeats": False, "regularization": 0.05, "batch_size": 8}
+    policy = BBKB(covar_module=TanimotoKernel(), **settings)
+    expected = picks_of(arms, policy, rounds=4, most=8)
+    assert len({arm % 200 for arm in expected}) == len(expected)
+    assert rehearse(2, lambda group: picks_of(split(arms, group), policy, rounds=4, most=8)) == [expected] * 2
 
 
 def test_every_rank_knows_why_a_run_has_ended_and_one_process_goes_on_from_its_journal(tmp_path):

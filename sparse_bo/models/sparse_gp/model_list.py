@@ -68,7 +68,7 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
             if isinstance(noise, Tensor) and noise.shape[-1] == self.num_outputs:
                 noise = noise[..., output_indices]
             return some.posterior(X, observation_noise=noise, posterior_transform=posterior_transform)
-        if any(isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1 for model in self.models):
+        if any(map(_of_several_outputs, self.models)):
             # BoTorch slices the rows of each output, which BlockDiagLinearOperator cuts as if outputs were interleaved
             return self._single_outputs().posterior(X, None, observation_noise, posterior_transform)
         weighted = type(posterior_transform) is ScalarizedPosteriorTransform
@@ -96,8 +96,8 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
     def _single_outputs(self) -> SparseModelListGP:
         parts = []
         for model in self.models:
-            several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1
-            parts += [model.subset_output([output]) for output in range(model.num_outputs)] if several else [model]
+            outputs = range(model.num_outputs) if _of_several_outputs(model) else []
+            parts += [model.subset_output([output]) for output in outputs] or [model]
         return type(self)(*parts)
 
     def subset_output(self, idcs: list[int]) -> Any:
@@ -116,6 +116,10 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
             model, outputs = self.models[member], [output for _, output in group]
             parts.append(model if outputs == list(range(model.num_outputs)) else model.subset_output(outputs))
         return parts[0] if len(parts) == 1 else type(self)(*parts)
+
+
+def _of_several_outputs(model: Any) -> bool:
+    return isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1
 
 
 class _Stacked(CatLinearOperator):  # type: ignore[misc]  # the base class ships no types

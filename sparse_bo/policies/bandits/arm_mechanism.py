@@ -176,7 +176,8 @@ class ArmUCB(UCBMechanism[BanditState]):
         if not isinstance(arms, LazyArms) or arms.distinct or not len(done):
             return lambda indices: torch.isin(indices, done)
         known = arms[done]
-        keys = _keys(known, whole := bool((known == known.round()).all()))
+        exact = known.abs().double().sum(dim=-1).max() * 65_537.0 < 2.0**53
+        keys = _keys(known, whole := bool(exact & (known == known.round()).all()))
 
         def refuse(indices: Tensor) -> Tensor:
             rows = arms[indices]
