@@ -138,8 +138,10 @@ def _labels(part: Any) -> list[Any]:
     return [part] if isinstance(part, list) and {str, int}.issuperset(map(type, part)) else []
 
 
-def check_dense(y: Any) -> None:
-    """Raise a ``TypeError`` if ``y`` is a sparse tensor."""
+def check_kind(y: Any) -> None:
+    """Raise a ``TypeError`` if ``y`` is a sparse tensor, or has dates or durations, whose numbers are counts of a unit."""
+    if getattr(getattr(y, "dtype", None), "kind", None) in ("M", "m"):
+        raise TypeError(f"expected y as numbers, got {y.dtype}; divide durations by one, such as np.timedelta64(1, 's')")
     layout = str(getattr(y, "layout", "torch.strided"))
     if layout.startswith("torch.") and layout != "torch.strided":
         raise TypeError(f"expected y as a dense tensor, got layout {layout}; use y.to_dense()")
@@ -183,7 +185,7 @@ def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
     """Return the result of one evaluation: a real number, or a tensor, an array or a list of one; or its outcomes."""
     if outcomes:
         return _outcome_row(value, outcomes)
-    check_dense(value)
+    check_kind(value)
     try:
         return answers_of([0], [value])[0]
     except (TypeError, ValueError) as error:
@@ -221,13 +223,15 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
         ValueError: If a row lacks an outcome, the number of rows or values is another one, or a value is infinite.
         TypeError: If values are not real numbers.
     """
-    check_dense(y)
+    check_kind(y)
     if hasattr(y, "columns") and hasattr(y, "to_dict"):  # a pandas table
         y = y.to_dict("list") | noisy_columns({name: sd_column(name, names) for name in names if name in y.columns}, y)
     if fields := getattr(getattr(y, "dtype", None), "names", None):  # a structured array
         y = {name: y[name] for name in fields}
     if isinstance(y, Mapping):
         _check_names(y, names)
+        for name in names:
+            check_kind(y[name])
         columns = [_listed(y[name]) for name in names]
         counts = {name: len(column) for name, column in zip(names, columns, strict=True)}
         wrong = [f"{count} of {name}" for name, count in counts.items() if count != len(tickets)]
@@ -295,7 +299,7 @@ def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
 
 def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
     """Return the outcomes of one evaluation, from a dictionary, a row with or without names, or NaN."""
-    check_dense(row)
+    check_kind(row)
     if hasattr(row, "_asdict"):  # a named tuple
         row = row._asdict()
     elif hasattr(row, "index") and hasattr(row, "to_dict"):  # a row of a pandas table
@@ -343,7 +347,7 @@ def _outcome(name: str, value: Any) -> float:
 
 def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
     """Return the rows of ``y`` as a list; its size is checked before anything is copied."""
-    check_dense(y)
+    check_kind(y)
     shape = getattr(y, "shape", None)
     if isinstance(shape, tuple):
         if shape != (len(tickets),) and shape != (len(tickets), 1):
@@ -363,7 +367,7 @@ def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
 
 def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     """Return one value, from a scalar or a row of length one."""
-    check_dense(row)
+    check_kind(row)
     value = row.tolist() if hasattr(row, "tolist") else row
     if isinstance(value, (list, tuple)):
         if len(value) != 1 or isinstance(value[0], (list, tuple)):

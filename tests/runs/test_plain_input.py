@@ -540,3 +540,17 @@ def test_names_of_other_libraries_are_answered_with_those_here(call, message):
     with pytest.raises(TypeError, match=message):
         call(calls.append)
     assert calls == []
+
+
+@pytest.mark.parametrize("dtype", ["datetime64[ns]", "timedelta64[ns]"])
+def test_dates_and_durations_are_not_results(dtype):
+    pandas = pytest.importorskip("pandas")
+    loop = AskTell(bounds=[(0, 1)], seed=0)
+    batch = loop.ask(2)
+    times = np.array([3, 4], dtype=dtype)
+    for given in (times, pandas.Series(times), [*times], pandas.DataFrame({"seconds": times})):
+        with pytest.raises(TypeError, match="expected y"):
+            loop.tell(batch, given)
+    several = AskTell(bounds=[(0, 1)], objectives={"a": "max", "b": "min"}, seed=0)
+    with pytest.raises(TypeError, match="expected y"):
+        several.tell(several.ask(2), {"a": [1.0, 2.0], "b": times})
