@@ -92,7 +92,7 @@ def report(options: Namespace) -> None:
     regret_of = None if problem is None else problem.regret_of
     regret = regret_of(history).tolist() if regret_of is not None and history.rows else None
     title = f"{about['policy']}, seed {about['seed']}, in {storage}" + ("" if problem is None else f": {problem.description}")
-    view = view_of_recorded(recorded, regret=regret)
+    view = view_of_recorded(recorded, regret=regret, source=storage.name)
     show(table(title, facts(view)), advice_of(view))
     if html is not None:
         arms = None

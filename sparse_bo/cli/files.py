@@ -150,7 +150,7 @@ def tell(options: Namespace) -> None:
             what = "the result" if other is None else "the inputs"
             raise ValueError(
                 f"expected {what} of ticket {ticket} as told before, got a change in line {file.lines[row]} of {file.path}: "
-                "results do not change; `add` gives the same point a second one"
+                "results do not change, and nothing was told; restore the line, or `add` the same point a second one"
             )
     if not filled:
         names = ", ".join(columns.results.values())
@@ -178,7 +178,9 @@ def tell(options: Namespace) -> None:
     told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
     told += f", {elsewhere:,} at other inputs than asked for" if elsewhere else ""
     again = f"; {_were(len(before))} told before" if before else ""
-    say(f"{told}{again}; {pending:,} pending")
+    partly = columns.partly_filled(file)
+    lacking = f"; {len(partly):,} with some outcomes only, the first in line {file.lines[partly[0]]}" if partly else ""
+    say(f"{told}{again}{lacking}; {pending:,} pending")
     _say_left_out(left_out)
 
 
@@ -271,8 +273,8 @@ def enqueue(options: Namespace) -> None:
     for name in left_out if chosen else ():
         if name not in (*columns.results.values(), *columns.sds.values()):
             raise ValueError(
-                f"expected columns of {file.path} among {', '.join(columns.every)}, as the policy chooses {', '.join(chosen)}, "
-                f"which it lacks, got {name!r}" + (nearest(name, chosen) or "; rename it, or leave it out")
+                f"expected columns of {file.path} among {', '.join(columns.every)}, as it lacks {', '.join(chosen)}, which the "
+                f"policy would choose, got {name!r}" + (nearest(name, chosen) or "; rename the column, or leave it out")
             )
     with _by_files(options, recorded.about, file.lines) as loop:
         points = columns.points(file, whole=False)

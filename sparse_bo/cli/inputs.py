@@ -309,6 +309,9 @@ def taken_over(journals: Sequence[Path], defaults: Sequence[str]) -> RunObservat
         if defaults:
             raise ValueError(f"--default {defaults[0]} needs --initial; add it, or drop --default")
         return None
+    for path in journals:
+        if path.suffix.lower() == ".csv":
+            raise ValueError(f"expected journals as --initial, got {path}; `create` the run, and `add` the results in the file")
     values: dict[str, Any] = {}
     for text in defaults:
         name, equals, value = text.partition("=")

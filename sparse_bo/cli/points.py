@@ -245,6 +245,11 @@ class PointColumns(NamedTuple):
         """Return the rows of a file that have results, of several outcomes all of them."""
         return [row for row, cells in enumerate(file.rows) if all(cells[column] for column in self.results.values())]
 
+    def partly_filled(self, file: CSVFile) -> list[int]:
+        """Return the rows of a file that have some of the outcomes."""
+        cells = [[bool(row[column]) for column in self.results.values()] for row in file.rows]
+        return [row for row, there in enumerate(cells) if any(there) and not all(there)]
+
     def result(self, file: CSVFile, row: int) -> Any:
         """Return the result of a row: a number, or numbers by name; ``failed`` or ``nan``: NaN."""
         sds = self.sds

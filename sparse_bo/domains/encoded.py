@@ -255,7 +255,7 @@ def completed(
             try:
                 U = domain.space.encode(tried)
             except (TypeError, ValueError):  # a given value is wrong: the check of all points says which, and of which one
-                made.append(tried[0])
+                made.append(tried[0] if point.keys() <= domain.space.parameters.keys() else dict(point))
                 break
             found = next((one for one, possible in zip(tried, domain.possible(U), strict=True) if possible), None)
             if found is not None:

@@ -168,7 +168,7 @@ class Space:
 
         Args:
             points: A value for every name that is there and no other; constants may be left out, and a parameter that is not
-                there may be ``None``.
+                there may be ``None`` or NaN.
             what: Name of the argument, for messages.
 
         Raises:
@@ -177,7 +177,8 @@ class Space:
         """
         form = f"expected {what} to be a list of dictionaries with {', '.join(self.names)}"
         if isinstance(points, str) or not isinstance(points, Sequence):
-            fix = "use [point]" if isinstance(points, Mapping) else "use list(…)"
+            rows = "use [row.to_dict()]" if hasattr(points, "to_dict") else "pass a table, or dictionaries by name"
+            fix = "use [point]" if isinstance(points, Mapping) else rows if hasattr(points, "tolist") else "use list(…)"
             raise TypeError(f"{form}, got {type(points).__name__}; {fix}")
         wanted = [name for name, p in self.parameters.items() if name not in self._conditions and p.count != 1]
         for row, point in enumerate(points):
@@ -191,7 +192,7 @@ class Space:
                 fix = (nearest(unknown[0], left_out) or "; take it out") if unknown else "; add it"
                 raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}{fix}")
         if self._conditions:
-            points = [{k: v for k, v in point.items() if v is not None or self._due(k, point)} for point in points]
+            points = [{k: v for k, v in one.items() if not _is_gap(v) or self._due(k, one)} for one in points]
         U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
         for name, parameter, columns in self._parts():
             try:
@@ -461,6 +462,11 @@ def parameter_of(name: str, description: Any) -> Parameter:
     except (TypeError, ValueError) as error:
         raise type(error)(f"parameter {name!r}: {error}") from error
     return made
+
+
+def _is_gap(value: Any) -> bool:
+    """Return whether a value says that a parameter is not there: ``None``, or the NaN of tables."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _hold(conditions: Mapping[str, Tensor], numbers: Mapping[str, Tensor], q: int, device: torch.device) -> Tensor:

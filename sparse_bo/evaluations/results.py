@@ -246,7 +246,14 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
         got = f"{len(rows)} of them"
         raise ValueError(f"expected a row of outcomes ({', '.join(names)}) for each of {len(tickets)} tickets, got {got}")
     positions = [names.index(name) for name in order or names]
-    found = [_outcome_row(row, names) for row in rows]
+    found = []
+    for number, row in enumerate(rows):
+        try:
+            found.append(_outcome_row(row, names))
+        except (TypeError, ValueError) as error:
+            if len(rows) == 1:
+                raise
+            raise type(error)(f"{error} (row {number})") from error
     return {ticket: tuple(row[k] for k in positions) for ticket, row in zip(tickets, found, strict=True)}
 
 
@@ -316,7 +323,7 @@ def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
         values = values * len(names)
     if len(values) != len(names):
         raise ValueError(
-            f"expected {len(names)} outcomes ({', '.join(names)}), got {reprlib.repr(row)}; return a dictionary by name, or a "
+            f"expected {len(names)} outcomes ({', '.join(names)}), got {reprlib.repr(row)}; give a dictionary by name, or a "
             "row in this order (NaN marks a failed evaluation)"
         )
     return tuple(_outcome(name, value) for name, value in zip(names, values, strict=True))

@@ -259,9 +259,6 @@ def _after_header(path: Path, data: bytes) -> End:
         kind, version = f"format {found[0]}", found[1]
     elif not data:
         kind = "an empty file"
-    elif data.startswith(b"SQLite format 3\0") and data[68:72] == b"SBO1":  # journals before the first release
-        versions = re.search(rb'"sparse_bo": "([^"]{1,60})"', data)
-        kind, version = "an SQLite file", versions[1].decode(errors="replace") if versions else "(an early version)"
     fix = f"finish its run with sparse_bo {version}, which wrote it" if version else "take another copy"
     raise StorageError(
         f"expected a journal of format {FORMAT} (this is sparse_bo {__version__}), got {kind}, {path}; {fix}, or choose "

@@ -267,7 +267,7 @@ class AskTell:
         Raises:
             PendingBatchError: If the policy needs results of pending evaluations first; the message says how many.
             ValueError: If ``max_q`` < 1, or it is missing with ``beyond_batch``.
-            StorageError: If the journal cannot be written; the loop is unchanged then.
+            StorageError: If the journal cannot be written; the loop is as the journal has it then.
         """
         if check_flag("beyond_batch", beyond_batch) and max_q is None:
             raise ValueError("expected ask(max_q, beyond_batch=True), got no max_q; pass the number of idle workers")
@@ -325,11 +325,11 @@ class AskTell:
 
         Args:
             X: ``n`` indices of arms; on a box ``n x d`` points, with a space ``n`` dictionaries.
-            y: ``n`` finite values (y), or rows of outcomes as those of :meth:`tell`.
+            y: ``n`` finite values (y), or rows of outcomes as those of :meth:`tell`, NaN for one that is missing.
 
         Raises:
             TypeError: If inputs or values have the wrong type or dtype.
-            ValueError: If their numbers differ, a value is not finite, or an input is not in the domain.
+            ValueError: If their numbers differ, a value is infinite, a row has none, or an input is not in the domain.
             StorageError: If the journal cannot be written; nothing is added then.
         """
         self._steps.add(
@@ -337,7 +337,7 @@ class AskTell:
         )
 
     def enqueue(self, X: Any) -> None:
-        """Queue evaluations: the next :meth:`ask` returns them, in order, before any picks of the policy.
+        """Queue evaluations: the next :meth:`ask` returns them, in order, and then picks of the policy.
 
         ``X``, and errors: :meth:`add`. Optuna has ``enqueue_trial`` for it. A dictionary may lack parameters, and a point of a
         box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results. So may

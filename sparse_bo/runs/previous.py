@@ -235,7 +235,7 @@ def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, An
     """Return the observations of one or more recorded runs, to begin another run with: ``initial=observations_of(…)``.
 
     The other run may have other bounds, arms, choices or parameters, policy, seed and direction. Observations outside its
-    domain are left out, so are failed evaluations, and those that one of the runs has taken over from another. The log,
+    domain are left out, so are failed evaluations, and rows added to several of the runs alike, for each but one. The log,
     ``AskTell.about["taken"]`` and the report say how many. Arms are found by their inputs: of several equal ones that of the
     same name, or else the first.
 

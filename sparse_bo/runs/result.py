@@ -203,8 +203,8 @@ class Result(Report):
         """Return the model's predictions of the objective without noise, in its units: columns for a table.
 
         ``value`` (with several outcomes, the name of each) is the median; ``value_lower`` and ``value_upper`` are the quantiles
-        at 2.5 % and 97.5 %, as wide as in the slices of the report. Where the model does not tell values so far from the best
-        apart, the median and the end beyond it are infinite, and the other end is where that begins. The local model of
+        at 2.5 % and 97.5 %, as wide as in the slices of the report. Where a value is worse than all that the model tells
+        apart, the median and the worse end are infinite, and the other end is where that begins. The local model of
         :class:`sparse_bo.TrustRegion` knows at most ``model_size`` points, most of them near the best one. Where an outcome has
         the name of a quantile of another, that quantile ends in ``_``.
 

@@ -126,11 +126,11 @@ class Steps:
         engine = self.engine
         if engine.due:
             self.update(by_ask=True)
-        handing = engine.propose(limit)
+        queued, handing = engine.queued, engine.propose(limit)
         if isinstance(handing, int) and engine.ledger.answered:
             self.update(by_ask=True)
             handing = engine.propose(limit)
-        if beyond_batch and (isinstance(handing, int) or len(handing.picks) < limit):
+        if beyond_batch and not queued and (isinstance(handing, int) or len(handing.picks) < limit):
             handing = engine.propose_beyond_batch(limit)
         if isinstance(handing, int):
             pending, kind = engine.ledger.pending, type(engine.mechanism)
@@ -147,6 +147,10 @@ class Steps:
             wanted = None if limit == UNLIMITED else limit
             self._apply(engine.hand_out, handing, lambda: Event("ask", handing.batch.tickets[0], wanted, handing.picks))
         self.ranks.note(handing.picks)
+        if queued and len(handing.picks) < limit < UNLIMITED:  # the policy's follow in the same batch, if it has any now
+            with suppress(PendingBatchError, ScheduleComplete):
+                more = self._asked(limit - len(handing.picks), beyond_batch)
+                return engine.ledger.handed_out([*handing.batch.tickets, *more.tickets])
         return handing.batch
 
     def _added(self, picks: NDArray[Any], values: list[Value]) -> None:

@@ -277,6 +277,10 @@ def test_a_password_is_not_printed():
             "policy 'trust-region' searches a box, got an arm set; use --policy expected-improvement, or choose a problem on a "
             "box (--problem hartmann6, or --space)",
         ),
+        (
+            "create lab.journal --problem hartmann6 --initial old.csv",
+            "expected journals as --initial, got old.csv; `create` the run, and `add` the results in the file",
+        ),
         ("plan --arms 10 --dims 0 --budget 10", "expected --dims >= 1, got 0; pass 1 or more"),
         ("plan --arms 10", "expected --dims (inputs per arm) where --arms is a number, got None; pass --dims"),
         ("run --objective os:getcwd --space no.toml", "expected a space in no.toml, found no such file; name another"),

@@ -93,7 +93,8 @@ def test_several_outcomes_are_columns(lab):
     rows[1] |= {"yield": "3", "cost": "nan"}
     rows[2] |= {"yield": "4", "cost": ""}
     write("points.csv", rows)
-    assert invoke("tell", "lab.journal", "points.csv").output == "told 2 results; 1 pending\n"
+    lacking = "1 with some outcomes only, the first in line 4"
+    assert invoke("tell", "lab.journal", "points.csv").output == f"told 2 results; {lacking}; 1 pending\n"
     rows[2]["cost"] = "5"
     write("points.csv", rows)
     assert invoke("tell", "lab.journal", "points.csv").output == "told 1 result; 2 were told before; 0 pending\n"
@@ -386,7 +387,7 @@ WRONG = {
     "an unknown parameter": (
         "T,hours\n50,4\n",
         "enqueue",
-        "as the policy chooses temperature, solvent, grade, which it lacks, got 'T'",
+        "as it lacks temperature, solvent, grade, which the policy would choose, got 'T'; rename the column",
     ),
     "a missing value": (COLLEAGUE + "50,,water,2\n", "add", "got no 'hours' in line 3; add it"),
     "a missing result": (COLLEAGUE + "50,4,water,\n", "add", "a result in each line of file.csv, got no value in line 3"),
@@ -556,7 +557,7 @@ def test_values_of_every_kind_come_back_from_their_text(tmp_path, monkeypatch):
     write("points.csv", [{name: cell for name, cell in row.items() if name not in ("ticket", "value_")} for row in rows])
     assert invoke("enqueue", "run.journal", "points.csv").exit_code == 0
     with AskTell.resume("run.journal") as loop:
-        again = loop.ask(16)
+        again = loop.ask(len(asked))
     assert [{name: value for name, value in point.items() if name != "rate"} for point in again.parameters] == [
         {name: value for name, value in point.items() if name != "rate"} for point in asked.parameters
     ]

@@ -43,6 +43,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
     done = invoke(*QUICK, "--out", str(tmp_path / "recorded"), "--storage", str(path))
     assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
     assert "`python -m sparse_bo resume` makes it first." in done.output
+    assert "`python -m sparse_bo resume` makes it first." in invoke("report", str(path)).output
 
 
 def test_an_interrupted_comparison_shows_the_policies_that_had_finished(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Parameters that are there only with some values of others."""
 
 import json
+import math
 import pickle
 
 import pytest
@@ -166,9 +167,10 @@ def test_conditions_and_points_that_do_not_fit_are_refused(make, error, message)
         make()
 
 
-def test_a_parameter_that_is_not_there_may_be_none():
+@pytest.mark.parametrize("gap", [None, math.nan], ids=str)
+def test_a_parameter_that_is_not_there_may_be_none_or_nan(gap):
     space = Space({"kind": Choice("tree", "net"), "act": Choice(None, "relu", when={"kind": "net"})})
-    points = [{"kind": "tree", "act": None}, {"kind": "net", "act": None}]
+    points = [{"kind": "tree", "act": gap}, {"kind": "net", "act": None}]
     assert space.decode(space.encode(points)) == [{"kind": "tree"}, points[1]]
 
 

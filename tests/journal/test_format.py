@@ -187,16 +187,10 @@ def test_a_record_that_is_not_where_it_was_written_is_found(change, data):
         Journal(SHOWN, data[: found[0].offset] + b"".join(parts))
 
 
-SQLITE = (b"SQLite format 3\0" + bytes(52) + b"SBO1").ljust(200, b"\0")
 OTHERS = {
     "empty": (b"", "got an empty file, .*; take another copy, or choose another path"),
     "text": (b"not a journal, but a text that is long enough to be one " * 40, "got another file, "),
     "another database": (b"SQLite format 3\0" + bytes(200), "got another file, "),
-    "SQLite": (
-        SQLITE + b'{"sparse_bo": "0.0.7"}',
-        "got an SQLite file, .*; finish its run with sparse_bo 0.0.7, which wrote it",
-    ),
-    "early SQLite": (SQLITE, r"got an SQLite file, .*; finish its run with sparse_bo \(an early version\)"),
     "newer": (
         b"sparse_bo journal 2 (sparse_bo 1.3)\n rest",
         "got format 2, .*; finish its run with sparse_bo 1.3, which wrote it",

@@ -94,6 +94,25 @@ def test_queued_evaluations_are_asked_first_in_order(kind):
     assert more.tickets == [1 + len(wanted)]
 
 
+@pytest.mark.parametrize("beyond_batch", [False, True])
+def test_a_batch_goes_on_with_the_picks_of_the_policy_behind_queued_ones(tmp_path, beyond_batch):
+    path, arms = tmp_path / "run.journal", torch.rand(200, 3, generator=torch.Generator().manual_seed(0))
+    loop, alike = AskTell(arms, seed=0, storage=path), AskTell(arms, seed=0)
+    loop.enqueue([7, 9])
+    alike.enqueue([7, 9])
+    batch = loop.ask(6, beyond_batch=beyond_batch)
+    assert batch.indices.tolist()[:2] == [7, 9]
+    assert batch.tickets == loop.pending == [*range(6)]
+    assert batch.indices.tolist() == [arm for q in (2, 4) for arm in alike.ask(q).indices.tolist()]
+    loop.tell(batch, batch.X.sum(dim=-1))
+    loop.enqueue([11])
+    assert len(loop.ask()) == 1  # without a number no more than these
+    loop.close()
+    again = AskTell.resume(path, arms=arms)
+    assert again.pending == [6]
+    assert [*again.history.rows[0].indices] == batch.indices.tolist()
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("kind", DOMAINS)

@@ -554,3 +554,17 @@ def test_dates_and_durations_are_not_results(dtype):
     several = AskTell(bounds=[(0, 1)], objectives={"a": "max", "b": "min"}, seed=0)
     with pytest.raises(TypeError, match="expected y"):
         several.tell(several.ask(2), {"a": [1.0, 2.0], "b": times})
+
+
+def test_messages_about_rows_of_a_space_name_row_and_remedy():
+    pandas = pytest.importorskip("pandas")
+    space = {"rate": Float(0, 1), "depth": Int(1, 9)}
+    table = pandas.DataFrame({"rate": [0.1, 0.2], "depth": [3, 4], "gain": [1.0, 2.0], "cost": ["1", "<0.01"]})
+    loop = AskTell(space=space, objectives={"gain": "max", "cost": "min"})
+    with pytest.raises(TypeError, match=r"got '<0.01' \(row 1\)$"):
+        loop.add(table, [{"gain": 1.0, "cost": 1.0}, {"gain": 1.0, "cost": "<0.01"}])
+    for given, fix in ((table[["rate", "depth"]].to_numpy(), "pass a table, or"), (table.iloc[0], r"use \[row.to_dict\(\)\]")):
+        with pytest.raises(TypeError, match=fix):
+            AskTell(space=space).add(given, [1.0, 2.0])
+    with pytest.raises(ValueError, match="got an unknown 'dept' in row 0; did you mean 'depth'"):
+        loop.enqueue([{"dept": 3}])
