@@ -194,12 +194,13 @@ def _moved(points: Sequence[Any], columns: PointColumns, file: CSVFile, rows: Se
 
 
 def _check_beside(loop: AskTell, columns: PointColumns, file: CSVFile, rows: Sequence[int], arms: Sequence[int]) -> None:
-    """Check that the inputs ``x1``, … that a file has in some rows are those of their arms, or rounded ones."""
+    """Check that the inputs ``x1``, … that a file has in some rows are those of their arms, in float32 or rounded ones, too."""
     X = loop._domain.inputs(loop._domain.check("arms", arms)) if {*columns.beside} & {*file.columns} else None
     for name, inputs in zip(columns.beside, [] if X is None else X.T.tolist(), strict=False):
         for row, arm, x in zip(rows, arms, inputs, strict=True):
             given = file.number(row, name) if file.rows[row].get(name) else x
-            if given == x or given in [*(round(x, k) for k in range(2, 18)), *(float(f"{x:.{k}g}") for k in range(3, 18))]:
+            rounded = [*(round(x, k) for k in range(2, 18)), *(float(f"{x:.{k}g}") for k in range(3, 18))] if given != x else []
+            if x in (given, float(np.float32(given))) or given in rounded:
                 continue
             raise ValueError(
                 f"expected {file.place(row, name)} to be {x!r}, which arm {arm} of the run has, got {given!r}: arm numbers are "

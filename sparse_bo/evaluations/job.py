@@ -144,7 +144,7 @@ class Evaluate:
         """Return one result per evaluation, NaN where it failed."""
         if self.vectorized:
             tickets, y = list(batch.tickets), self.objective(self._argument(batch))
-            check_same_order(points=[*range(len(tickets))], results=y)
+            check_same_order(points=replace(batch, tickets=[*range(len(tickets))]), results=y)
             return [*(outcomes_of(tickets, y, self.outcomes) if self.outcomes else answers_of(tickets, y)).values()]
         parts = [batch.part(slice(k, k + 1)) for k in range(len(batch))]
         arguments = parts if self.call_with == "batch" else [self._argument(part)[0] for part in parts]

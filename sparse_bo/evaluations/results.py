@@ -9,7 +9,7 @@ import math
 import reprlib
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence, Sized
-from itertools import pairwise
+from itertools import combinations
 from typing import Any
 
 FAILED = math.nan
@@ -110,32 +110,41 @@ def check_same_order(**parts: Any) -> None:
     """Raise a ``ValueError`` if two parts have the same labels of rows in another order, one of them by a pandas index.
 
     Results are matched by position: a table that was sorted or drawn from would give its points the results of others. A list
-    of names, arms or tickets has itself as labels, a batch its tickets, and a mapping those of its values; an index that counts
-    from 0 is none beside these.
+    of names, arms or tickets has itself as labels, a batch its tickets or its arms, and a mapping those of its values; an index
+    that counts from 0 is none beside these, and results (``y``, ``values``, ``results``) are none.
     """
-    labelled = [(name, labels) for name, part in parts.items() for labels in _labels(part)]
-    for (name, first), (other, second) in pairwise(labelled):
-        lists, own, others = [isinstance(one, list) for one in (first, second)], [*first], [*second]
-        counted = [not is_list and own == [*range(len(own))] for is_list, own in zip(lists, (own, others), strict=True)]
-        if own == others or len(own) != len(others) or all(lists) or (any(lists) and any(counted)):
+    labelled = [(name, *one) for name, part in parts.items() for one in _labels(part, results=name in RESULTS)]
+    pairs = sorted(combinations(labelled, 2), key=lambda pair: not (pair[0][1] and pair[1][1]))  # of two tables first
+    for (name, is_index, own), (other, is_other_index, others) in pairs:
+        index = own[0] if is_index else others[0]
+        counted = is_index != is_other_index and index == [*range(len(index))]
+        if counted or not (is_index or is_other_index) or any(one in others for one in own):
             continue
-        if Counter(own) == Counter(others):
-            labels = name if lists[0] else f"{name}.index"
+        if any(Counter(one) == Counter(two) for one in own for two in others):
+            labels = f"{name}.index" if is_index else name
             raise ValueError(
                 f"expected {name} and {other} with their rows in one order, got the same labels in two; use "
                 f"{other}.loc[{labels}], or, if they are in order, .reset_index(drop=True) of both"
             )
 
 
-def _labels(part: Any) -> list[Any]:
-    """Return the labels of the rows of a part: a pandas index, or a list; none, one, or those of each value of a mapping."""
+RESULTS = ("y", "values", "results")
+"""Parts of :func:`check_same_order` whose lists are numbers, no labels."""
+
+
+def _labels(part: Any, *, results: bool) -> list[tuple[bool, list[list[Any]]]]:
+    """Return the labels of the rows of a part: whether they are a pandas index, and lists of which one may count.
+
+    A mapping has those of each value.
+    """
     if hasattr(getattr(part, "index", None), "equals"):
-        return [part.index]
+        return [(True, [[*part.index]])]
     if isinstance(part, Mapping):
-        return [labels for value in part.values() for labels in _labels(value)]
+        return [labels for value in part.values() for labels in _labels(value, results=True)]
     if hasattr(part, "tickets"):
-        return [[*part.tickets]]
-    return [part] if isinstance(part, list) and {str, int}.issuperset(map(type, part)) else []
+        return [(False, [[*part.tickets], *([] if part.indices is None else [[int(arm) for arm in part.indices]])])]
+    named = not results and isinstance(part, list) and {str, int}.issuperset(map(type, part))
+    return [(False, [part])] if named else []
 
 
 def check_kind(y: Any) -> None:
@@ -267,7 +276,7 @@ def noisy_columns(sds: Mapping[Any, str], *tables: Any) -> dict[Any, list[Any]]:
         known = next((table[column] for table in tables if column in table), None)
         if known is not None:
             told = zip(made[name], known.tolist(), known.isna().tolist(), strict=True)
-            made[name] = [value if unknown else Measured(value, sd) for value, sd, unknown in told]
+            made[name] = [value if unknown or value is None else Measured(value, sd) for value, sd, unknown in told]
     return made
 
 

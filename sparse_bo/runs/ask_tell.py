@@ -18,7 +18,7 @@ from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain, with_
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import InfeasibleWarning, ScheduleComplete, StorageError, warn_caller
 from sparse_bo.evaluations.dispatch import Dispatch
-from sparse_bo.evaluations.job import Arrays, Batch, CallWith, Job, run_serially, tickets_of
+from sparse_bo.evaluations.job import Arrays, Batch, CallWith, Job, PlainBatch, run_serially, tickets_of
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
 from sparse_bo.evaluations.results import answers_of, check_same_order, failed_of, outcomes_of
 from sparse_bo.journal import Storage
@@ -301,7 +301,7 @@ class AskTell:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
         names, outcomes = self._names, self._engine.outcomes
-        check_same_order(tickets=tickets, y=y, X=X)
+        check_same_order(tickets=self._labelled(tickets), y=y, X=X)
         self._steps.answer(
             lambda: (
                 answers_of(self._known(tickets), y)
@@ -499,6 +499,14 @@ class AskTell:
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)
         return numbers
+
+    def _labelled(self, tickets: Any) -> Any:
+        """Return a list of tickets with their arms, if they have any and all are pending; else as they are."""
+        asked = self._engine.ledger.asked
+        known = isinstance(tickets, list) and all(type(one) is int and one in asked for one in tickets)
+        if not known or not self._domain.indexed:
+            return tickets
+        return PlainBatch([asked[one] for one in tickets], None, tickets)
 
     def _so_far(self) -> Result:
         """Return :meth:`result` for an exception; without an incomplete batch where that raises, or on a second Ctrl-C."""

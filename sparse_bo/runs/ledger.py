@@ -125,6 +125,11 @@ class Ledger:
         """Say that evaluations without a result are made elsewhere; arguments as those of :meth:`add`. O(all evaluations)."""
         self._open = self._open | dict(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
 
+    @property
+    def asked(self) -> Mapping[int, Any]:
+        """Picks by ticket that have no result in the state, in the form of the journal."""
+        return self._open
+
     def handed_out(self, tickets: list[int]) -> Batch:
         """Return asked evaluations again."""
         return self.batch(self.domain.stacked([self._open[t] for t in tickets]), tickets)

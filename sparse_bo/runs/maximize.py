@@ -216,14 +216,15 @@ def optimize(
 
     ``objective`` returns outcomes: a dictionary by name (names besides those below are ignored), or numbers in the order of
     ``objectives``, then of ``constraints`` on other outcomes. One that takes many points returns ``q x m`` numbers, or a
-    dictionary of ``q`` values each. NaN: the outcome is missing, and the others count (models begin once each outcome
-    has two results); all NaN: the evaluation failed. A pair in place of a number is the number and the known standard deviation of its noise, as a :class:`sparse_bo.Measured` is.
+    dictionary of ``q`` values each. NaN: the outcome is missing, and the others count, once each outcome has two results; all
+    NaN: the evaluation failed. A pair in place of a number is the number and the known standard deviation of its noise, as a
+    :class:`sparse_bo.Measured` is.
 
     ``objectives`` are ``"max"`` or ``"min"`` by name, at most four. ``constraints`` are limits ``(lower, upper)`` by name,
     ``None`` where there is none. Outcomes may have noise: a model of each says how probable it is that a point is feasible.
     ``reference`` is the worst value of interest of every objective by name, from which hypervolumes are measured; by default it
-    is inferred from the results, and moves with them: worse than the front by a tenth of its span; if the front is one point, by
-    a tenth of the span of all results.
+    is inferred from the results and moves with them: worse than the front by a tenth of its span, or, of one point, by a tenth
+    of the span of all results.
 
     The other arguments and errors are those of :func:`maximize`. Policies are :class:`sparse_bo.policies.TrustRegion` on boxes
     and :class:`sparse_bo.policies.ExpectedImprovement` over arms; others take one outcome. ``target`` needs one objective, of

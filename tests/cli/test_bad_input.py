@@ -278,7 +278,7 @@ def test_a_password_is_not_printed():
             "box (--problem hartmann6, or --space)",
         ),
         (
-            "create lab.journal --problem hartmann6 --initial old.csv",
+            "create lab.journal --grid 5x5 --initial old.csv",
             "expected journals as --initial, got old.csv; `create` the run, and `add` the results in the file",
         ),
         ("plan --arms 10 --dims 0 --budget 10", "expected --dims >= 1, got 0; pass 1 or more"),

@@ -215,3 +215,21 @@ def test_each_outcome_has_its_own_noise(where):
         assert gp.noise_variance == pytest.approx(float((0.3 / slope) ** 2), rel=0.5)
     assert result.to_pandas()["gain_sd"].tolist() == [0.3] * 9
     assert result.to_pandas()["heat_sd"].isna().all()
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("where", ["box", "arms"])
+def test_a_precise_result_is_recommended_before_the_highest_of_much_noise(where, limited):
+    generator = np.random.default_rng(3)
+    X = generator.random((80, 2))
+    distance = ((X - 0.5) ** 2).sum(axis=1)
+    sd = np.where(distance > np.sort(distance)[12], 3.0, 0.01)
+    y = -4.0 * distance + sd * generator.normal(size=80)
+    results = [{"y": Measured(value, own), "c": 0.0} for value, own in zip(y, sd, strict=True)]
+    aims = {"objectives": {"y": "max"}} | ({"constraints": {"c": (None, 1.0)}} if limited else {})
+    if where == "box":
+        loop = AskTell(bounds=[(0.0, 1.0)] * 2, policy=TrustRegion(), initial=(X, results), **aims)
+    else:
+        loop = AskTell(X, policy=ExpectedImprovement(), initial=([*range(80)], results), **aims)
+    best = loop.state.report().best_x
+    assert -4.0 * float((best - 0.5).square().sum()) > -0.05

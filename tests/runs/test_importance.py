@@ -187,3 +187,9 @@ def test_one_broken_value_hides_no_input():
     y[4] = -1e3
     result = AskTell(bounds=[(0.0, 1.0)] * 3, initial=(X, y)).result()
     assert result.importance["x1"] > 0.95
+
+
+def test_a_design_far_below_a_search_that_has_converged_counts():
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, policy=TrustRegion(), seed=1)
+    loop.run(lambda x: -100.0 * x[0] - x[1], 40)
+    assert loop.result().importance["x1"] > 0.99

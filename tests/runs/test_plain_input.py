@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, rosen
 from sparse_bo import AskTell, Float, Int, Measured, Workers, maximize, minimize, optimize
 from sparse_bo.errors import ObjectiveError
 from sparse_bo.kernels import TanimotoKernel
-from sparse_bo.policies import ExpectedImprovement, RandomSearch
+from sparse_bo.policies import ExpectedImprovement, RandomSearch, TrustRegion
 from tests.evaluations import light
 
 TENSOR = torch.tensor([[-2.0, 0.0, 1.0], [2.0, 1.0, 4.0]], dtype=torch.float64)
@@ -448,6 +448,9 @@ def test_rows_of_one_table_in_two_orders_are_not_matched_by_position():
     ):
         with pytest.raises((ValueError, ObjectiveError), match="rows in one order, got the same labels in two; use"):
             tried()
+    triple = {"x": table["x"], "value": [3, 1, 2], "other": table["value"].iloc[::-1]}  # numbers between two indices
+    with pytest.raises(ValueError, match="rows in one order"):
+        AskTell(space=call["space"], **two, initial=(table[["x"]], {name: triple[name] for name in ("value", "other")}))
     assert loop.history.rows == ()
     for initial in ((list("abc"), by_name.loc[list("abc")]), ([2, 0, 1], table["value"])):  # in order, and counted from 0
         assert AskTell(**named, initial=initial).result().to_pandas()["value"].tolist() == [1.0, 2.0, 3.0]
@@ -568,3 +571,28 @@ def test_messages_about_rows_of_a_space_name_row_and_remedy():
             AskTell(space=space).add(given, [1.0, 2.0])
     with pytest.raises(ValueError, match="got an unknown 'dept' in row 0; did you mean 'depth'"):
         loop.enqueue([{"dept": 3}])
+
+
+def test_results_by_arm_may_be_in_the_order_of_the_batch():
+    pandas = pytest.importorskip("pandas")
+    X = np.random.default_rng(0).random((6, 2))
+    values = pandas.Series(X[:, 0])
+    policy = ExpectedImprovement(batch_size=6)
+    loop = AskTell(X, policy, seed=0)
+    for whole in (True, False):
+        loop = AskTell(X, policy, seed=0)
+        batch = loop.ask()
+        arms = batch.indices.tolist()
+        assert sorted(arms) == [*range(6)] != arms
+        loop.tell(batch if whole else list(batch.tickets), values.loc[arms])
+        assert loop.result().to_pandas()["value"].tolist() == X[arms, 0].tolist()
+    found = maximize(lambda i: values.loc[i], arms=X, budget=6, vectorized=True, call_with="indices", seed=0, policy=policy)
+    assert found.best_observed_mean == X[:, 0].max()
+
+
+def test_an_outcome_that_a_table_lacks_needs_no_noise():
+    pandas = pytest.importorskip("pandas")
+    loop = AskTell(bounds=[(0.0, 1.0)], objectives={"u": "max", "v": "min"}, policy=TrustRegion(batch_size=3))
+    lacking = pandas.Series([1.0, None, 3.0], dtype=object)
+    loop.tell(loop.ask(3), pandas.DataFrame({"u": lacking, "v": [1.0, 2.0, 3.0], "u_sd": [0.1] * 3}))
+    assert loop.result().to_pandas()["u"].isna().tolist() == [False, True, False]

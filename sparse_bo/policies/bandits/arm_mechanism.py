@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -164,15 +165,14 @@ class ArmUCB(UCBMechanism[BanditState]):
     def _copies(self, fitted: FittedArms, done: Tensor) -> Refusal:
         """Return a function that marks the arms that are done (``n``), and others with the inputs of one of these.
 
-        A design may have drawn another of equal arms than the first, which is that of later picks. In memory O(a d) for each of
-        these; else O((n + q) d) for ``q`` arms.
+        A design may have drawn another of equal arms than the first, which is that of later picks. In memory O(n), and once
+        O(a (d + log a)); else O((n + q) d) for ``q`` arms.
         """
         arms = self.arms
         if not isinstance(arms, LazyArms):
             repeats = fitted.posterior.prior.repeats
             late = done[:0] if repeats is None else done[torch.isin(done, repeats)]
-            firsts = [(arms == arms[arm]).all(dim=-1).int().argmax().reshape(1) for arm in {*late.tolist()}]
-            done = torch.cat([done, *firsts])
+            done = torch.cat([done, self._firsts[late]]) if len(late) else done
         if not isinstance(arms, LazyArms) or arms.distinct or not len(done):
             return lambda indices: torch.isin(indices, done)
         known = arms[done]
@@ -187,6 +187,13 @@ class ArmUCB(UCBMechanism[BanditState]):
             return marked | torch.isin(indices, done)
 
         return refuse
+
+    @cached_property
+    def _firsts(self) -> Tensor:
+        """The first arm with the inputs of each (``a``), in memory. O(a (d + log a)), once."""
+        assert isinstance(self.arms, Tensor)
+        first, group = distinct_rows(self.arms)
+        return first[group]
 
     def _missing(self, state: BanditState, pending: Tensor) -> int:
         """Return the number of new arms that the batch starts with; it is the same for a batch in pieces."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.arms.design import design
 from sparse_bo.domains import Arms, ArmSet, Box, ShardedArms
+from sparse_bo.domains.encoded import SpaceBox
 from sparse_bo.domains.sharded import first_here
 from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
 from sparse_bo.gp.objective_prior import KnownPrior, learn_prior
@@ -36,6 +37,9 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.settings import LEAST, MOST
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
+
+MOST_RESTRICTED = 1_024
+"""Candidates of a batch by default at most where ``feasible=`` is called for each, and for those that are not feasible."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +105,7 @@ class Elimination(Mechanism[EliminationState], ABC):
                 "complete; pass a policy with a larger horizon to continue"
             )
         picks = state.plan.open(pending)
-        return Proposal(picks[:max_q], ahead=picks[max_q:]) if len(picks) else Wait(len(pending))
+        return Proposal(picks[:max_q], ahead=picks[max_q:], repeats=True) if len(picks) else Wait(len(pending))
 
     def observe(self, state: EliminationState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EliminationState:
         """Record observations from before the run, and learn the prior if they suffice.
@@ -315,12 +319,14 @@ class BoxElimination(Elimination):
     def _count(self, state: EliminationState, q: int) -> int:
         if self.settings.candidates is not None:
             return self.settings.candidates
+        restricted = isinstance(self.domain, SpaceBox) and self.domain.feasible is not None
+        most = min(self.most, MOST_RESTRICTED) if restricted else self.most
         if not isinstance(state.width, SBPEOnBox):
-            return self.most
+            return most
         assert state.prior is not None
         confidence = exact_confidence(self.domain, state.prior, pulls=q, batches=len(state.sizes))
         size = math.exp(min(state.width.log_discretization(confidence), 50.0))
-        return max(1, min(math.ceil(size), self.most))
+        return max(1, min(math.ceil(size), most))
 
 
 def exact_confidence(box: Box, prior: KnownPrior, *, pulls: int, batches: int) -> BatchConfidence:

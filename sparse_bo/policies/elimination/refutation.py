@@ -62,7 +62,8 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth) -> Contradicti
     mine = (-math.inf, 0.0, Contradiction("", 0.0, 0.0))  # of a rank without candidates
     if len(lower):
         worst = int((lower - upper).argmax())
-        scale = float(upper.abs().max()) + float(lower.abs().max())
+        mean = prior.prior_mean  # of which rounding is a 10⁻¹³
+        scale = float((upper - mean).abs().max()) + float((lower - mean).abs().max()) + 1e-4 * abs(mean)
         clash = Contradiction(candidates.label(worst), float(lower[worst]), float(upper[worst]))
         mine = (clash.lower - clash.upper, scale, clash)
     all_ranks = candidates.group.objects("contradictions", mine)

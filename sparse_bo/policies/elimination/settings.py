@@ -79,8 +79,8 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
             :class:`sparse_bo.errors.CertificateWarning` gives both): ``"warn"`` and continue; ``"stop"``: eliminate nothing
             more, and ignore contradictions; ``"widen"``: double F until the results agree, for contradictions too, and restore
             arms that only the smaller F had eliminated.
-        candidates: Points per batch on a box; ``None``: Γ_n of Cor. 3.7, at most 16,384. Each batch draws a new scrambled Sobol
-            set without the points that earlier batches have eliminated.
+        candidates: Points per batch on a box; ``None``: Γ_n of Cor. 3.7, at most 16,384, or 1,024 where ``feasible=`` is called
+            for each. Each batch draws a new scrambled Sobol set without the points that earlier batches have eliminated.
         discretization_constant: c > 0 of S-BPE Assumption 3.6, for the theory's bounds on a box. Their slack is
             about ``2 β̃/√n`` in a batch of n (Eq. 15); they eliminate nothing until it is below ``F κ``, and a warning names the
             horizon that this takes: 890 for F = 1, ξ² = λ = 0.01 and κ = 1 in two dimensions.

@@ -10,6 +10,7 @@ models the observations, their logarithm below the best, or their asinh.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,6 +50,14 @@ class Replicates(NamedTuple):
     sds: Tensor | None = None
     """``n``: known standard deviation (y) of the noise of the mean observation at the point; ``None``: it is to be learned, or
     there is no noise."""
+
+    @property
+    def sure(self) -> Tensor:
+        """``n``: mean observation at the point; of known noise less √(2 log m) of its standard deviations.
+
+        So much is the highest of ``m`` normal numbers: the highest observations would be those of the most noise.
+        """
+        return self.values if self.sds is None else self.values - math.sqrt(2.0 * math.log(max(len(self.rows), 2))) * self.sds
 
     def noise(self, rows: Tensor, warp: Warp) -> Tensor | None:
         """Return the known noise variances of the means at ``rows`` (``m``) in warped units; ``None``: they are not known."""

@@ -184,11 +184,20 @@ class OutcomeModels(State):
         ranking = ranking_of(self.outcomes, self.estimates)
         if any(self.estimated):
             ranking = ranking.where(self.keeps_limits, ranking.minimum(-self.outcomes.total_violation(self.Y)))
-            observed = ranking_of(self.outcomes, self.Y).argsort(descending=True, stable=True)
+            observed = ranking_of(self.outcomes, self._sure).argsort(descending=True, stable=True)
             lower = torch.ones_like(ranking, dtype=torch.bool)
             lower[observed[: max(10, len(observed) // 4)]] = False
             ranking = ranking.masked_fill(lower, -torch.inf)
         return int(ranking.argmax()) if len(ranking) and bool(ranking.max() > -torch.inf) else None
+
+    @property
+    def _sure(self) -> Tensor:
+        """Results, of objectives with known noise :attr:`.Replicates.sure` ones."""
+        columns = list(self.Y.unbind(-1))
+        for j, seen in enumerate(self.replicates[: len(self.outcomes.objectives)]):
+            if seen.sds is not None:
+                columns[j] = columns[j].index_copy(0, self.rows_of(j), self.signs[j] * seen.sure)
+        return torch.stack(columns, dim=-1)
 
     @property
     def best_observed_row(self) -> int | None:

@@ -76,9 +76,7 @@ class FittedRegion:
         if seen.exact:
             row = int(seen.y.argmax())
             return row, float(seen.y[row]), 0.0
-        lucky = (2.0 * math.log(max(len(seen.rows), 2))) ** 0.5  # about the highest of so many normal numbers
-        values = seen.values if seen.sds is None else seen.values - lucky * seen.sds
-        highest = seen.rows[values[seen.rows].argsort(descending=True, stable=True)]
+        highest = seen.rows[seen.sure[seen.rows].argsort(descending=True, stable=True)]
         means, observed = self.gp.mean(U[self.rows]), self.warp(seen.values[self.rows])
         explained = float((means.var(correction=0) / observed.var(correction=0).clamp_min(1e-300)).clamp_max(1.0))  # r²
         among = torch.isin(self.rows, highest[: max(5, int(0.25 * explained * len(highest)))])

@@ -551,6 +551,19 @@ class TestContradiction:
         assert "before the results contradicted the bounds" in loop.state.describe()
         assert loop.result().best_index is not None
 
+    @pytest.mark.parametrize("offset", [0.0, 1e9])
+    def test_the_mean_of_the_objective_hides_no_contradiction(self, offset):
+        policy = SBPE(
+            horizon=60,
+            covar_module=rbf_kernel(0.3),
+            regularization=1e-4,
+            prior_mean=offset,
+            noise_variance=1e-4,
+            rkhs_norm=0.02,
+        )
+        with pytest.raises(ContradictionError, match="RKHS norm"):
+            AskTell(arms(300), policy).run(lambda X: offset + torch.sin(6.0 * X).sum(dim=-1), 60)
+
     def test_noise_that_is_too_small_is_named(self):
         X, member = arms(40), Member()
         loud = lambda X: member.values(X) + torch.randn(len(X), generator=member.noise, dtype=torch.float64)  # noqa: E731
@@ -679,9 +692,10 @@ def test_one_call_with_a_sampler_that_is_too_small_certifies_how_much():
     "space",
     [
         {"space": {"a": Int(0, 50), "b": Float(0.0, 1.0)}},
+        {"space": {"a": Int(0, 500), "b": Int(0, 1)}},  # where other policies get neighbours in place of repeats
         {"space": {"a": Float(0.0, 1.0), "b": Float(0.0, 1.0)}, "feasible": lambda p: p["a"] + p["b"] < 1.2},
     ],
-    ids=["integers", "feasible"],
+    ids=["integers", "countable", "feasible"],
 )
 def test_what_is_planned_in_a_space_can_be_evaluated(space):
     """Else no result would be at a planned point, and the batch would never end."""
@@ -694,6 +708,14 @@ def test_what_is_planned_in_a_space_can_be_evaluated(space):
     assert sum(finding.confidence.pulls for finding in loop.state.findings) == 60
     with pytest.raises(ScheduleComplete):
         loop.ask()
+
+
+def test_feasible_is_called_for_a_thousand_candidates_of_a_batch():
+    calls = []
+    space = {"a": Float(0.0, 1.0), "b": Float(0.0, 1.0)}
+    policy = SBPE(horizon=60, regularization=NOISE, covar_module=rbf_kernel(0.3))
+    AskTell(space=space, feasible=lambda p: not calls.append(p) and p["a"] < 0.5, policy=policy).ask()
+    assert len(calls) < 4_000
 
 
 def test_a_failure_after_a_batch_that_a_failure_closed_is_one_of_the_next_batch():
