@@ -220,7 +220,7 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
     """
     if not isinstance(fitted.gp.prior.kernel, Hyperparameters):
         return None
-    rows = seen.rows[seen.values[seen.rows] >= _unbroken(seen.values[seen.rows], U[seen.rows])]
+    rows = seen.rows[seen.values[seen.rows] >= _unbroken(seen.values[seen.rows])]
     rows = rows[spread(len(rows), LEARNED_FROM)]
     plain = warp("plain", seen.values[rows])
     assert plain is not None
@@ -235,21 +235,16 @@ def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: D
     return _sampled(gp.mean, domain, U[seen.rows])
 
 
-def _unbroken(values: Tensor, U: Tensor) -> float:
-    """Return the least of ``n`` values that is not far off: below a gap of a hundred times the range of those above it.
+def _unbroken(values: Tensor) -> float:
+    """Return the least of ``n`` values that is not far off: below a gap of 100 times the range of those above it.
 
     At most a quarter are below it: values of −10¹⁵ where something broke, which a model in the user's units would show alone.
-    Those above are of at least half of the range of each input in ``n x d`` points: not of the surroundings of the best alone,
-    where a search that has converged has nearly equal values.
     """
-    v, order = values.sort()
-    rest, span = v[-1] - v[1:], U.amax(dim=0) - U.amin(dim=0)
+    v = values.sort().values
+    rest = v[-1] - v[1:]
     gaps = ((v[1:] - v[:-1] > 100.0 * rest) & (rest > 0.0)).nonzero().squeeze(-1)
-    for gap in reversed(gaps[gaps < len(v) // 4].tolist()):
-        above = U[order[gap + 1 :]]
-        if bool((above.amax(dim=0) - above.amin(dim=0) >= 0.5 * span).all()):
-            return float(v[gap + 1])
-    return float(v[0])
+    gaps = gaps[gaps < len(v) // 4]
+    return float(v[gaps[-1] + 1] if len(gaps) else v[0])
 
 
 def _varied(U: Tensor) -> Tensor:

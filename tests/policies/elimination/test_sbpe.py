@@ -692,7 +692,7 @@ def test_one_call_with_a_sampler_that_is_too_small_certifies_how_much():
     "space",
     [
         {"space": {"a": Int(0, 50), "b": Float(0.0, 1.0)}},
-        {"space": {"a": Int(0, 500), "b": Int(0, 1)}},  # where other policies get neighbours in place of repeats
+        {"space": {"a": Int(0, 999), "b": Int(0, 999)}},  # where other policies get neighbours in place of repeats
         {"space": {"a": Float(0.0, 1.0), "b": Float(0.0, 1.0)}, "feasible": lambda p: p["a"] + p["b"] < 1.2},
     ],
     ids=["integers", "countable", "feasible"],
@@ -704,7 +704,7 @@ def test_what_is_planned_in_a_space_can_be_evaluated(space):
     while asked < 60:
         batch = loop.ask(8)
         asked += len(batch)
-        loop.tell(batch, [point["a"] / space["space"]["a"].high + point["b"] for point in batch.parameters])
+        loop.tell(batch, [sum(value / space["space"][name].high for name, value in point.items()) for point in batch.parameters])
     assert sum(finding.confidence.pulls for finding in loop.state.findings) == 60
     with pytest.raises(ScheduleComplete):
         loop.ask()
