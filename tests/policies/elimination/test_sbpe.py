@@ -699,12 +699,14 @@ def test_one_call_with_a_sampler_that_is_too_small_certifies_how_much():
 )
 def test_what_is_planned_in_a_space_can_be_evaluated(space):
     """Else no result would be at a planned point, and the batch would never end."""
-    loop = AskTell(**space, policy=SBPE(horizon=60, candidates=200, regularization=NOISE, covar_module=rbf_kernel(0.3)))
+    loop = AskTell(**space, policy=SBPE(horizon=60, candidates=20, regularization=0.1, covar_module=rbf_kernel(1.0)))
     asked = 0
     while asked < 60:
         batch = loop.ask(8)
         asked += len(batch)
-        loop.tell(batch, [sum(value / space["space"][name].high for name, value in point.items()) for point in batch.parameters])
+        loop.tell(
+            batch, [sum(value / space["space"][name].high for name, value in point.items()) for point in batch.parameters]
+        )
     assert sum(finding.confidence.pulls for finding in loop.state.findings) == 60
     with pytest.raises(ScheduleComplete):
         loop.ask()
