@@ -319,7 +319,7 @@ def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
     if hasattr(row, "_asdict"):  # a named tuple
         row = row._asdict()
     elif hasattr(row, "index") and hasattr(row, "to_dict"):  # a row of a pandas table
-        row = row.to_dict()
+        row = dict(zip(row.index.tolist(), row.tolist(), strict=True))  # `to_dict` makes a float of a `Measured`
         if set(row) == set(range(len(names))):
             row = list(row.values())
     elif fields := getattr(getattr(row, "dtype", None), "names", None):

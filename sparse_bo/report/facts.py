@@ -123,8 +123,10 @@ def origin(outcomes: OutcomeColumns) -> str:
 
 
 def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
-    """Return the facts about a front that is not empty."""
+    """Return the facts about the front of at least one feasible evaluation; by the models' estimates it may be empty."""
     size = len(outcomes.front)
+    if not size:
+        return {"front": "empty: no evaluation is feasible both as observed and by the models' estimates"}
     lines = {
         "front": f"{size:,} evaluation{'' if size == 1 else 's'}",
         "hypervolume": f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}"

@@ -75,6 +75,8 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
         point = [*((name, number(y, 5)) for name, y in measured.items()), *point] if several.only is not None else []
         if not several.feasible.any():
             return "No feasible evaluation yet.", [facts.nothing_feasible(several)], point
+        if several.only is None and not several.front:
+            return "No front yet.", [f"It is {facts.front_facts(several)['front']}.", share], point
         if several.only is None:
             front = [f"{name}: {text}" for name, text in facts.front_facts(several).items() if name != "hypervolume"]
             return f"hypervolume {number(several.hypervolume, 6)}", [f"Beyond {facts.origin(several)}.", share, *front], point

@@ -325,7 +325,7 @@ def _with_noise(y: Any, where: Any, domain: Domain, outcomes: Outcomes | None) -
         return y
     inputs = domain.space.names if isinstance(domain, SpaceArms | SpaceBox) else ()
     if outcomes is None:  # one column, whose own name may have got a _
-        name = next((one for one in inputs if unused(one, inputs) == y.name), y.name)
+        name = min((one for one in inputs if unused(one, inputs) == y.name), key=len, default=y.name)
         return noisy_columns({y.name: sd_column(name, {y.name, *inputs})}, {y.name: y}, where)[y.name]
     if not hasattr(y, "columns"):
         return y

@@ -148,7 +148,7 @@ class Engine:
         """
         generator, number = self.generator.clone_state(), self.next_ticket + self._queue.count - self._queue_at
         draws = int(torch.randint(1, 2**20, (), generator=generator_of(number), device="cpu"))
-        torch.rand(draws, generator=generator, device="cpu")
+        torch.rand(draws, generator=generator, dtype=torch.float32, device="cpu")
         return generator
 
     @with_gradients

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell
+from sparse_bo import AskTell, optimize
 from sparse_bo.gp.expected_improvement import hypervolume
 from sparse_bo.policies import Outcomes
 from sparse_bo.report.facts import advice_of, facts
@@ -366,3 +366,20 @@ def test_the_best_point_is_shown_by_an_evaluation_with_results():
     page = run_page(view_of(loop.history, loop.state, loop._domain))
     assert view_of(loop.history, loop.state, loop._domain).outcomes.best_row == 1
     assert "y –" not in page
+
+
+def test_a_front_that_is_empty_by_the_estimates_is_said():
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(40, 2, dtype=torch.float64, generator=generator)
+
+    def noisy(X):
+        outcomes = torch.stack([X[:, 0], X[:, 1], torch.full((len(X),), 0.5, dtype=torch.float64)], dim=-1)
+        return outcomes + 0.3 * torch.randn(len(X), 3, generator=generator, dtype=torch.float64)
+
+    aims = {"objectives": {"yield": "max", "cost": "min"}, "constraints": {"impurity": (None, 0.1)}}
+    result = optimize(noisy, arms=X, **aims, budget=14)
+    assert result.feasible.any()
+    assert result.pareto_front == ()
+    page = result.report()
+    assert "No front yet." in page
+    assert "no evaluation is feasible both as observed and by the models" in page

@@ -472,3 +472,18 @@ def test_an_archive_makes_no_batch_larger(kind):
         answer = (lambda x: float((x**2).sum())) if kind == "box" else lambda x: {"a": float(x[0]), "b": float(x[1])}
         result = run(answer, **domain, budget=3, vectorized=False)
         assert [len(row.tickets) for row in result.history.rows[1:]] == [1, 1, 1]
+
+
+def test_the_default_dtype_changes_no_part_that_a_queued_point_lacks():
+    def asked(dtype):
+        torch.set_default_dtype(dtype)
+        loop = AskTell(bounds=[(0.0, 1.0), (0.0, 1.0)], policy=RandomSearch())
+        loop.ask(2)
+        loop.enqueue([[0.5, math.nan]])
+        return loop.ask(1).X.tolist()
+
+    default = torch.get_default_dtype()
+    try:
+        assert asked(torch.float32) == asked(torch.float64)
+    finally:
+        torch.set_default_dtype(default)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from sparse_bo import BBKB, AskTell, Float, History, Measured, Storage, maximize, minimize, observations_of, optimize
+from sparse_bo import BBKB, AskTell, Choice, Float, History, Measured, Storage, maximize, minimize, observations_of, optimize
 from sparse_bo.runs import read_run
 from sparse_bo.runs.view import view_of
 from tests.builders import unit_box
@@ -273,3 +273,19 @@ def test_noise_among_the_results_of_a_table_is_known():
     whole = table.convert_dtypes()
     found = AskTell(bounds=LINE, initial=(whole[["x1", "y", "y_sd"]], whole["y"])).result().to_pandas()
     assert found["value_sd"].fillna(0.0).tolist() == [0.1, 0.0, 0.2]
+
+
+def test_a_row_of_a_table_with_text_keeps_the_deviations():
+    loop = AskTell(bounds=[(0.0, 1.0)], objectives={"y": "max"})
+    batch = loop.ask(1)
+    loop.tell(batch, [pd.Series({"y": Measured(1.0, 0.1), "note": "calm"})])
+    assert loop.history.rows[0].results[0][0].sd == 0.1
+
+
+def test_columns_of_values_with_a_name_that_inputs_have_bring_their_noise():
+    space = {"value_": Choice("a", "b"), "value": Float(0, 1)}
+    loop = AskTell(space=space)
+    loop.tell(loop.ask(2), [Measured(1.0, 0.1), Measured(2.0, 0.2)])
+    table = loop.result().to_pandas()
+    again = AskTell(space=space, initial=(table, table["value__"]))
+    assert [value.sd for value in again.history.rows[0].results] == [0.1, 0.2]
