@@ -379,7 +379,7 @@ def test_a_front_that_is_empty_by_the_estimates_is_said():
     aims = {"objectives": {"yield": "max", "cost": "min"}, "constraints": {"impurity": (None, 0.1)}}
     result = optimize(noisy, arms=X, **aims, budget=14)
     assert result.feasible == 1
-    assert result.pareto_front == ()
+    assert not result.pareto_front
     page = result.report()
     assert "No front yet." in page
     assert "no evaluation is feasible both as observed and by the models" in page
