@@ -213,7 +213,7 @@ DEVICES = {
         ((policy, "fitted_region", partial(surrogate.fitted_region, growth=math.inf)),),
     ),
     "anywhere": Device("picks in the whole box", settings={"exploration": 0.0}, most=8),
-    "repeats": Device("one replicate", ((policy, "unrepeated", lambda where, y, pending, **_: where[:0]),)),
+    "repeats": Device("one replicate", ((region, "unrepeated", lambda where, y, pending, **_: where[:0]),)),
     "near": Device(
         "candidates around the centre",
         ((policy, "points_around", lambda *a, **o: region.points_around(*a, **o)[: a[2].candidates]),),
