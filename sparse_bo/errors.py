@@ -26,11 +26,11 @@ def warn_caller(message: str, category: type[Warning]) -> None:
 
 
 class NumericalWarning(UserWarning):
-    """A kernel matrix had to be changed noticeably (large jitter or indefinite) before it could be factorised."""
+    """A kernel matrix, prior, value or width did not suit; the message says what was done, or what to pass."""
 
 
 class MemoryWarning(UserWarning):
-    """Memory ran out; the computation went on in smaller tiles, with the same results."""
+    """Memory ran out and smaller tiles give the same results, or a large joint covariance is made dense."""
 
 
 class DictionaryWarning(UserWarning):

@@ -95,7 +95,7 @@ def optimize_batch(
         choices: ``n x d`` candidates in place of ``bounds``; repeats of a choice within a batch are allowed.
         X_pending: ``p x d`` points whose results are still out: variances are conditioned on them, and their leverages count.
         num_restarts: Searches that are made for each pick.
-        raw_samples: Points that the searches start from.
+        raw_samples: Points among which the searches find their starts.
         options: Of the searches, as in ``gen_candidates_scipy`` (``maxiter``, ``ftol``, …); where ``optimize_acqf`` searches,
             as there.
         inequality_constraints: As in ``optimize_acqf``, on single points: ``(indices, coefficients, rhs)`` with ``Σ ≥ rhs``.

@@ -93,9 +93,9 @@ def sparse_generation_strategy(
     it calls this, or :func:`sparse_bo.register_with_ax`, first.
 
     Args:
-        initial_trials: Trials with data that there must be first; as many as are missing are of a Sobol sequence.
+        initial_trials: Trials with data that there must be first; missing ones are Sobol points.
         adaptive: Whether batch trials end by the variance ratio (:class:`AdaptiveAcquisition`).
-        ratio_threshold: Of these, at least 1.
+        ratio_threshold: C̃ ≥ 1 of ``adaptive``.
         model_options: Arguments of :class:`sparse_bo.SparseGP`, such as ``{"max_dictionary": 512}``.
 
     Raises:

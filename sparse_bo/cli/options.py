@@ -328,7 +328,7 @@ def tell(
     storage: options.Journal,
     file: options.PointsFile,
     *,
-    yes: Annotated[bool, option("Run", "Other inputs than were asked for in every row are as measured.", "--yes")] = False,
+    yes: Annotated[bool, option("Run", "Take other inputs in every row than were asked for as measured.", "--yes")] = False,
     arms_file: options.JournalArms = None,
 ) -> None:
     """Read the file, tell its results."""

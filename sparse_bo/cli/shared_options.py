@@ -162,8 +162,8 @@ SET_HELP = "A setting of the policy, as stop_rule=local; repeatable. `settings P
 Set = Annotated[list[str] | None, option("Policy", SET_HELP, "--set", metavar="<name=value>")]
 
 Kernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: learned).")]
-PlanKernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: rbf, as BoTorch's prior favours it).")]
-Lengthscale = Annotated[float | None, real("Model", "Length scale of --kernel, in units of the scaled inputs (default 1).")]
+PlanKernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: rbf of length scale 0.2 √d).")]
+Lengthscale = Annotated[float | None, real("Model", "Length scale of a named --kernel, in the scaled inputs (default 1).")]
 Outputscale = Annotated[float | None, real("Model", "Variance of --kernel (default 1).")]
 Precision = Annotated[str | None, option("Model", f"Precision of a sweep: {listed(PRECISIONS)}; picks are exact with both.")]
 Regularization = Annotated[float | None, real("Model", "λ > 0 (y²); default: the noise variance, learned.")]
@@ -313,8 +313,8 @@ For example:
 """
 ENQUEUE_HELP = """Queue points to try: the next `ask`, or `resume`, evaluates them first.
 
-The file has the columns of the inputs, as for `add`. A parameter without a column, or an empty cell, is chosen by the policy; \
-then every column has to be one of the run. For example:
+The file has the columns of the inputs, as for `add`. A missing column or an empty cell is chosen by the policy; if a \
+column is missing, all others have to be the run's. For example:
 
   sparse-bo enqueue run.journal try.csv
 """

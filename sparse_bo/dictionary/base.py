@@ -210,7 +210,7 @@ class SizedSampler:
     """A sampler of at most ``size`` points.
 
     Attributes:
-        size: m ≥ 1; all candidates while there are no more.
+        size: m ≥ 1; all candidates while there are at most m.
     """
 
     size: int
@@ -230,7 +230,7 @@ class AllSampler:
 
 
 class FirstSampler(SizedSampler):
-    """The first m distinct inputs that were observed (Williams & Seeger 2001). Draws nothing."""
+    """The first ``size`` distinct inputs that were observed (Williams & Seeger 2001). Draws nothing."""
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Return the ``size`` candidates that were observed first. O(n log n)."""
@@ -239,7 +239,7 @@ class FirstSampler(SizedSampler):
 
 
 class UniformSampler(SizedSampler):
-    """m distinct inputs, uniformly without replacement."""
+    """``size`` distinct inputs, uniformly without replacement."""
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw one permutation of the candidates. O(n)."""

@@ -32,7 +32,7 @@ class GreedyVarianceSampler(SizedSampler):
     ``tr(K − Q)``, and knows neither noise nor repeats. Needs ``covariance`` of the candidates.
 
     Attributes:
-        size: m ≥ 1; all candidates while there are no more. Fewer points where nothing is left to explain.
+        size: m ≥ 1; all candidates while there are at most m. Fewer points where nothing is left to explain.
     """
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
@@ -54,7 +54,7 @@ class IPASampler(SizedSampler):
     that is poor elsewhere. Draws nothing.
 
     Attributes:
-        size: m ≥ 1; all candidates while there are no more. Fewer points where nothing is left to explain.
+        size: m ≥ 1; all candidates while there are at most m. Fewer points where nothing is left to explain.
         maximize: Whether high means are good (as in all policies here).
     """
 
@@ -93,7 +93,7 @@ class IVMSampler(SizedSampler):
     ``covariance`` and ``regularization`` of the candidates. Draws nothing.
 
     Attributes:
-        size: m ≥ 1; all candidates while there are no more. Fewer points where nothing is left to learn.
+        size: m ≥ 1; all candidates while there are at most m. Fewer points where nothing is left to learn.
     """
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
@@ -127,7 +127,7 @@ class KMeansPlusPlusSampler(SizedSampler):
     Inclusion probabilities have no closed form; the dictionary reports their mean, m/n.
 
     Attributes:
-        size: m ≥ 1; all candidates while there are no more. Fewer points where all distances are zero.
+        size: m ≥ 1; all candidates while there are at most m. Fewer points where all distances are zero.
     """
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:

@@ -146,7 +146,7 @@ class RecursiveRLSSampler:
     ``d_eff = Tr K(K + N)⁻¹``. The constants are those of the proof: up to ``192 log(1/δ)`` candidates everything is kept.
     (Where the estimated scores sum to less than 1, the logarithm is that of 1/δ: never fewer points than the algorithm asks.)
 
-    *Of fixed size* (after Musco & Musco 2017, Alg. 3; what practice uses): exactly ``size`` points (all if there are no more).
+    *Of fixed size* (after Musco & Musco 2017, Alg. 3; what practice uses): exactly ``size`` points (or all).
     At each level the ridge is the tail of the sample's own spectrum beyond rank ``k = ⌈size/(1 + log size)⌉``, divided by k.
     Inclusion probabilities are ``min(1, c · score)`` with c such that they sum to ``size``; the draw is systematic, which has
     exactly these probabilities.

@@ -59,7 +59,7 @@ class Batch(PlainBatch):
     """Evaluations to make."""
 
     indices: Tensor | None
-    """``q`` rows of the arm set, repeats allowed: evaluate each. ``None`` on a box."""
+    """``q`` rows of the arm set, repeats allowed (evaluate each); ``None`` on a box."""
     X: Tensor
     """``q x d`` the arms or points themselves, in the user's dtype."""
     tickets: list[int]

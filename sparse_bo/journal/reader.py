@@ -50,8 +50,8 @@ class Storage:
         flush_seconds: Wait for the disk at the first event that comes so long after the last wait, and at the end. A power
             failure loses the events since then: none at 0, which costs 0.1 to 10 ms an event. ``math.inf``: never wait.
         replay_seconds: Record a snapshot of the state once computing the events since the last one again would take longer. As
-            the file grows by each, this is multiplied by 1 + size of the last / 50 kB + duration of the run / 50 s. 0: after
-            every update. ``math.inf``: never.
+            each adds to the file, the limit is multiplied by 1 + size of the last / 50 kB + duration of the run / 50 s. 0:
+            after every update. ``math.inf``: never.
         arms_bytes: Record arms up to this size, of a grid its axes. Larger ones must be passed again to resume the run.
 
     Raises:

@@ -56,7 +56,7 @@ def gradient_subset(
     attract each other.
 
     The gradients of all n observations need ``K_y⁻¹`` over all of them; ``"nystrom"`` needs one kernel column for each row
-    chosen, O(n M²) exactly, with or without ``pool``. Without ``pool`` it has Woodbury's form on the m points
+    chosen, O(n M²) exactly, with or without ``pool``. Without ``pool`` the inverse has Woodbury's form on the m points
     the model was trained on (the last subset; the dictionary of a :class:`sparse_bo.SparseGP`) and the newest ones: O(n m²)
     time, O(n m) memory, exact if the model was trained on all others. With a ``pool`` of p rows it is exact over these: O(p³),
     whatever n is.

@@ -125,12 +125,12 @@ class Mechanism(ABC, Generic[S]):
     """
 
     keeps_batch_open: bool = False
-    """Whether the batch continues after its first results: the state is updated once :meth:`ask` returns :class:`Wait`, or no
-    evaluation is pending. Otherwise the state is updated before every ask."""
+    """Whether the batch continues after its first results. Then the state is updated once :meth:`ask` returns :class:`Wait`,
+    or no evaluation is pending. Otherwise the state is updated before every ask."""
     knows_any_input: bool = True
     """Whether it takes results at inputs that it has not asked for."""
     on_cpu: bool = False
-    """Whether it computes on the CPU wherever the bounds are, for models too small for a GPU: picks and state are there, and
+    """Whether it computes on the CPU wherever the bounds are, for models too small for a GPU. Picks and state are there, and
     users get their points on the device of the bounds."""
 
     @abstractmethod

@@ -103,7 +103,7 @@ def check_sampler(dictionary: object) -> None:
 
 
 def default_design(dims: int) -> int:
-    """Return the evaluations before a first model of ``dims`` inputs: 2d, at least 10 and at most d + 20 or 100."""
+    """Return the evaluations before a first model of ``dims`` inputs: 2d, but at most d + 20, at most 100, and at least 10."""
     return max(10, min(2 * dims, dims + 20, 100))
 
 

@@ -34,9 +34,9 @@ class OwnProblem:
     """Whether the function takes ``q x d`` arms; else one arm, ``d``."""
     description: str
     space: Space | None = None
-    """Named parameters instead of arms: the function takes one dictionary."""
+    """Named parameters instead of arms; the function takes one dictionary."""
     outcomes: Outcomes | None = None
-    """Several outcomes; ``None``: the function returns a number for each point."""
+    """Several outcomes; with ``None`` the function returns a number for each point."""
 
     @property
     def call_with(self) -> Literal["X", "parameters"]:

@@ -227,7 +227,7 @@ class AskTell:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Description of the run: policy, seed, domain, versions, and ``notes``."""
+        """Description of the run, with policy, seed, domain, versions, and ``notes``."""
         return self._about
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ class AskTell:
 
     @property
     def history(self) -> History:
-        """One row per update of the state: in a synchronous loop, per batch."""
+        """One row per update of the state; in a synchronous loop, per batch."""
         return History(tuple(self._engine.rows), run_info(self._about))
 
     def ask(self, max_q: int | None = None, *, beyond_batch: bool = False) -> Batch:
@@ -266,6 +266,7 @@ class AskTell:
 
         Raises:
             PendingBatchError: If the policy needs results of pending evaluations first; the message says how many.
+            ScheduleComplete: If the policy has no evaluations left.
             ValueError: If ``max_q`` < 1, or it is missing with ``beyond_batch``.
             StorageError: If the journal cannot be written; the loop is as the journal has it then.
         """
@@ -324,7 +325,8 @@ class AskTell:
         They do not count against a budget, and pending evaluations stay pending. Optuna has ``add_trial`` for it.
 
         Args:
-            X: ``n`` indices of arms; on a box ``n x d`` points, with a space ``n`` dictionaries.
+            X: ``n`` indices or names of arms; on a box ``n x d`` points, with a space ``n`` dictionaries; or a pandas table
+                with their columns.
             y: ``n`` finite values (y), or rows of outcomes as those of :meth:`tell`, NaN for one that is missing.
 
         Raises:
@@ -340,8 +342,8 @@ class AskTell:
         """Queue evaluations: the next :meth:`ask` returns them, in order, and then picks of the policy.
 
         ``X``, and errors: :meth:`add`. Optuna has ``enqueue_trial`` for it. A dictionary may lack parameters, and a point of a
-        box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results. So may
-        tables, which may lack columns of inputs, too; those that do may have no columns but those of :meth:`Result.to_pandas`.
+        box may have NaN: these have the values of the policy's next pick, or uniform ones while it waits for results. Tables
+        may have empty cells, and lack columns of inputs; those that do may have no others than :meth:`Result.to_pandas` has.
         """
         engine = self._engine
         self._steps.enqueue(

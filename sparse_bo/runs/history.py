@@ -41,7 +41,7 @@ class HistoryRow(Summary):
     pulls: int
     """Successful evaluations so far, this batch included."""
     indices: list[int]
-    """Arms asked, in order; empty on a box."""
+    """Arms evaluated or added, in order; empty on a box."""
     values: list[float]
     """Results, NaN for failed evaluations; with several outcomes those of the first objective."""
     tickets: list[int] = field(default_factory=list)
@@ -49,7 +49,7 @@ class HistoryRow(Summary):
     added: bool = False
     """Whether the run has not asked for these evaluations: :meth:`sparse_bo.AskTell.add`, or ``initial=``."""
     points: list[list[float]] | None = None
-    """Points asked, in order, on a box; ``None`` on arms."""
+    """Points evaluated or added, in order, on a box; ``None`` on arms."""
     outcomes: list[tuple[float, ...]] | None = None
     """All outcomes of each evaluation, in the order of their names, NaN for missing ones; ``None`` with one outcome."""
     sds: list[tuple[float, ...]] | None = None
@@ -186,17 +186,17 @@ class History:
 
     @property
     def indices(self) -> list[int]:
-        """Every arm asked, in order; empty on a box."""
+        """Every arm evaluated or added, in the order of the rows; empty on a box."""
         return [i for row in self.rows for i in row.indices]
 
     @property
     def points(self) -> list[list[float]]:
-        """Every point of a box asked, in order; empty on arms."""
+        """Every point of a box evaluated or added, in the order of the rows; empty on arms."""
         return [x for row in self.rows for x in row.points or []]
 
     @property
     def names(self) -> list[str]:
-        """Name of every arm asked, in order; empty for arms without names, and on a box."""
+        """Name of every arm of :attr:`indices`; empty for arms without names, and on a box."""
         names = self.info.get("names")
         return [] if names is None else [names[i] for i in self.indices]
 

@@ -60,7 +60,7 @@ class FrontPoint:
     outcomes: Mapping[str, float]
     """Observed outcomes by name."""
     estimates: Mapping[str, float]
-    """Medians of the outcomes by the models where replicates show noise, else the observed outcomes: the front is theirs."""
+    """Medians of the outcomes by the models where replicates show noise, else the observed outcomes. The front is theirs."""
     ticket: int
     """Number of the evaluation."""
     name: str | None = None
@@ -74,7 +74,7 @@ class Result(Report):
     history: History
     """One row per batch."""
     state: State
-    """The state at the end: observations, posterior or model, width; of −y in a run that minimises."""
+    """The state at the end, with observations, posterior or model, and width; of −y in a run that minimises."""
     domain: Domain
     """Where was searched."""
     ended: str | None = None
@@ -87,7 +87,7 @@ class Result(Report):
 
     @property
     def best(self) -> Best:
-        """The best point: :attr:`best_x`, :attr:`best_mean`, :attr:`best_sd` and :attr:`best_parameters` in plain types.
+        """The best point in plain types, with the fields ``x``, ``mean``, ``sd``, ``parameters``, ``outcomes`` and ``name``.
 
         Raises:
             ValueError: If no evaluation has succeeded, or there are several objectives.
@@ -203,8 +203,8 @@ class Result(Report):
         """Return the model's predictions of the objective without noise, in its units: columns for a table.
 
         ``value`` (with several outcomes, the name of each) is the median; ``value_lower`` and ``value_upper`` are the quantiles
-        at 2.5 % and 97.5 %, as wide as in the slices of the report. Where a value is worse than all that the model tells
-        apart, the median and the worse end are infinite, and the other end is where that begins. The local model of
+        at 2.5 % and 97.5 %, as wide as in the slices of the report. Values worse than some limit the model does
+        not tell apart: a median or a worse end there is infinite, a better end is that limit. The local model of
         :class:`sparse_bo.TrustRegion` knows at most ``model_size`` points, most of them near the best one. Where an outcome has
         the name of a quantile of another, that quantile ends in ``_``.
 
@@ -252,9 +252,9 @@ class Result(Report):
 
         Candidates have ``arm``, their row number, too.
 
-        With a space, ``initial=``, :meth:`sparse_bo.AskTell.add` and ``enqueue`` take the table as inputs: a parameter that is
-        not there has an empty cell. Arms with names have ``name``, too; ``added`` says which evaluations the run has not asked
-        for, if there are any. A failed evaluation has the value NaN. With several outcomes there is a column for each, and
+        ``initial=``, :meth:`sparse_bo.AskTell.add` and ``enqueue`` take the table, without failed rows, as inputs: a parameter
+        that is not there has an empty cell. Arms with names have ``name``, too; ``added`` says which evaluations the run has
+        not asked for, if there are any. A failed evaluation has the value NaN. With several outcomes there is a column for each, and
         ``feasible``. Where the noise of some results is known, there are their standard deviations: ``value_sd``, or one for
         each outcome. Of columns of one name, inputs first, later ones end in ``_``.
 

@@ -27,9 +27,11 @@ class BatchConfidence:
     arms: int
     """a: arms, or candidates on a box."""
     dims: int
+    """Inputs d."""
     regularization: float
     """λ = τ²."""
     kappa_squared: float
+    """``sup k(x, x)`` (y²)."""
     ratio: float
     """At least ``ρ = λ_max(K − Q)/λ`` over the batch; 0 with an exact posterior."""
 

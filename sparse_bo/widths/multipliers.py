@@ -34,8 +34,11 @@ class Confidence:
     effective_dimension: float
     """``Σ count · leverage`` of the new posterior."""
     regularization: float
+    """λ (y²)."""
     kappa_squared: float
+    """``sup k(x, x)`` (y²)."""
     ratio_threshold: float
+    """C̃ ≥ 1."""
     rkhs_norm: float | None = None
     """F as the observations show it; ``None`` where no width asks for it."""
     calibration: float = 1.0
@@ -90,8 +93,9 @@ class ConstantWidth(Width):
 class CalibratedWidth(Width):
     """A number of posterior standard deviations, more if the run's own errors show that intervals are too narrow.
 
-    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.estimates`: intervals are never
-    narrowed, since errors at points where the model is certain say little about other points.
+    ``√(value² + growth · log(t/16)) · min(max(κ₋, 1), limit)`` standard deviations (``value`` up to t = 16), κ₋ of
+    :mod:`sparse_bo.widths.estimates`: intervals are never narrowed, since errors at points where the model is certain say
+    little about other points.
 
     Attributes:
         value: Standard deviations, ≥ 0.

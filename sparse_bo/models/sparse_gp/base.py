@@ -81,10 +81,15 @@ class SparseSettings:
     """Sizes and tolerances of a sparse model, with tested defaults; ``TypeError`` for a part of another type."""
 
     dictionary: DictionarySettings = field(default_factory=DictionarySettings)
+    """Sizes of the dictionary."""
     learning: LearningSettings = field(default_factory=LearningSettings)
+    """Of the learning of hyper-parameters."""
     joint: JointSettings = field(default_factory=JointSettings)
+    """Of joint posteriors of many points."""
     sums: Summation = field(default_factory=Summation)
+    """Of the sums over rows, which run in pieces."""
     products: ProductSizes = field(default_factory=ProductSizes)
+    """Of products with triangular matrices, which run in blocks."""
     growth: float = 1.5
     """With ``previous``, the dictionary is chosen anew when the data have grown by this factor."""
 

@@ -118,7 +118,6 @@ def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -
     until data or parameters change.
 
     Args:
-        model: The model.
         steps: Lanczos steps; more make the upper bound tighter.
         failure_probability: Of the bound, over a random start.
 
@@ -190,7 +189,6 @@ def leave_one_out(model: Any, *, observation_noise: bool = True, untransform: bo
     ``UnsupportedError`` for a sparse model.
 
     Args:
-        model: The model.
         observation_noise: Whether the variances include the noise of an observation.
         untransform: Whether to return the units of ``train_Y``; ``False``: those of the outcome transform.
 
@@ -231,7 +229,6 @@ def calibrated(model: Sparse, X: Tensor | None = None, Y: Tensor | None = None, 
     function's variance from the noise. No model is calibrated by default; see docs/decisions/045-calibration.md.
 
     Args:
-        model: The model.
         X: ``batch_shape x h x d`` inputs that the model has not seen. Default: every training row outside the dictionary,
             predicted from all others (:meth:`leave_one_out`); of an exact posterior all rows.
         Y: ``batch_shape x h x m`` observations there.

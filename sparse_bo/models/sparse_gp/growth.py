@@ -275,7 +275,6 @@ def condition_on_observations(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor
     """Condition the posterior process on new observations. O(q m r), independent of n.
 
     Args:
-        model: A sparse model.
         X: ``batch_shape x q x d`` inputs of the new observations.
         Y: ``batch_shape' x q x m``, as in :class:`~botorch.models.SingleTaskGP`.
         noise: As ``Y``, in the outcome transform's units.
@@ -309,7 +308,6 @@ def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor
     model becomes the DTC posterior of all its data over the dictionary and the new points.
 
     Args:
-        model: A sparse model.
         inputs: ``batch_shape x q x d`` inputs of the new observations.
         targets: ``batch_shape' x q``; ``batch_shape'`` may have one more dimension than ``batch_shape``.
         **kwargs: ``noise``: ``… x q`` noise variances of the new observations.

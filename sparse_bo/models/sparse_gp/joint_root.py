@@ -46,7 +46,7 @@ class JointSettings:
     factor_bytes: int = 2**29
     """Memory of the pivots' columns, and of the blocks; beyond 65,536 rows of one output there are fewer pivots."""
     chunk: int = 1024
-    """Rows projected on the dictionary at a time: 100 MB with 4,096 dictionary points."""
+    """Rows projected on the dictionary at a time (100 MB with 4,096 dictionary points)."""
     cached_bytes: int = 2**28
     """Bytes of a baseline's columns that are cached; of a covariance that waits to be asked for, half as many."""
 

@@ -57,7 +57,7 @@ class LearningSettings:
     """Sizes and tolerances of learning. Measurements: docs/decisions/043-learning.md."""
 
     subset: int = 1040
-    """Default: exact likelihood up to so many points, and of so many random points beyond."""
+    """By default, the exact likelihood is that of up to so many points, and of so many random ones beyond."""
     dictionary: int = 512
     """``fit="vfe"`` and ``"dtc"`` learn over at most so many points."""
     coarse: int = 400
@@ -83,7 +83,7 @@ class LearningSettings:
     max_steps: int = 100
     """Steps of the second search."""
     max_parameters: int = 1024
-    """With more, and of several GPs half or a quarter as many, the second search is BoTorch's: no matrix of curvatures."""
+    """With more, of several GPs half or a quarter as many, the second search is BoTorch's, without a matrix of curvatures."""
     least_information: float = 0.3
     """Curvature of a direction below which its prior decides (nats per unit²)."""
     refinement: RefinementSettings = field(default_factory=RefinementSettings)

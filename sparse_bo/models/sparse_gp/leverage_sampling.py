@@ -50,7 +50,7 @@ class DictionarySettings:
     judged_by: int = 1024
     """Rows of the data over which it is averaged."""
     work: float = 1.7e13
-    """Largest ``n m²`` over all batch elements: 10⁶ points with the largest dictionary."""
+    """Largest ``n m²`` over all batch elements, that of 10⁶ points with the largest dictionary."""
     memory_bytes: int = 4 * 2**30
 
     def cap(self, n: int, batch: int) -> int:

@@ -49,7 +49,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     The posterior is the DTC one (Quiñonero-Candela & Rasmussen 2005, section 5): ``mean = μ₀ + k_Dᵀα`` with *joint* covariance
     ``k − k_DᵀRRᵀk_D``. With every input in the dictionary it is the exact GP's. A posterior costs O(q m²), independent of n.
     Constructor, state dict, transforms, noise, batches, several outputs and ``ExactMarginalLogLikelihood`` are those of
-    :class:`~botorch.models.SingleTaskGP`. The dictionary is no parameter and not in the state dict; outlying rows are in it.
+    :class:`~botorch.models.SingleTaskGP`. The state dict has outlying rows, but not the dictionary, which is no parameter.
 
     *Conditioning* (``condition_on_observations``, ``fantasize``, look-ahead acquisition functions) is that of the posterior
     process, exact, at a cost independent of n. For new *data*, make a new model, with ``previous=`` the old one.
@@ -87,8 +87,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
 
     Args:
         train_X: ``batch_shape x n x d`` training inputs.
-        train_Y: ``batch_shape x n x m`` observations of m outputs.
-        train_Yvar: ``batch_shape x n x m`` known noise variances; ``None``: noise is learned.
+        train_Y: ``batch_shape x n x k`` observations of k outputs.
+        train_Yvar: ``batch_shape x n x k`` known noise variances; ``None``: noise is learned.
         likelihood: As in ``SingleTaskGP``, as are the modules and transforms after it.
         covar_module: Default: the RBF kernel with BoTorch's priors.
         mean_module: Default: a constant.
@@ -106,10 +106,10 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
             1,040 random points, scaled up; of many data the last steps are on neighbourhoods in the data
             (:mod:`sparse_bo.models.sparse_gp.refinement`). ``"vfe"`` (Titsias 2009) or ``"dtc"``: over at most 512 points.
             Default: ``"exact"`` up to 1,040 points, then ``"subset"``.
-        seed: Seed of the choices of dictionary and subset; torch's own generator is not used.
-        robust: Whether a fit leaves out rows far off the predictions from the others (``outlying_rows``). A row that is far
-            off in one output is left out in all, in learning and posterior. Among few rows it may stay: the spread of all is
-            then its own (docs/decisions/046). With ``False`` a fit (not ``previous=`` alone)
+        seed: Seed (default 0) of the choices of dictionary and subset; torch's own generator is not used.
+        robust: Whether (default: not) a fit leaves out rows far off the predictions from the others (``outlying_rows``). A row
+            that is far off in one output is left out in all, in learning and posterior. Among few rows it may stay: the spread
+            of all is then its own (docs/decisions/046). With ``False`` a fit (not ``previous=`` alone)
             warns of such rows: one in a hundred, 20 standard deviations off, makes prediction errors thirty times larger.
         previous: A model of the same class, of the first rows of these data, with the same kernel and transforms. Its
             hyper-parameters and the units that they were learned in, as the spread of ``Standardize``, are copied, its
@@ -200,8 +200,8 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
 
     Raises:
         TypeError: As :class:`sparse_bo.SparseGP` does.
-        ValueError: As :class:`sparse_bo.SparseGP` does.
-        UnsupportedError: As ``SingleTaskMultiFidelityGP`` does: no fidelity column, or a kernel beside the truncated one.
+        ValueError: As :class:`sparse_bo.SparseGP` does, and for a kernel beside the truncated one.
+        UnsupportedError: As ``SingleTaskMultiFidelityGP`` does, without a fidelity column.
 
     Example:
         >>> model = SparseMultiFidelityGP(train_X, train_Y, data_fidelities=[3])

@@ -57,7 +57,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             ``rkhs_norm``), or a :class:`sparse_bo.widths.Width`. ``None``: 2 with a complete prior, calibrated with a learned
             one.
         initial_design: Distinct random arms before the first score; ``None``: 1 with a complete prior (as in the papers),
-            else 2d, at least 10 and at most d + 20 or 100.
+            else 2d, but at most d + 20, at most 100, and at least 10.
         max_batch_size: Largest batch.
     """
 
@@ -207,8 +207,8 @@ class BBKB(UCBPolicy):
             change the residual of a picked arm, so a local batch could repeat one arm whose variance is mostly residual.
         batch_size: Picks of every batch (a plate of 96, say), in place of a stop rule; without its guarantee. The initial
             design is then of whole batches, at least one.
-        repeats: Whether an arm may be evaluated again. ``False``, for exact objectives or where there is one of each candidate:
-            none is, one that has failed neither, and the run ends once all have been evaluated. Over arms only.
+        repeats: Whether an arm may be evaluated again. ``False`` (exact objectives, or one of each candidate): no arm is, not
+            even a failed one, and the run ends once all have been evaluated. Over arms only.
         inclusion: ``"exact"`` or ``"union"`` inclusion of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
         dictionary: Another sampler instead of leverage sampling.
         max_dictionary: Maximum size of the leverage dictionary; see :func:`sparse_bo.plan`.
@@ -316,7 +316,7 @@ class GPBUCB(UCBPolicy):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MiniMETA(UCBPolicy):
-    """mini-META with GP-UCB (mini-GP-UCB, Calandriello et al. 2022): stay with an arm until its variance has fallen by C̃.
+    """mini-META with GP-UCB (mini-GP-UCB, Calandriello et al. 2022): stay with an arm until its variance is 1/C̃ of it.
 
     A batch is one arm, the best by ``mean + width · √leverage``, evaluated ``b`` times: the smallest b with
     ``1 + b · leverage > C̃``, so that the exact variance there has fallen to less than 1/C̃ of what it was. (C̃ is the square of

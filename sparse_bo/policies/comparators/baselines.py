@@ -133,7 +133,7 @@ def _uniform_points(state: BoxState, q: int, *, pending: Tensor, generator: torc
 class EpsilonGreedy(ExplorationSettings):
     """With probability ε a random arm, otherwise the arm with the highest mean observation (Sutton & Barto, §2.2).
 
-    The first arms of a run are random. With a model instead of the mean observations:
+    Until there is a result, arms are random. With a model instead of the mean observations:
     :class:`sparse_bo.policies.PosteriorEpsilonGreedy`. Settings of ε: :class:`.ExplorationSettings`.
 
     Attributes:

@@ -53,7 +53,7 @@ class BoTorchUCB(SurrogateSettings):
 class SparseUCB(SurrogateSettings):
     """GP-UCB on a box with :class:`sparse_bo.SparseGP` on a dictionary; Matérn-5/2, O(n m²) per round beside learning.
 
-    With :class:`sparse_bo.dictionary.FirstSampler` it is the GSSBO paper's LR-First m (Williams & Seeger 2000). Settings:
+    With :class:`sparse_bo.dictionary.FirstSampler` it is the GSSBO paper's LR-First m (Williams & Seeger 2001). Settings:
     :class:`SurrogateSettings`.
 
     Attributes:

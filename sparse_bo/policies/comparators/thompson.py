@@ -107,7 +107,7 @@ class SGPTSArms(PosteriorPolicy):
     Settings shared with other policies: :class:`sparse_bo.policies.comparators.baselines.PosteriorPolicy`.
 
     Attributes:
-        features: Random Fourier features, even; their error (about 1/√features of the prior variance) affects the
+        features: Even number of random Fourier features; their error (about 1/√features of the prior variance) affects the
             prior draw only; the update corrects it at the data.
     """
 
@@ -162,8 +162,8 @@ class QFFTSArms(PosteriorPolicy):
     Settings shared with other policies: :class:`sparse_bo.policies.comparators.baselines.PosteriorPolicy`.
 
     Attributes:
-        order: Quadrature nodes per dimension; ``None``: 64, 24 or 10 in 1, 2 or 3 dimensions. The kernel is
-            exact to round-off while ``order`` is well above half the square of the arms' width in lengthscales.
+        order: Quadrature nodes per dimension; ``None``: 64, 24 or 10 in 1, 2 or 3 dimensions. The error
+            falls fast once ``order`` exceeds half the square of the arms' width in lengthscales.
     """
 
     order: int | None = None
@@ -310,8 +310,8 @@ class QFFTS(SurrogateSettings):
     (``ScaleKernel`` around it or not).
 
     Attributes:
-        order: Quadrature nodes per dimension; ``None``: 64, 24 or 10 in 1, 2 or 3 dimensions. The kernel is exact to
-            round-off while ``order`` exceeds half the square of the box's width in lengthscales.
+        order: Quadrature nodes per dimension; ``None``: 64, 24 or 10 in 1, 2 or 3 dimensions. The error falls fast
+            once ``order`` exceeds half the square of the box's width in lengthscales.
     """
 
     order: int | None = None

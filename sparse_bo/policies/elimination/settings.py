@@ -83,7 +83,7 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
             for each. Each batch draws a new scrambled Sobol set without the points that earlier batches have eliminated.
         discretization_constant: c > 0 of S-BPE Assumption 3.6, for the theory's bounds on a box. Their slack is
             about ``2 β̃/√n`` in a batch of n (Eq. 15); they eliminate nothing until it is below ``F κ``, and a warning names the
-            horizon that this takes: 890 for F = 1, ξ² = λ = 0.01 and κ = 1 in two dimensions.
+            horizon that this takes: about 890 for F = 1, ξ² = λ = 0.01 and κ = 1 in two dimensions.
 
     Raises:
         TypeError: If a setting has the wrong type.

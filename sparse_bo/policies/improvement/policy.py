@@ -172,8 +172,8 @@ class ExpectedImprovement(ImprovementSettings):
         covar_module: Any GPyTorch kernel without batch shape, of the arms as they are (fingerprints of molecules under a
             Tanimoto kernel, say). Its hyper-parameters stay as they are; scale, mean, noise and warping are learned. ``None``:
             a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube.
-        repeats: Whether an arm may be evaluated again. ``False``, where there is one of each candidate: none is, one that has
-            failed neither, and the run ends once all have been evaluated.
+        repeats: Whether an arm may be evaluated again. ``False`` (one of each candidate): no arm is, not even a failed one, and
+            the run ends once all have been evaluated.
 
     Example:
         >>> from sparse_bo.kernels import TanimotoKernel
@@ -291,11 +291,11 @@ class TwoStage:
     learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`).
 
     The first stage has explored, so that the second's intervals can be narrower than those of a policy on its own.
-    With :data:`SECOND_WIDTH` regret per evaluation is 0.0031 on Cadata (193 evaluations in the first stage, 10⁴ in all, means
-    of seeds 0 to 4), with a width of 1.5 0.0035, with a calibrated one 0.0080; on 2,048 noisy arms of Levy-4 (1,000 of 4,000,
+    With the default width of 1 regret per evaluation is 0.0031 on Cadata (193 evaluations in the first stage, 10⁴ in all, means
+    of seeds 0 to 4), with 1.5 it is 0.0035, with a calibrated width 0.0080; on 2,048 noisy arms of Levy-4 (1,000 of 4,000,
     seeds 1 and 2) 2.5, 3.6 and 9.4. The recommended arm is the best one in all of these runs but one with a calibrated width.
 
-    Costs are those of the stage: 8 a n bytes for a arms and n ≤ ``after`` evaluations in the first.
+    Costs are those of the stage: 16 a n bytes for a arms and n ≤ ``after`` evaluations in the first.
 
     Attributes:
         first: Its settings.

@@ -183,8 +183,8 @@ class TrustRegion(RegionSettings):
     that noise would hide counts for less (augmented expected improvement, Huang et al. 2006).
 
     With ``goal="cumulative"`` a pick maximises ``m(x) − max m + h EI(x)``, the online knowledge gradient (Ryzhov, Powell &
-    Frazier 2012): its gain over the ``h = horizon · n`` next evaluations minus its cost now, in the units of the observations.
-    Where it is not positive, the best point is evaluated again. The model merges the evaluations of a point.
+    Frazier 2012): its gain over the h next evaluations (``horizon`` times those so far) minus its cost now, in the units of the
+    observations. Where it is not positive, the best point is evaluated again. The model merges the evaluations of a point.
 
     O(n³) per batch, n at most ``model_size``, for any number of evaluations.
 
