@@ -316,6 +316,8 @@ class _Search:
         if self.hidden:  # it may be the best point again, a policy's check for noise: workers that join together need one
             pending = torch.cat([pending, self.highest[1]])
         made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
+        if isinstance(made, Wait):
+            made = self.mechanism.ask_beyond_batch(self.state, max_q=q, pending=pending, generator=self.generator)
         while isinstance(made, Wait):  # Optuna never waits: what has been out for longest is forgotten
             pending = pending[1 + len(pending) // 2 :]
             seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator, device="cpu"))
@@ -343,11 +345,11 @@ class _Search:
                 continue
             self.ended.add(trial.number)
             self.out.pop(trial.number, None)
-            if point is None and asked and trial.state != TrialState.COMPLETE:
-                point = self._point(trial, asked, ended=True)  # before it asked for all, and has failed
-                bad += [] if point is None else [point]
-            elif point is not None:
-                value = self._result(trial)
+            early = point is None and bool(asked) and trial.state != TrialState.COMPLETE  # before it asked for all
+            if early:
+                point = self._point(trial, asked, ended=True)
+            if point is not None:
+                value = None if early and trial.last_step is None else self._result(trial)
                 bad.append(point) if value is None else good.append((point, value))
         if good:
             picks = self.domain.check("trials", [point for point, _ in good])
@@ -362,7 +364,8 @@ class _Search:
     def _result(self, trial: FrozenTrial) -> float | list[float] | None:
         """Return the objective of a finished trial, to be maximised, or its outcomes; ``None`` if it failed."""
         if trial.state == TrialState.COMPLETE:
-            if wrong := [value for value in trial.values if not math.isfinite(value)]:
+            endless = [value for value in trial.constraints.values() if value == math.inf]  # of them no model learns
+            if wrong := [value for value in (*trial.values, *endless) if not math.isfinite(value)]:
                 logger.warning("the value %r of trial %d counts as a failure", wrong[0], trial.number)
                 return None
             objectives = trial.values

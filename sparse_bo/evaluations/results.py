@@ -142,7 +142,10 @@ def _labels(part: Any, *, results: bool) -> list[tuple[bool, list[list[Any]]]]:
     if isinstance(part, Mapping):
         return [labels for value in part.values() for labels in _labels(value, results=True)]
     if hasattr(part, "tickets"):
-        return [(False, [[*part.tickets], *([] if part.indices is None else [[int(arm) for arm in part.indices]])])]
+        arms = [] if part.indices is None else [[*getattr(part.indices, "tolist", lambda: part.indices)()]]
+        by_name = arms and part.parameters and all("name" in one for one in part.parameters)
+        names = [[one["name"] for one in part.parameters]] if by_name else []
+        return [(False, [[*part.tickets], *arms, *names])]
     named = not results and isinstance(part, list) and {str, int}.issuperset(map(type, part))
     return [(False, [part])] if named else []
 

@@ -508,7 +508,8 @@ class AskTell:
         known = isinstance(tickets, list) and all(type(one) is int and one in asked for one in tickets)
         if not known or not self._domain.indexed:
             return tickets
-        return PlainBatch([asked[one] for one in tickets], None, tickets)
+        arms, names = [asked[one] for one in tickets], getattr(self._domain, "names", None)
+        return PlainBatch(arms, None, tickets, None if names is None else [{"name": names[arm]} for arm in arms])
 
     def _so_far(self) -> Result:
         """Return :meth:`result` for an exception; without an incomplete batch where that raises, or on a second Ctrl-C."""

@@ -60,7 +60,8 @@ class RunObservations:
         runs = [_RecordedRun.read(path, outcomes) for path in self.journals]
         inputs = [run.configurations(domain, space, self.defaults) if space else run.inputs(domain) for run in runs]
         keys = [
-            [(repr(x), repr(y)) for x, y in zip(one, run.values, strict=True)] for one, run in zip(inputs, runs, strict=True)
+            [(x, repr(y)) for x, y in zip(_places(domain, space, one), run.values, strict=True)]
+            for one, run in zip(inputs, runs, strict=True)
         ]
         known_keys = Counter[tuple[str, str]]()
         for run, own in zip(runs, keys, strict=True):
@@ -138,7 +139,8 @@ class _RecordedRun(NamedTuple):
         added = every.added[good].tolist()
         if known is not None and outcomes is not None:  # those that were not measured then are missing
             absent = dict.fromkeys(outcomes.names, math.nan)
-            values = [absent | dict(zip(known.names, row, strict=True)) for row in values]
+            rows = (dict(zip(known.names, row, strict=True)) for row in values)
+            values = [{name: row.get(name, missing) for name, missing in absent.items()} for row in rows]
         return _RecordedRun(path, about, every.picks[good], values, added, failed, pending, arms)
 
     def configurations(self, domain: Domain, space: Space, defaults: Mapping[str, Any]) -> list[dict[str, Any] | None]:
@@ -193,6 +195,16 @@ class _RecordedRun(NamedTuple):
         X, other = (domain.inputs(domain.stacked([arms[k] for k in differ])) for arms in (found, named))
         equal = dict(zip(differ, (other == X).all(dim=1).tolist(), strict=True))
         return [named[k] if equal.get(k) else arm for k, arm in enumerate(found)]
+
+
+def _places(domain: Domain, space: Space | None, inputs: list[Any]) -> list[str]:
+    """Return where inputs are, as text: values of one point that were recorded in other ranges differ by rounding."""
+    if space is None:
+        with np.errstate(over="ignore"):  # one of the runs may have had bounds of float32
+            return [repr(np.array(x, np.float32).tolist() if isinstance(x, list) else x) for x in inputs]
+    there = [x for x in inputs if x is not None]
+    rows = iter((domain.recorded(domain.check("observations", there)).round(9) + 0).tolist() if there else [])
+    return ["None" if x is None else repr(next(rows)) for x in inputs]
 
 
 def new_parameters(space: Space, known: Iterable[str]) -> list[str]:

@@ -148,7 +148,7 @@ class Steps:
             self._apply(engine.hand_out, handing, lambda: Event("ask", handing.batch.tickets[0], wanted, handing.picks))
         self.ranks.note(handing.picks)
         if queued and len(handing.picks) < limit < UNLIMITED:  # the policy's follow in the same batch, if it has any now
-            with suppress(PendingBatchError, ScheduleComplete):
+            with suppress(PendingBatchError, ScheduleComplete, ContradictionError):
                 more = self._asked(limit - len(handing.picks), beyond_batch)
                 return engine.ledger.handed_out([*handing.batch.tickets, *more.tickets])
         return handing.batch

@@ -814,3 +814,36 @@ def test_a_condition_on_an_integer_whose_range_has_changed_is_none_or_always_met
     made.optimize(lambda trial: objective(trial, low, high), n_trials=8)
     if high == 3:
         assert min(abs(trial.params["u"] - 0.7) for trial in made.trials[-4:]) < 0.05
+
+
+def test_trials_that_run_are_not_tried_again_however_many_there_are():
+    ranges = {f"x{i}": IntDistribution(0, 15) for i in range(3)}
+    made = optuna.create_study(sampler=SparseBOSampler(seed=0))
+    for _ in range(3):
+        trials = [made.ask(ranges) for _ in range(12)]
+        assert len({tuple(trial.params.values()) for trial in trials}) == 12
+        for trial in trials:
+            made.tell(trial, float(((np.array([*trial.params.values()]) - [3, 11, 7]) ** 2).sum()))
+
+
+def test_an_infinite_constraint_is_a_failure_that_is_avoided():
+    def limits(trial):
+        return (math.inf if trial.params["x"] > 0.5 else -1.0,)
+
+    made = optuna.create_study(direction="maximize", sampler=SparseBOSampler(seed=0, constraints_func=limits))
+    made.optimize(lambda t: t.suggest_float("x", 0, 1) - (t.suggest_float("y", 0, 1) - 0.3) ** 2, n_trials=40)
+    beyond = sum(trial.params["x"] > 0.5 for trial in made.trials)
+    assert beyond - 1 <= made.sampler._searches[None].state.failures.total <= beyond < 28  # the last one is not looked at yet
+
+
+def test_a_pruned_trial_with_a_value_counts_where_it_had_not_asked_for_all():
+    def pruned(trial):
+        x = trial.suggest_float("x", 0, 1)
+        trial.report(x, 0)
+        if trial.number % 3 == 0:
+            raise optuna.TrialPruned
+        return x + trial.suggest_float("y", 0, 1)
+
+    made = study(SparseBOSampler(seed=0), pruned, 20)
+    state = made.sampler._searches[None].state
+    assert (state.pulls, state.failures) == (18, None)

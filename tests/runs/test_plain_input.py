@@ -439,10 +439,15 @@ def test_rows_of_one_table_in_two_orders_are_not_matched_by_position():
     two = {"objectives": {"value": "max", "other": "min"}}
     apart = {"value": table["value"], "other": table["value"].iloc[::-1]}
     backwards = pandas.Series([1.0, 2.0, 3.0], index=list(batch.tickets)[::-1])
+    with_names = AskTell(**named)
+    named_batch = with_names.ask(3)
+    by_name_backwards = pandas.Series([1.0, 2.0, 3.0], index=[p["name"] for p in named_batch.parameters][::-1])
     for tried in (  # labels are names, tickets, or the rows of points
         lambda: AskTell(**named, initial=(list("abc"), by_name)),
         lambda: loop.tell(batch, backwards),
         lambda: loop.tell(list(batch.tickets), backwards),
+        lambda: with_names.tell(named_batch, by_name_backwards),
+        lambda: with_names.tell(list(named_batch.tickets), by_name_backwards),
         lambda: AskTell(space=call["space"], **two, initial=(table[["x"]], apart)),
         lambda: maximize(lambda points: pandas.DataFrame(points)["x"].iloc[::-1], **call, budget=3, vectorized=True),
     ):

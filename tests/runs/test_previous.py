@@ -289,3 +289,31 @@ def test_observations_at_the_ends_of_a_range_are_taken_in_another_dtype(before, 
         loop.add([2, 0], [3.0, 2.0])
     again = AskTell(points.to(now).flip(0), initial=observations_of(tmp_path / "arms.journal"))
     assert again.history.indices == [0, 2]
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_what_one_run_took_from_another_counts_once_in_other_ranges(tmp_path, log):
+    """In another range the same value is decoded with another last bit."""
+    a, b = tmp_path / "a.journal", tmp_path / "b.journal"
+    low = 1e-3 if log else 0.0
+    policy = RandomSearch(batch_size=4)
+    maximize(lambda p: -((p["x"] - 0.3) ** 2), {"x": Float(low, 1.0, log=log)}, budget=12, policy=policy, storage=a)
+    wider = {"x": Float(0.7e-3 if log else -0.3, 1.7, log=log), "m": Float(0.0, 1.0)}
+    AskTell(space=wider, initial=observations_of(a, defaults={"m": 0}), storage=b).release()
+    widest = {"x": Float(0.1e-3 if log else -1.0, 2.0, log=log), "m": Float(0.0, 1.0)}
+    loop = AskTell(space=widest, initial=observations_of(a, b, defaults={"m": 0}))
+    assert loop.state.pulls == 12
+
+
+def test_what_one_run_took_from_another_counts_once_in_float32_and_with_fewer_outcomes(tmp_path):
+    a, b, c, d = (tmp_path / f"{name}.journal" for name in "abcd")
+    policy = RandomSearch(batch_size=4)
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    maximize(lambda X: -X.square().sum(dim=-1), bounds=0.9 * bounds, budget=12, policy=policy, storage=a)
+    AskTell(bounds=bounds.float(), initial=observations_of(a), storage=b).release()
+    assert AskTell(bounds=bounds, initial=observations_of(a, b)).state.pulls == 12
+    two = {"objectives": {"y": "max", "z": "min"}}
+    optimize(lambda X: {"y": X[:, 0], "z": X[:, 1]}, bounds=bounds, **two, budget=12, storage=c)
+    one = {"bounds": bounds, "objectives": {"y": "max"}}
+    AskTell(**one, initial=observations_of(c), storage=d).release()
+    assert AskTell(**one, initial=observations_of(c, d)).state.pulls == 12

@@ -549,6 +549,8 @@ class TestContradiction:
         assert len(caught.value.state.y) == 15, "what was told is kept"
         assert "on_contradiction='double'" in str(caught.value)
         assert "before the results contradicted the bounds" in loop.state.describe()
+        loop.enqueue([7])
+        assert loop.ask(2).indices.tolist() == [7], "queued evaluations are handed out; the contradiction is said after them"
         assert loop.result().best_index is not None
 
     @pytest.mark.parametrize("offset", [0.0, 1e9])
