@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -102,6 +103,20 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         distribution = _Normal(mean, to_linear_operator(covariance))  # of equal points it is singular, and is not factorised
         posterior = self.outcome_transform.untransform_posterior(GPyTorchPosterior(distribution))
         return posterior if posterior_transform is None else posterior_transform(posterior)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load parameters and outcome transform; the observations are transformed anew by it."""
+        Y = self.outcome_transform.eval().untransform(self.train_targets.unsqueeze(-1))[0]
+        loaded = super().load_state_dict(state_dict, *args, **kwargs)
+        self.train_targets = self.outcome_transform(Y)[0].squeeze(-1)
+        return loaded
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
+        """Convert data and parameters."""
+        super()._apply(fn, *args, **kwargs)
+        self.train_inputs, self.train_targets = (fn(self.train_inputs[0]),), fn(self.train_targets)
+        self._earlier = None
+        return self
 
     def compute_custom_loss(self, *, mll: Any = None, **kwargs: Any) -> Tensor:
         """Return minus the Vecchia log likelihood and the priors' log densities, per observation (BoTorch's fitting hook)."""

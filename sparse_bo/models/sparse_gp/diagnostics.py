@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from botorch.cross_validation import CVResults
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
 from botorch.models.model import Model
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils.assorted import add_output_dim
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -208,10 +210,21 @@ def leave_one_out(model: Any, *, observation_noise: bool = True, untransform: bo
     if untransform and hasattr(model, "outcome_transform"):
         X = model.train_inputs[0]
         X = X.select(-3, 0) if several else X
-        posterior = model.outcome_transform.untransform_posterior(posterior, X=X.unsqueeze(-2))
+        posterior = _of_each_row(model.outcome_transform).untransform_posterior(posterior, X=X.unsqueeze(-2))
         Y, Yvar = model.outcome_transform.untransform(Y, Yvar, X=X)
     Y, Yvar = (None if part is None else part.unsqueeze(-2) for part in (Y, Yvar))
     return CVResults(model=model, posterior=posterior, observed_Y=Y, observed_Yvar=Yvar)
+
+
+def _of_each_row(transform: OutcomeTransform) -> OutcomeTransform:
+    """Return an outcome transform, of a batch for ``batch_shape x n`` distributions in place of ``batch_shape``."""
+    transform = deepcopy(transform)
+    for part in transform.modules():
+        if type(part) is Standardize and part.means.dim() > 2:
+            part._batch_shape = torch.Size([*part._batch_shape, 1])
+            for name in ("means", "stdvs", "_stdvs_sq"):
+                setattr(part, name, getattr(part, name).unsqueeze(-3))
+    return transform
 
 
 # --- calibration -----------------------------------------------------------------------------------------------------------

@@ -280,6 +280,7 @@ def condition_on_observations(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor
         noise: As ``Y``, in the outcome transform's units.
         **kwargs: Further arguments of :func:`get_fantasy_model`.
     """
+    check_evaluated(model)  # before the outcome transform, which learns anew in training mode
     if hasattr(model, "outcome_transform"):
         Y, _ = model.outcome_transform(Y, X=X)
     if fantasize_flag.off():
@@ -315,15 +316,13 @@ def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor
     Raises:
         RuntimeError: If the model has not been evaluated yet, or the batch shapes do not fit.
     """
-    if model.prediction_strategy is None:
-        raise RuntimeError(
-            "Fantasy observations can only be added after making predictions with a model so that "
-            "all test independent caches exist. Call the model on some data first!"
-        )
+    check_evaluated(model)
     (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
     X = X.unsqueeze(-1) if X.dim() == 1 else X
     below, targets_below = model._stored_inputs, model._stored_targets
     check_width(X, below)
+    if targets.shape[-1] != X.shape[-2]:
+        raise RuntimeError(f"expected an observation of each of {X.shape[-2]} points, got {targets.shape[-1]}")
     batch_shape = _fantasy_batch_shape(X, targets, below.batch_shape if isinstance(below, Appended) else below.shape[:-2])
     known = {name: value for name, value in kwargs.items() if name == "noise"}
     likelihood = model.likelihood.get_fantasy_likelihood(**known)
@@ -348,6 +347,15 @@ def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor
     stamp = Stamp(*fantasy.made_from())
     fantasy.prediction_strategy = PosteriorCache(representation, stamp, rows, cache.points, cache.unexplained)
     return fantasy
+
+
+def check_evaluated(model: Any) -> None:
+    """Raise GPyTorch's ``RuntimeError`` if the model has made no posterior yet."""
+    if model.prediction_strategy is None:
+        raise RuntimeError(
+            "Fantasy observations can only be added after making predictions with a model so that "
+            "all test independent caches exist. Call the model on some data first!"
+        )
 
 
 def _fantasy_batch_shape(inputs: Tensor, targets: Tensor, model_batch_shape: torch.Size) -> torch.Size:

@@ -18,6 +18,7 @@ from torch import Tensor
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.growth import check_evaluated
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance
 from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, RootsOfEach, lazy_operator, weighted_sum
 
@@ -92,6 +93,18 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
         """
         single = self if all(model.num_outputs == 1 for model in self.models) else self._single_outputs()
         return ModelListGP.fantasize(single, X, sampler, **options)
+
+    def condition_on_observations(self, X: list[Tensor], Y: Tensor, **kwargs: Any) -> Any:
+        """Return the list conditioned on ``Y`` (``… x q x m``) at each output's inputs; arguments as in ``ModelListGP``.
+
+        Members of several outputs become one member for each: ``ModelListGP`` takes the observations of all outputs of a
+        member for rows of each.
+        """
+        single = self._single_outputs() if any(map(_of_several_outputs, self.models)) else self
+        for model in single.models:
+            if isinstance(model, SparseModel):
+                check_evaluated(model)
+        return ModelListGP.condition_on_observations(single, X, Y, **kwargs)
 
     def _single_outputs(self) -> SparseModelListGP:
         parts = []

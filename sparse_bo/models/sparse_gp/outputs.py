@@ -215,8 +215,12 @@ def subset_of_outputs(model: Any, idcs: list[int], plain: Callable[[list[int]], 
     ``plain`` is BoTorch's ``subset_output`` of the model.
     """
     training, shape = model.training, getattr(model, "_aug_batch_shape", torch.Size())
+    parts: tuple[str, ...] = ("covar_module.", "data_noise_factor")  # BoTorch knows those of its own mean and likelihood
+    for module in ("mean_module", "likelihood"):  # one for all outputs may have as many rows by chance, but not everywhere
+        if all(part.shape[: len(shape)] == shape for part in getattr(model, module).parameters()):
+            parts += (f"{module}.",)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):  # as of the kernel of a calibrated model
-        own = name.startswith(("covar_module.", "data_noise_factor")) and tensor.shape[: len(shape)] == shape
+        own = name.startswith(parts) and tensor.shape[: len(shape)] == shape
         if own and name not in model._subset_batch_dict:
             model._subset_batch_dict[name] = len(shape) - 1 - tensor.dim()
     cache, index = model.eval().cache(), torch.tensor(idcs, device=model.train_targets.device)
@@ -229,6 +233,9 @@ def subset_of_outputs(model: Any, idcs: list[int], plain: Callable[[list[int]], 
         return tensor.squeeze(dim) if len(idcs) == 1 else tensor
 
     subset = plain(idcs)
+    for part in subset.mean_module.modules():  # ZeroMean has no parameter
+        if getattr(part, "batch_shape", None) == shape:
+            part.batch_shape = subset._aug_batch_shape
     subset.outlying_rows = model.outlying_rows
     if model._stored_originals is not None:
         subset.__dict__["_stored_originals"] = pick(joined(model._stored_originals), 2)

@@ -133,7 +133,14 @@ def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
         if K is not None:
             return K
     with gpytorch.settings.lazily_evaluate_kernels(False):
-        return kernel(X, Y).to_dense()
+        return in_dtype(kernel, X.dtype)(X, Y).to_dense()
+
+
+def in_dtype(kernel: Kernel, dtype: torch.dtype) -> Kernel:
+    """Return the kernel with parameters and buffers of a dtype: a factor is in float64, and some kernels multiply matrices."""
+    parts = [part for part in (*kernel.parameters(), *kernel.buffers()) if part.is_floating_point()]
+    other = [(part, part.to(dtype)) for part in parts if part.dtype != dtype]
+    return copied(kernel, other) if other else kernel
 
 
 def kernel_block(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
@@ -147,7 +154,7 @@ def kernel_diagonal(kernel: PriorKernel, X: Tensor) -> Tensor:
     if isinstance(kernel, ForwardKernel):
         return kernel.diagonal(X)
     # GPyTorch takes the diagonals of a batch for a matrix where batch and points are as many, and points have no batch.
-    X = X[(None,) * max(len(kernel.batch_shape) + 2 - X.dim(), 0)]
+    X, kernel = X[(None,) * max(len(kernel.batch_shape) + 2 - X.dim(), 0)], in_dtype(kernel, X.dtype)
     chunk = 128  # BoTorch's CategoricalKernel builds a whole matrix to return its diagonal
     if X.shape[-2] > chunk and any(isinstance(part, CategoricalKernel) for part in kernel.modules()):
         return torch.cat([kernel(X[..., rows, :], diag=True) for rows in row_slices(X.shape[-2], chunk=chunk)], dim=-1)
@@ -232,7 +239,9 @@ def lengthscale_module(kernel: PriorKernel) -> Any:
 
 def noise_at(model: Any, X: Tensor, shape: torch.Size, **kwargs: Any) -> Tensor:
     """Return the noise variances of observations at ``X`` (``… x q x d``), broadcast to ``shape`` (``… x q``)."""
-    zeros = X.new_zeros(shape)
+    zeros, known = X.new_zeros(shape), kwargs.get("noise")
+    if known is not None and getattr(model.likelihood, "second_noise_covar", None) is not None:  # GPyTorch adds it twice
+        return (known + model.likelihood.second_noise).expand(shape)
     noisy = model.likelihood(MultivariateNormal(zeros, DiagLinearOperator(zeros)), [X], **kwargs)
     return noisy.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
 

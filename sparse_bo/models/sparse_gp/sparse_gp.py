@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
@@ -22,6 +22,7 @@ import sparse_bo.dictionary as samplers
 from sparse_bo.errors import install_hint
 from sparse_bo.models.sparse_gp.base import SparseModel, SparseSettings
 from sparse_bo.models.sparse_gp.dictionary_rule import DictionaryOption
+from sparse_bo.models.sparse_gp.growth import check_evaluated
 from sparse_bo.models.sparse_gp.learning import Fit
 from sparse_bo.models.sparse_gp.state import check_training_data
 
@@ -252,7 +253,6 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
 
     has_module_prior = False  # BoTorch's forward maps task values to indices, and takes each task's mean
     posterior = MultiTaskGP.posterior
-    condition_on_observations = GPyTorchModel.condition_on_observations
 
     def __init__(
         self,
@@ -278,6 +278,11 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
         rest = (outcome_transform, input_transform, validate_task_values)
         super().__init__(train_X, train_Y, task_feature, train_Yvar, *modules, *tasks, *rest)
         self._configure(train_X, train_Yvar, **options)
+
+    def condition_on_observations(self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any) -> Any:
+        """Condition the posterior process on new observations, as ``MultiTaskGP`` does."""
+        check_evaluated(self)
+        return GPyTorchModel.condition_on_observations(self, X, Y, noise=noise, **kwargs)
 
 
 def register_with_ax() -> None:
