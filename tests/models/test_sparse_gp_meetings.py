@@ -1,5 +1,7 @@
 """Where options of models meet: conditioning, lists, batches, modules of one's own, and dtypes."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from gpytorch.kernels import PolynomialKernel
@@ -21,17 +23,14 @@ def test_conditioning_that_is_refused_leaves_the_model_as_it_was(kind):
     X = torch.linspace(0.0, 1.0, 12, dtype=torch.float64).unsqueeze(-1)
     X = torch.cat([X, (X > 0.5).double()], dim=-1)
     Y = 100.0 + 10.0 * X[:, :1]
-
-    def made():
-        return SparseMultiTaskGP(X, Y, task_feature=-1) if kind == "tasks" else SparseGP(X, Y)
-
-    model, member = made(), made()
+    model = SparseMultiTaskGP(X, Y, task_feature=-1) if kind == "tasks" else SparseGP(X, Y)
+    untouched = deepcopy(model)
     at = X[:1] if kind != "tasks" else X[:2]
     refusing, where = (SparseModelListGP(model), [at]) if kind == "list" else (model, at)
     with pytest.raises(RuntimeError, match="after making predictions"):
         refusing.condition_on_observations(where, Y[: len(at)] * 0.0 + 7.0)
     new = X[:, :1] if kind == "tasks" else X
-    torch.testing.assert_close(model.posterior(new).mean, member.posterior(new).mean)
+    torch.testing.assert_close(model.posterior(new).mean, untouched.posterior(new).mean)
 
 
 def test_a_member_of_several_outputs_is_conditioned_output_by_output():
