@@ -9,7 +9,7 @@ import inspect
 import math
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import accumulate
@@ -28,6 +28,7 @@ from sparse_bo.cli.inputs import budget_of, check_there, described_problem, fold
 from sparse_bo.cli.launch import check_not_journal, launch, reason, save
 from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_policy, settings_of
 from sparse_bo.domains import check_domain
+from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.errors import StorageError
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB, EpsilonGreedy, RandomSearch
@@ -36,7 +37,7 @@ from sparse_bo.problems.custom import own_arms
 from sparse_bo.report.facts import MOST_ERRORS, Advice, advice_of, calibrated, counts, drifting, facts, miscalibrated
 from sparse_bo.report.figures import COLOURS, STYLE, Curve, NotebookFigure, Panel, draw
 from sparse_bo.report.page import run_page
-from sparse_bo.report.view import arm_name
+from sparse_bo.report.view import arm_name, cell
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run
 from sparse_bo.runs.default_policy import chosen_policy
@@ -105,6 +106,8 @@ def report(options: Namespace) -> None:
             complain("error", f"could not write {html}: {reason(error)}; choose another --html")
             raise typer.Exit(1) from error
         say(f"page     {html}")
+    if out is not None and not history.rows:
+        say(f"no figure and no history in {out}: no batch of results yet")
     if out is not None and history.rows and not save(history, problem, out=out, name=storage.stem, storage=storage).shown():
         raise typer.Exit(1)
 
@@ -143,8 +146,9 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         of = audit.recorded.told
         lines["missing"] = ", ".join(f"{name} in {count:,} of {of:,}" for name, count in failing.missing.items())
     if failing.often:
-        names = audit.recorded.about.get("names")
-        lines["failing again"] = "; ".join(f"{_place(pick, names)} {times:,} times" for pick, times in failing.often)
+        lines["failing again"] = "; ".join(
+            f"{_place(pick, audit.recorded.about)} {times:,} times" for pick, times in failing.often
+        )
     seen = facts(view)
     lines["certificate"] = seen.get("certificate", "none: only upper-confidence policies over arms have one")
     one = audit.recorded.history.outcomes is None
@@ -174,7 +178,12 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     return table(title, lines), warnings
 
 
-def _place(pick: Any, names: Sequence[str] | None) -> str:
+def _place(pick: Any, about: Mapping[str, Any]) -> str:
+    names = about.get("names")
+    if "space" in about:
+        domain = recorded_space(about)
+        (point,) = domain.named(domain.stacked([pick if isinstance(pick, int) else list(pick)]))
+        return f"({', '.join(f'{name} = {cell(value, 6)}' for name, value in point.items())})"
     if isinstance(pick, int):
         return f"arm {pick}" if names is None else str(arm_name(pick, names))
     return f"({', '.join(f'{x:.4g}' for x in pick)})"

@@ -163,6 +163,10 @@ def policy_of(
     build: dict[str, Any] = {"problem": name, "budget": budget, "preset": preset}
     if policy is not None:
         goals = {"goal": goal} if POLICIES.get(policy) is TrustRegion else {}
+        if goal != "best" and not goals and policy in POLICIES:
+            raise ValueError(
+                f"policy {policy!r} has no --goal {goal}, which is of trust-region and of the default policy; drop it"
+            )
         return ChosenPolicy(make_policy(policy, {**given, **goals}, **build), "")
     how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": workers, "observed": observed, "several": several}
     chosen, why = chosen_policy(check_domain(**domain), own_batches=given.get("batch_size") not in (None, "none"), **how)

@@ -115,14 +115,17 @@ def plan(
     available = check_count("memory", memory) if memory is not None else int(0.8 * costs.available_bytes(where))
     limit = math.inf if seconds is None else check_positive("seconds", seconds)
     share = -(-count // check_count("ranks", ranks))
-    run = _Run(points, share, isinstance(arms, Integral), ranks > 1, budget, available)
+    run = _Run(points, share, isinstance(arms, Integral), ranks > 1, budget, available, count)
     generator = torch.Generator().manual_seed(check_count("seed", seed, minimum=0))
     made = _planned(run, complete, limit, check_positive("pilot_seconds", pilot_seconds), generator)
     made = replace(made, arms=count, policy=replace(chosen, **made.settings))
     if ranks == 1:
         return made
     messages = messages_per_batch(ranks, dims=made.dims, batch=math.ceil(budget / made.batches))
-    return replace(made, ranks=ranks, messages=messages, seconds=made.seconds + made.batches * messages.seconds)
+    made = replace(made, ranks=ranks, messages=messages, seconds=made.seconds + made.batches * messages.seconds)
+    if not made.seconds > limit or not made.fits:
+        return made
+    return replace(made, fits=False, notes=(*made.notes, f"does NOT fit: {limit:g} s are too short with these messages"))
 
 
 def default_kernel(arms: ArmSet) -> Kernel:
@@ -148,6 +151,8 @@ class _Run:
     """Whether each rank loads its share of the arms."""
     budget: int
     available: int
+    total: int
+    """Arms of all ranks, of which the policy makes its picks."""
 
     @property
     def lazy(self) -> bool:
@@ -208,7 +213,7 @@ def _planned(run: _Run, policy: BBKB | BKB, seconds: float, pilot_seconds: float
     piloted = run_pilots(
         lambda size: run.sample(size, generator),
         policy,
-        arms=run.count,
+        arms=run.total,
         budget=run.budget,
         seconds=pilot_seconds,
         seconds_per_pick=per_pick,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, arm_name, cell, number
+from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, arm_name, cell, constant_digits, number
 
 if TYPE_CHECKING:
     from sparse_bo.widths import Calibration
@@ -36,11 +36,14 @@ def facts(view: RunView) -> dict[str, str]:
     if view.outcomes is not None and len(view.values):
         lines |= outcome_facts(view, view.outcomes)
     elif view.best_mean is not None:
-        lines["best"] = "; ".join(filter(None, [number(view.best_mean), interval(view)]))
+        lines["best"] = "; ".join(
+            filter(None, [number(view.best_mean, 4 + constant_digits(view.values.tolist())), interval(view)])
+        )
         lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
     if view.best_observed is not None and view.outcomes is None:
         lines["best observed"] = observed(view)
-        lines["observed at"] = ", ".join(f"{name} = {value}" for name, value in shown(view.best_observed.at).items())
+        at = shown(view.best_observed.at, columns=view.columns)
+        lines["observed at"] = ", ".join(f"{name} = {value}" for name, value in at.items())
     if view.regret is not None and len(view.regret):
         lines["regret"] = mean_regret(view.regret)
     lines |= view.guarantees
@@ -172,7 +175,8 @@ def interval(view: RunView) -> str:
     if view.best_interval is None:
         return "no model, so no interval" if view.computed else ""
     lower, upper = view.best_interval
-    low, high = number(lower, 6), number(upper, 6)
+    digits = 6 + constant_digits(view.values.tolist())
+    low, high = number(lower, digits), number(upper, digits)
     if math.isinf(lower) or math.isinf(upper):
         ends = f"below {high}" if math.isinf(lower) else f"above {low}"
     elif low == high:
@@ -185,13 +189,13 @@ def interval(view: RunView) -> str:
 def best_point(view: RunView, most: int = 10) -> dict[str, str]:
     """Return the best point by name, at most ``most`` inputs of it, with its arm."""
     arm = {} if view.best_index is None else {"arm": arm_name(view.best_index, view.about.get("names"))}
-    return shown(arm | dict(view.best), most)
+    return shown(arm | dict(view.best), most, columns=view.columns)
 
 
-def shown(point: Mapping[str, Any], most: int = 10) -> dict[str, str]:
-    """Return values by name as text, and how many are left out."""
+def shown(point: Mapping[str, Any], most: int = 10, *, columns: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Return values by name as text, in six digits of the range in ``columns``, and how many are left out."""
     left = len(point) - most
-    some = {name: cell(value, 6) for name, value in list(point.items())[:most]}
+    some = {name: cell(value, 6 + constant_digits(columns.get(name, ()))) for name, value in list(point.items())[:most]}
     return some | ({f"and {left:,} more": "not shown"} if left > 0 else {})
 
 
@@ -199,7 +203,8 @@ def observed(view: RunView) -> str:
     """Return the best mean observation."""
     assert view.best_observed is not None
     mean, count = view.best_observed.mean, view.best_observed.count
-    return f"{number(mean, 6)} ({'one evaluation' if count == 1 else f'mean of {count:,} evaluations'})"
+    digits = 6 + constant_digits(view.values.tolist())
+    return f"{number(mean, digits)} ({'one evaluation' if count == 1 else f'mean of {count:,} evaluations'})"
 
 
 def mean_regret(regret: Numbers, newest: int = 1_000) -> str:
@@ -414,7 +419,7 @@ def _progress(view: RunView) -> Iterator[Advice]:
 
 
 def _edges(view: RunView) -> Iterator[Advice]:
-    if view.outcomes is not None and not view.outcomes.only:
+    if view.outcomes is not None and not (view.outcomes.only and view.outcomes.feasible.any()):
         return
     point = view.best or (view.best_observed.at if view.best_observed is not None else {})
     if "space" in view.about:

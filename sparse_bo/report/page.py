@@ -16,7 +16,7 @@ from sparse_bo._version import __version__
 from sparse_bo.report import facts, figures
 from sparse_bo.report.figures import Curve, Panel
 from sparse_bo.report.plots import Plot, Table, bars, best_evaluations, histogram, inputs_of, lines, slice_of
-from sparse_bo.report.view import RunView, cell, number, spread, visible
+from sparse_bo.report.view import RunView, cell, constant_digits, number, spread, visible
 
 MOST_BARS = 20
 
@@ -83,7 +83,7 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
         return f"{several.only} {number(measured[several.only] if value is None else value, 6)}", [*below, share], point
     if value is None:
         return "No evaluation has succeeded." if view.failed and not view.succeeded else "No result yet.", [], []
-    return number(value, 6), below, point
+    return number(value, 6 + constant_digits(view.values.tolist())), below, point
 
 
 def result_card(view: RunView) -> str:
@@ -232,11 +232,16 @@ def _failures(view: RunView) -> Table | None:
     if not view.columns or not len(bad):
         return None
     names = list(view.names)[:8]
-    points = {k: tuple(cell(view.columns[name][k], 17) for name in view.names) for k in bad.tolist()}
+    points = {k: (*view.arms[k : k + 1], *(cell(view.columns[name][k], 17) for name in view.names)) for k in bad.tolist()}
     first = {point: k for k, point in reversed(points.items())}
     often = Counter(points.values()).most_common(12)
-    rows = [[*(cell(view.columns[name][first[point]]) for name in names), str(times)] for point, times in often]
-    return Table([*names, "times"], rows, "inputs of failed evaluations, the most frequent first")
+    rows = [
+        [*view.arms[(k := first[point]) : k + 1], *(cell(view.columns[name][k]) for name in names), str(times)]
+        for point, times in often
+    ]
+    return Table(
+        [*(["arm"] if view.arms else []), *names, "times"], rows, "inputs of failed evaluations, the most frequent first"
+    )
 
 
 def _settings(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -226,13 +226,14 @@ def best_evaluations(view: RunView, outcomes: OutcomeColumns) -> Table:
     cells = [
         [
             f"{view.tickets[row] if view.tickets else row:,}",
+            *view.arms[row : row + 1],
             *(number(float(y[row]), 5) for y in outcomes.values.values()),
             "yes" if outcomes.feasible[row] else "no",
             *(cell(view.columns[name][row]) for name in names),
         ]
         for row in rows
     ]
-    return Table(["ticket", *outcomes.values, "feasible", *names], cells, caption)
+    return Table(["ticket", *(["arm"] if view.arms else []), *outcomes.values, "feasible", *names], cells, caption)
 
 
 def inputs_of(view: RunView) -> Plot | None:
@@ -270,7 +271,7 @@ def inputs_of(view: RunView) -> Plot | None:
 
 def _relevant(view: RunView, good: Any, results: Mapping[str, Numbers]) -> list[str]:
     """Return inputs in order, those of the largest rank correlation with a result: with these at most :data:`MOST_AXES` + 1."""
-    most = MOST_AXES + 1 - len(results)
+    most = max(MOST_AXES + 1 - len(results), 2)
     if len(view.names) <= most:
         return list(view.names)
     rows = good[spread(len(good), 2000)]
@@ -313,7 +314,7 @@ def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
 def slice_of(one: Slice, view: RunView) -> Plot:
     """Return a slice of the model beside the observations; along an input without an order only its table."""
     text = f"At the best point: {cell(one.here)}." if view.outcomes is None else f"There: {cell(one.here)}."
-    beyond = "above" if view.minimize else "below"
+    beyond = "above" if np.isposinf([one.lower, one.median, one.upper]).any() else "below"
     if np.isinf([one.lower, one.upper]).any() and one.floor is not None:
         text += f" {beyond.capitalize()} {number(one.floor)} the model does not tell values apart."
 

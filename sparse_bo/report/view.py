@@ -141,7 +141,7 @@ class OutcomeColumns:
             found[list(self.front)] = 1.0
         else:
             sign = 1.0 if self.directions[self.only] == "max" else -1.0
-            found[good[np.argsort(sign * self.values[self.only][good], kind="stable")]] = np.linspace(0.6, 1.0, len(good))
+            found[good[np.argsort(sign * self.values[self.only][good], kind="stable")]] = np.linspace(1.0, 0.6, len(good))[::-1]
         return found
 
 
@@ -263,6 +263,13 @@ def number(value: float | None, digits: int = 4) -> str:
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.{digits}g}"
+
+
+def constant_digits(values: Sequence[Any] | Numbers) -> int:
+    """Return how many leading digits finite numbers among ``values`` share: 9 of 1700000000.3 to 1700000000.9; at most 10."""
+    known = [v for v in values if isinstance(v, float) and math.isfinite(v)]
+    size, spread = max(map(abs, known), default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    return min(max(math.floor(math.log10(size / spread)), 0), 10) if 0.0 < spread < math.inf else 0
 
 
 def cell(value: Any, digits: int = 5) -> str:

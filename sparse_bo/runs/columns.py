@@ -48,6 +48,7 @@ def outcome_columns(outcomes: Outcomes, results: Sequence[object], report: Repor
     report = report or Report()
     Y = torch.tensor(results, dtype=torch.float64, device="cpu").reshape(-1, len(outcomes.names))
     feasible, total = outcomes.feasible(Y), outcomes.total_violation(Y)
+    total = total.masked_fill(Y.isnan().all(dim=-1), math.inf)  # without constraints a failed one would violate none
     gains, front = front_of(outcomes, Y, report)
     entered = entering(gains.numpy())
     several, hypervolume = outcomes.only is None, report.hypervolume

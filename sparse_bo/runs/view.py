@@ -278,7 +278,10 @@ def view_of(
     if last.best_observed_mean is not None:
         index = last.best_observed_index if over_arms else None
         point = {} if index is None else {"arm": arm_name(index, history.info.get("names"))}
-        point |= named(report.best_observed_x) or _evaluated(columns, ranked[0] if history.points and ranked else None)
+        lucky = ranked[0] if ranked else None
+        if not history.points:  # of an arm by its mean
+            lucky = next((row for row, arm in enumerate(history.indices) if arm == last.best_observed_index), None)
+        point |= named(report.best_observed_x) or _evaluated(columns, lucky)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
     results = [one for row in history.rows for one in row.results]
     sds = np.array(sds_of(results), np.float64).T if has_sds(results) else ()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sparse_bo import BBKB
 from sparse_bo.planning import plan
 from sparse_bo.planning.costs import Network, messages_per_batch
 from tests.builders import rbf_kernel
@@ -43,3 +44,14 @@ def test_the_pilots_of_ranks_are_on_the_arms_that_are_given():
     assert one.dictionary_size == two.dictionary_size < uniform.dictionary_size / 2
     assert two.memory["arms"] == 8 * 2 * 150  # each rank loads its own
     assert one.memory["arms"] == 0  # they are in memory
+
+
+def test_ranks_share_one_run_over_all_arms_and_messages_count_against_the_seconds():
+    X = torch.rand(160, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    policy = BBKB(repeats=False)
+    alone, many = (plan(X, policy=policy, budget=120, pilot_seconds=100.0, ranks=ranks) for ranks in (1, 8))
+    assert (many.dictionary_size, many.batches) == (alone.dictionary_size, alone.batches)
+    for share in (0.6, 0.8, 1.0):
+        limit = share * many.seconds
+        made = plan(X, policy=policy, budget=120, pilot_seconds=100.0, ranks=8, seconds=limit)
+        assert made.fits == (made.seconds <= limit)

@@ -383,3 +383,57 @@ def test_a_front_that_is_empty_by_the_estimates_is_said():
     page = result.report()
     assert "No front yet." in page
     assert "no evaluation is feasible both as observed and by the models" in page
+
+
+def page_of(loop):
+    result = loop.result()
+    return run_page(view_of(result.history, result.state, result.domain))
+
+
+def test_a_limited_outcome_that_ends_above_is_not_shown_as_one_that_ends_below():
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, objectives={"a": "max"}, constraints={"c": (None, 1.0)}, seed=0)
+    for _ in range(10):
+        batch = loop.ask(4)
+        steep = 1e7 * (batch.X[:, 1] - 0.7).clamp_min(0.0)
+        loop.tell(batch, {"a": batch.X[:, 0], "c": (batch.X - 0.3).square().sum(dim=-1) + steep})
+    page = page_of(loop)
+    assert re.search(r"Above [\d.]+ the model does not tell values apart", page)
+    assert not re.search(r"Below [\d.]+ the model does not tell values apart", page)
+
+
+def test_arms_have_their_names_in_tables_of_several_outcomes_and_of_failures():
+    arms = torch.eye(16, dtype=torch.float64)[:, :12]
+    names = [f"mol{k}" for k in range(16)]
+    loop = AskTell(arms=arms, names=names, objectives={"a": "max", "b": "min"}, seed=0)
+    batch = loop.ask(12)
+    loop.tell(batch, [[math.nan] * 2 if arm % 5 == 0 else [float(arm), float(arm)] for arm in batch.indices.tolist()])
+    page = page_of(loop)
+    failed = [arm for arm in batch.indices.tolist() if arm % 5 == 0]
+    assert failed
+    assert all(f">{names[arm]}<" in page for arm in failed)
+    assert sum(f">{name}<" in page for name in names) > len(failed) + 3
+
+
+def test_without_a_feasible_evaluation_nothing_is_said_of_the_best_point():
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, objectives={"a": "max"}, constraints={"c": (None, -1.0)}, seed=0)
+    for _ in range(6):
+        batch = loop.ask(4)
+        loop.tell(batch, {"a": batch.X[:, 0], "c": batch.X[:, 1]})
+    result = loop.result()
+    assert not any("best point" in one.warning for one in advice_of(view_of(result.history, result.state, result.domain)))
+
+
+def test_a_failed_evaluation_is_not_the_least_violation():
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, objectives={"a": "max", "b": "min"}, seed=0)
+    loop.tell(loop.ask(2), [{"a": math.nan, "b": math.nan}, {"a": 1.0, "b": math.nan}])
+    result = loop.result()
+    assert view_of(result.history, result.state, result.domain).outcomes.best_row == 1
+
+
+def test_beside_many_outcomes_two_inputs_are_drawn():
+    names = [f"c{k}" for k in range(11)]
+    loop = AskTell(bounds=[(0.0, 1.0)] * 3, objectives={"a": "max"}, constraints=dict.fromkeys(names, (None, 2.0)), seed=0)
+    for _ in range(6):
+        batch = loop.ask(2)
+        loop.tell(batch, {"a": batch.X[:, 0]} | {name: batch.X[:, k % 3] for k, name in enumerate(names)})
+    assert "The 2 of 3 inputs that correlate most" in page_of(loop)

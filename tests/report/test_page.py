@@ -20,7 +20,7 @@ from sparse_bo import AskTell, Choice, Float, Int, Space, Storage, maximize
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
 from sparse_bo.report import Observation
-from sparse_bo.report.facts import advice_of, interval
+from sparse_bo.report.facts import advice_of, facts, interval
 from sparse_bo.report.figures import MOST, Curve, Panel, thinned
 from sparse_bo.report.page import run_page
 from sparse_bo.report.plots import lines
@@ -468,3 +468,13 @@ def test_failures_at_points_that_differ_beyond_the_columns_shown_are_apart():
     page = run_page(view_of(loop.history, loop.state, loop._domain))
     rows = re.findall(r"<tr>(?:<td>a</td>){8}<td>(\d+)</td></tr>", re.sub(r"<td[^>]*>", "<td>", page))
     assert rows == ["1", "1", "1"]
+
+
+def test_numbers_that_agree_in_their_leading_digits_are_shown_with_those_that_differ():
+    loop = AskTell(bounds=[(1.7e9, 1.7e9 + 1.0)] * 2, seed=0)
+    for _ in range(6):
+        batch = loop.ask(3)
+        loop.tell(batch, 1e6 - (batch.X - 1.7e9 - 0.3).square().sum(dim=-1))
+    result = loop.result()
+    found = facts(view_of(result.history, result.state, result.domain))
+    assert found["observed at"].startswith("x1 = 1700000000.")

@@ -78,9 +78,15 @@ class OutcomeModels(State):
         return self.Y[:0]
 
     def design_left(self, size: int, *, batch: int = 1) -> int:
-        """See :meth:`.State.design_left`; a batch while an outcome has fewer than two results."""
+        """See :meth:`.State.design_left`; a batch while an outcome has fewer than two results, or all violations are equal.
+
+        With equal ones, as of a limit that is kept or not, no model knows where it is kept.
+        """
         left = super().design_left(size)
-        return batch if left <= 0 and min(len(seen.y) for seen in self.replicates) < 2 else left
+        if left > 0 or min(len(seen.y) for seen in self.replicates) < 2:
+            return batch if left <= 0 else left
+        violations = self.outcomes.total_violation(self.Y)
+        return batch if bool((violations == violations[0]).all()) and float(violations[0]) > 0.0 else left
 
     @property
     @abstractmethod

@@ -41,7 +41,10 @@ class RegionSearch(BoxBatches[RegionState]):
 
     def design_left(self, state: RegionState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        return 0 if state.fitted is not None else state.design_left(self.design_size)
+        if state.fitted is not None:
+            return 0
+        left = state.design_left(self.design_size)
+        return state.until_they_differ(left, batch=self.settings.largest_batch(state.picked(0)))
 
     def learned(self, before: RegionState, after: RegionState, watch: Stopwatch) -> RegionState:
         """Return the state with its model around the centre, and the region moved."""

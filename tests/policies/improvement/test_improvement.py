@@ -428,3 +428,13 @@ def test_picks_along_other_directions_depend_on_no_device(device):
         assert loop.state.surrogate.learned.axes.device == batch.X.device
         picks.append(asked)
     assert picks[0] == picks[-1]
+
+
+def test_while_all_results_are_equal_random_arms_follow():
+    X = torch.rand(400, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    truth = (1.0 - 3.0 * (X - 0.75).norm(dim=-1)).clamp_min(0.0)
+    loop = AskTell(X, ExpectedImprovement(batch_size=4, initial_design=8), seed=0)
+    for _ in range(12):
+        batch = loop.ask(4)
+        loop.tell(batch, truth[batch.indices])
+    assert loop.result().best_observed_mean == float(truth.max())

@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
 
 import sparse_bo
-from sparse_bo import AskTell, TrustRegion, maximize, problems
+from sparse_bo import AskTell, TrustRegion, maximize, optimize, problems
 from sparse_bo.domains import Box, Choice, Float, space_domain
 from sparse_bo.errors import ObjectiveError, PendingBatchError
 from sparse_bo.policies import RegionState, Wait
@@ -404,3 +405,28 @@ def test_a_thousand_inputs_end_above_the_median_of_their_design():
     result = maximize(sphere, bounds=unit_box(1000), budget=30, seed=0)
     design = [value for values in result.history.column("values") for value in values][:20]
     assert float(sphere(result.best_x.unsqueeze(0))) > sorted(design)[10]  # 30 evaluations teach little of 1,000 inputs
+
+
+def test_while_all_results_are_equal_the_design_goes_on():
+    """A model of equal results is sure that all others are, and the region shrinks around the first of them."""
+
+    def hill(x):
+        return max(0.0, 1.0 - 4.0 * float(np.linalg.norm(np.asarray(x) - [0.7, 0.2, 0.6])))
+
+    result = maximize(hill, bounds=[(0.0, 1.0)] * 3, budget=60, seed=0)
+    assert hill(result.best_x.tolist()) > 0.9
+    flat = AskTell(bounds=[(0.0, 1.0)] * 3, seed=0, workers=4)
+    for _ in range(6):
+        batch = flat.ask(4)
+        assert len(batch) == 4
+        flat.tell(batch, [0.0] * 4)
+    assert flat.result().best_mean == 0.0
+
+
+def test_a_limit_that_is_kept_or_not_is_looked_for_until_it_is_kept_once():
+    def inside(x):
+        return {"y": float(sum(x)), "c": float(np.linalg.norm(np.asarray(x) - 0.3) < 0.25)}
+
+    result = optimize(inside, bounds=[(0.0, 1.0)] * 3, objectives={"y": "max"}, constraints={"c": (1, None)}, budget=60, seed=0)
+    assert result.feasible > 5
+    assert result.best.outcomes["y"] > 1.2
