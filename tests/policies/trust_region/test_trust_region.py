@@ -411,7 +411,7 @@ def test_while_all_results_are_equal_the_design_goes_on():
     """A model of equal results is sure that all others are, and the region shrinks around the first of them."""
 
     def hill(x):
-        return max(0.0, 1.0 - 4.0 * float(np.linalg.norm(np.asarray(x) - [0.7, 0.2, 0.6])))
+        return max(0.0, 1.0 - 6.0 * float(np.linalg.norm(np.asarray(x) - [0.7, 0.2, 0.6])))
 
     result = maximize(hill, bounds=[(0.0, 1.0)] * 3, budget=60, seed=0)
     assert hill(result.best_x.tolist()) > 0.9
