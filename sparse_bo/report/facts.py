@@ -405,17 +405,14 @@ def _progress(view: RunView) -> Iterator[Advice]:
             )
         return
     good = view.merit[np.isfinite(view.merit)]
-    if len(good) < 5 * FEWEST:
-        return
-    extreme = "lowest" if view.minimize else "highest"
-    where, equal = int(good.argmax()), bool(good.min() == good.max())
-    if where < len(good) // 4 and not equal:
+    if len(good) >= FEWEST and good.min() == good.max():
+        yield Advice("All results are equal.", "Check that the objective uses its input; if it does, search another range.")
+    elif len(good) >= 5 * FEWEST and (where := int(good.argmax())) < len(good) // 4:
+        extreme = "lowest" if view.minimize else "highest"
         yield Advice(
             f"The {extreme} result is number {where + 1:,} of {len(good):,}: nothing better has come since.",
             STOP,
         )
-    if equal:
-        yield Advice("All results are equal.", "Check that the objective uses its input.")
 
 
 def _edges(view: RunView) -> Iterator[Advice]:

@@ -256,6 +256,7 @@ def test_a_best_point_at_an_end_of_its_range_is_told(about, best, edge, computed
         ({"residuals": np.r_[np.full(86, 0.5), np.full(14, 1.91)]}, None),  # no limit is passed that the text does not show
         ({"residuals": np.r_[np.full(172, 0.5), np.full(27, 1.91)]}, None),
         ({"values": np.ones(200)}, "All results are equal"),
+        ({"values": np.ones(20)}, "All results are equal"),
         ({"values": np.r_[9.0, np.zeros(199)]}, "The highest result is number 1 of 200"),
         ({"about": {"bounds": [[0.0], [1.0]]}, "best": {"x1": 0.999}}, "at the edge of the range of x1"),
         ({"differing": ["picks differ"]}, "differ from those recorded: picks differ"),
