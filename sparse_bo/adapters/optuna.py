@@ -364,7 +364,7 @@ class _Search:
     def _result(self, trial: FrozenTrial) -> float | list[float] | None:
         """Return the objective of a finished trial, to be maximised, or its outcomes; ``None`` if it failed."""
         if trial.state == TrialState.COMPLETE:
-            endless = [value for value in trial.constraints.values() if value == math.inf]  # of them no model learns
+            endless = [value for value in trial.constraints.values() if value == math.inf]  # no model learns from them
             if wrong := [value for value in (*trial.values, *endless) if not math.isfinite(value)]:
                 logger.warning("the value %r of trial %d counts as a failure", wrong[0], trial.number)
                 return None

@@ -316,7 +316,7 @@ class GPBUCB(UCBPolicy):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MiniMETA(UCBPolicy):
-    """mini-META with GP-UCB (mini-GP-UCB, Calandriello et al. 2022): stay with an arm until its variance is 1/C̃ of it.
+    """mini-META with GP-UCB (mini-GP-UCB, Calandriello et al. 2022): stay with an arm until its variance has fallen to 1/C̃.
 
     A batch is one arm, the best by ``mean + width · √leverage``, evaluated ``b`` times: the smallest b with
     ``1 + b · leverage > C̃``, so that the exact variance there has fallen to less than 1/C̃ of what it was. (C̃ is the square of

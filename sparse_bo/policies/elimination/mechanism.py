@@ -39,7 +39,7 @@ from sparse_bo.policies.states import Stopwatch
 from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
 
 MOST_RESTRICTED = 1_024
-"""Candidates of a batch by default at most where ``feasible=`` is called for each, and for those that are not feasible."""
+"""Default limit of the candidates of a batch where ``feasible=`` is called for each, and for points that are not feasible."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

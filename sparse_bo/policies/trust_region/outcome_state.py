@@ -80,13 +80,14 @@ class OutcomeModels(State):
     def design_left(self, size: int, *, batch: int = 1) -> int:
         """See :meth:`.State.design_left`; a batch while an outcome has fewer than two results, or all violations are equal.
 
-        With equal ones, as of a limit that is kept or not, no model knows where it is kept.
+        With equal ones, as of a limit of 0 or 1 that was never kept, no model knows where it is kept. Results that all miss
+        one of several limits say nothing of it.
         """
         left = super().design_left(size)
         if left > 0 or min(len(seen.y) for seen in self.replicates) < 2:
             return batch if left <= 0 else left
         violations = self.outcomes.total_violation(self.Y)
-        return batch if bool((violations == violations[0]).all()) and float(violations[0]) > 0.0 else left
+        return batch if bool((violations == violations[0]).all()) and 0.0 < float(violations[0]) < torch.inf else left
 
     @property
     @abstractmethod

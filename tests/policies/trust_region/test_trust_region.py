@@ -430,3 +430,13 @@ def test_a_limit_that_is_kept_or_not_is_looked_for_until_it_is_kept_once():
     result = optimize(inside, bounds=[(0.0, 1.0)] * 3, objectives={"y": "max"}, constraints={"c": (1, None)}, budget=60, seed=0)
     assert result.feasible > 5
     assert result.best.outcomes["y"] > 1.2
+
+
+def test_limits_that_are_measured_by_turns_have_models():
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, objectives={"y": "max"}, constraints={"c": (None, 0.5), "d": (None, 0.5)}, seed=0)
+    for _ in range(6):
+        batch = loop.ask(4)
+        limits = batch.X.clone()
+        limits[::2, 0] = limits[1::2, 1] = math.nan
+        loop.tell(batch, {"y": batch.X.sum(dim=-1), "c": limits[:, 0], "d": limits[:, 1]})
+    assert loop.state.fitted
