@@ -229,8 +229,13 @@ class ArmState(State):
 
     @property
     def prior(self) -> ArmPrior | None:
-        """The model's prior, whose kernel says which arms are near failures; ``None``: nearness in the arms' hull."""
+        """The model's prior, whose kernel says which arms are near failures; ``None``: :attr:`coordinates` in their hull do."""
         return None
+
+    @property
+    def coordinates(self) -> ArmSet:
+        """The arms as nearness to failures is measured, ``a x d``."""
+        return self.arms
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
         """Return a function that marks failed arms that back off, and arms among failures; ``None`` without failures.
@@ -239,18 +244,18 @@ class ArmState(State):
         """
         if self.failures is None:
             return None
+        arms = self.coordinates
         if self.prior is not None:
             correlation, memory = kernel_correlation(self.prior.covariance), self.prior.memory_bytes
         else:
-            hull = torch.stack([self.arms.amin(dim=0), self.arms.amax(dim=0)])
-            correlation, memory = box_correlation(hull), DEFAULT_MEMORY_BYTES
+            correlation, memory = box_correlation(torch.stack([arms.amin(dim=0), arms.amax(dim=0)])), DEFAULT_MEMORY_BYTES
         return refused(
             self.failures,
             pulls=self.pulls,
-            succeeded=self.X,
+            succeeded=arms[self.succeeded],
             correlation=correlation,
             pending=pending,
-            arms=self.arms,
+            arms=arms,
             proven=self.succeeded,
             memory_bytes=memory,
         )

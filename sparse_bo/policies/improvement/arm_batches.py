@@ -35,6 +35,8 @@ posterior over all arms is not computed anew."""
 GROWTH, CHOICE_GROWTH = 1.1, 2.0
 """Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
 chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
+TWO_DECADES = 100.0
+"""The largest number of a column is at least so many times the smallest positive one where a model knows its logarithms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +72,41 @@ class GivenKernel:
 
 
 def modelled_arms(domain: Arms, arms: Tensor, kernel: GivenKernel | None) -> Tensor:
-    """Return ``a x d`` arms as a model knows them: in the unit cube of their hull; under a kernel of the user's as they are."""
+    """Return ``b x d`` arms of a domain in memory as a model knows them; under a kernel of the user's as they are.
+
+    Else in the unit cube of the hull of all. A column x with a number u of :func:`log_units` is ``log(1 + x / u)`` before.
+    """
     if kernel is not None:
         return arms
-    lower, upper = domain.hull()
+    units = log_units(domain)
+    lower, upper = _logarithms(domain.hull(), units)
     span = upper - lower
-    return (arms - lower) / torch.where(span > 0.0, span, 1.0)
+    return (_logarithms(arms, units) - lower) / torch.where(span > 0.0, span, 1.0)
+
+
+def log_units(domain: Arms) -> Tensor:
+    """Return the smallest positive number of each column that a model knows by logarithms, 0 of others (``d``).
+
+    Those are columns without negative numbers, of two decades or more, whose logarithms are less skewed: doses,
+    concentrations, counts (docs/decisions/181). O(a d).
+    """
+    points, (lower, upper) = domain.points, domain.hull()
+    assert isinstance(points, Tensor)
+    units = torch.where(points > 0.0, points, torch.inf).amin(dim=0)
+    wide = (lower >= 0.0) & (upper >= TWO_DECADES * units) & torch.isfinite(upper / units)
+    units = torch.where(wide, units, 0.0)
+    return torch.where(_skewness(_logarithms(points, units)) < _skewness(points), units, 0.0)
+
+
+def _logarithms(points: Tensor, units: Tensor) -> Tensor:
+    """Return ``log(1 + x / u)`` in the columns of ``n x d`` points where ``u > 0``, the others as they are."""
+    return torch.where(units > 0.0, torch.log1p(points / units), points)
+
+
+def _skewness(points: Tensor) -> Tensor:
+    """Return the absolute third standardised moment of each column of ``a x d`` points; of a constant one NaN."""
+    z = (points - points.mean(dim=0)) / points.std(dim=0, correction=0)
+    return z.pow(3).mean(dim=0).abs()
 
 
 @dataclass(frozen=True, eq=False)

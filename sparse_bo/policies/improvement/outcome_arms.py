@@ -60,6 +60,11 @@ class OutcomeArmState(ArmState, OutcomeModels):
         """See :attr:`.OutcomeModels.U`."""
         return self.unit[self.told]
 
+    @property
+    def coordinates(self) -> Tensor:
+        """See :attr:`.ArmState.coordinates`."""
+        return self.unit
+
     def modelled(self, picks: Tensor) -> Tensor:
         """See :meth:`.OutcomeModels.modelled`."""
         return self.unit[picks]

@@ -12,6 +12,8 @@ from sparse_bo import AskTell, History, ProductGrid, maximize, optimize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.linalg.chunking import tile_rows
 from sparse_bo.policies import ExpectedImprovement, ImprovementState, RandomSearch, Wait
+from sparse_bo.policies.improvement.arm_batches import modelled_arms
+from sparse_bo.policies.outcomes import Outcomes
 from tests.builders import arms, noisy, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 
@@ -438,3 +440,65 @@ def test_while_all_results_are_equal_random_arms_follow():
         batch = loop.ask(4)
         loop.tell(batch, truth[batch.indices])
     assert loop.result().best_observed_mean == float(truth.max())
+
+
+def doses(*, unit=1.0):
+    """Return 17 doses (none, then 10⁻³ to 10²) at seven temperatures and six pH (714 x 3), and responses, best at one arm."""
+    d = torch.cat([torch.zeros(1, dtype=torch.float64), 10.0 ** torch.linspace(-3.0, 2.0, 16, dtype=torch.float64)])
+    X = torch.cartesian_prod(d, torch.linspace(20.0, 80.0, 7).double(), torch.linspace(4.0, 9.0, 6).double())
+    response = X[:, 0] / (X[:, 0] + 0.05) / (1.0 + (X[:, 0] / 1.5).square())
+    y = response * torch.exp(-((X[:, 1] - 50.0) / 20.0).square() - ((X[:, 2] - 6.5) / 1.5).square())
+    return X * torch.tensor([unit, 1.0, 1.0], dtype=torch.float64), y
+
+
+def test_a_model_knows_a_column_over_decades_by_its_logarithms():
+    X, _ = doses()
+    logs = torch.log1p(X[:, :1] / 1e-3)
+    linear = (X[:, 1:] - X[:, 1:].amin(dim=0)) / (X[:, 1:].amax(dim=0) - X[:, 1:].amin(dim=0))
+    torch.testing.assert_close(modelled_arms(Arms(X), X, None), torch.cat([logs / logs.max(), linear], dim=1))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        torch.linspace(0.001, 1.0, 300).double(),  # no more skewed than its logarithms
+        10.0 ** torch.linspace(-1.0, 0.9, 300).double(),  # less than two decades
+        10.0 ** torch.linspace(-3.0, 3.0, 300).double() - 1.0,  # negative numbers
+        torch.full((300,), 3.0).double(),
+        torch.zeros(300).double(),
+        torch.cat([torch.full((1,), 1e-310).double(), torch.full((299,), 1e10).double()]),  # more decades than numbers have
+    ],
+)
+def test_other_columns_are_known_as_they_are(column):
+    X = torch.stack([column, torch.linspace(0.0, 1.0, 300).double()], dim=1)
+    span = column.max() - column.min()
+    torch.testing.assert_close(modelled_arms(Arms(X), X, None)[:, 0], (column - column.min()) / (span if span > 0.0 else 1.0))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_best_dose_is_found_in_any_unit(seed):
+    picks = []
+    for unit in (1.0, 1e-9):
+        X, y = doses(unit=unit)
+        result = maximize(lambda i, y=y: y[i], arms=X, budget=40, seed=seed, call_with="indices")
+        assert y[result.best_index] == y.max()
+        picks.append(result.history.indices)
+    assert picks[0] == picks[1]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_failures_of_low_doses_speak_against_low_doses(several):
+    """On a linear scale a dose of 0.1 would be as near to them as theirs are to each other."""
+    X, y = doses()
+    domain, rows = Arms(X), torch.arange(len(X))
+    policy = ExpectedImprovement(initial_design=8)
+    mechanism = policy.on_outcomes(domain, Outcomes.of({"a": "max", "b": "max"})) if several else policy.on(domain)
+    generator = torch.Generator().manual_seed(0)
+    well = rows[X[:, 0] > 5.0][::5]
+    values = torch.stack([y, -X[:, 1]], dim=1)[well] if several else y[well]
+    state = mechanism.tell(mechanism.init(), well, values, generator=generator)
+    state = mechanism.fail(state, rows[X[:, 0] < 0.003][::2], generator=generator)
+    refused = state.refusal()(rows)
+    low, high = refused[(X[:, 0] < 0.003)], refused[(X[:, 0] > 0.4) & (X[:, 0] < 5.0)]
+    assert low.double().mean() > 0.9
+    assert not high.any()

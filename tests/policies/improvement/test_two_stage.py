@@ -87,6 +87,20 @@ def test_lengthscales_along_other_directions_are_not_those_of_the_inputs():
     assert loop.state.fitted.pulls_at_learning == loop.state.pulls
 
 
+def test_lengthscales_of_logarithms_are_not_those_of_the_inputs():
+    X = arms(200, 2)
+    X = torch.stack([10.0 ** (4.0 * X[:, 0]), X[:, 1]], dim=1)
+    y = -(X[:, 0].log10() - 2.0).square() - X[:, 1]
+    loop = AskTell(X, TwoStage(first=FIRST, after=40), seed=0)
+    while isinstance(loop.state, ImprovementState):
+        batch = loop.ask(3)
+        last = loop.state
+        loop.tell(batch.tickets, y[batch.indices])
+    learned, prior = last.surrogate.learned, loop.state.fitted.posterior.prior
+    reach = learned.reach * (X.amax(dim=0) - X.amin(dim=0))
+    assert not torch.allclose(prior.covariance.kernel.base_kernel.lengthscale.squeeze(0).detach(), reach, rtol=0.05)
+
+
 def test_the_stage_ends_with_the_batch_that_completes_it_whatever_is_out():
     X = arms(90)
     loop = AskTell(X, two_stage(after=10), seed=0)
