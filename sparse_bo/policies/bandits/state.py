@@ -223,18 +223,13 @@ class ArmState(State):
     """``a x d``, float64."""
 
     @property
-    def X(self) -> Tensor:
-        """Inputs of :attr:`succeeded`."""
-        return self.arms[self.succeeded]
-
-    @property
     def prior(self) -> ArmPrior | None:
         """The model's prior, whose kernel says which arms are near failures; ``None``: :attr:`coordinates` in their hull do."""
         return None
 
     @property
     def coordinates(self) -> ArmSet:
-        """The arms as nearness to failures is measured, ``a x d``."""
+        """``a x d``, the arms as a model knows them."""
         return self.arms
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
@@ -266,13 +261,16 @@ class BanditState(ArmState):
     """The state of a policy over arms between two batches. A value."""
 
     observations: Observations
+    """Of :attr:`ArmState.coordinates`."""
     fitted: FittedArms | None = None
     """The model; ``None`` before the first update, or for policies without a model."""
+    unit: ArmSet | None = field(default=None, kw_only=True)
+    """``a x d``, the coordinates; ``None``: the arms themselves."""
 
     @property
-    def X(self) -> Tensor:
-        """See :attr:`ArmState.X`."""
-        return self.observations.X
+    def coordinates(self) -> ArmSet:
+        """See :attr:`ArmState.coordinates`."""
+        return self.arms if self.unit is None else self.unit
 
     @property
     def prior(self) -> ArmPrior | None:
@@ -315,7 +313,7 @@ class BanditState(ArmState):
 
     def with_results(self, picks: Tensor, y: Tensor) -> Self:
         """Return the state with ``y`` (``q``) at arms ``picks`` added, one round later; the model stays."""
-        observations = add_observations(self.observations, self.arms, picks, y)
+        observations = add_observations(self.observations, self.coordinates, picks, y)
         return replace(self, observations=observations, round=self.round + 1, failures=self.forgiven(picks))
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:

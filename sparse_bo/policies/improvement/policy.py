@@ -71,11 +71,6 @@ class ImprovementState(OneOutcome, BanditState):
         return self.unit[self.told]
 
     @property
-    def coordinates(self) -> Tensor:
-        """See :attr:`.ArmState.coordinates`."""
-        return self.unit
-
-    @property
     def unmodelled(self) -> Tensor:
         """Evaluated arms that the model does not know."""
         assert self.surrogate is not None
@@ -132,9 +127,9 @@ class ArmSearch(ArmBatches[ImprovementState]):
 
     def thaw(self, frozen: Frozen) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
-        kept = thaw_evaluated(self.arms, frozen)
-        own = thaw_fields(ImprovementState, frozen)
-        state = replace(self.init(), observations=kept.observations, **own)
+        state = self.init()
+        kept, own = thaw_evaluated(state.unit, frozen), thaw_fields(ImprovementState, frozen)
+        state = replace(state, observations=kept.observations, **own)
         fitted = part_of(frozen, "fitted")
         if not fitted:
             return state
@@ -278,10 +273,9 @@ class ArmStages(Mechanism[BanditState]):
         if state.pulls + len(picks) < self.after:
             return self.first.tell(state, picks, y, generator=generator)
         learned = None if state.surrogate is None or self.first.kernel is not None else state.surrogate.learned
-        if learned is not None and (learned.rotated or bool(log_units(self.first.domain).any())):
-            learned = None  # GPyTorch has no kernel along other directions, and the second policy no logarithms of the arms
+        learned = None if learned is None or learned.rotated else learned  # GPyTorch has no kernel along other directions
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
-        empty = replace(self.then.init(), round=state.round, failures=state.failures)
+        empty = replace(self._shown(self.then.init()), round=state.round, failures=state.failures)
         return self.then.tell(empty, told, results, generator=generator, correlation=learned)
 
     def fail(self, state: Any, picks: Tensor, *, generator: torch.Generator) -> BanditState:
@@ -296,7 +290,11 @@ class ArmStages(Mechanism[BanditState]):
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
         first = part_of(frozen, "first")
-        return self.first.thaw(first) if first else self.then.thaw(part_of(frozen, "then"))
+        return self.first.thaw(first) if first else self._shown(self.then.thaw(part_of(frozen, "then")))
+
+    def _shown(self, state: BanditState) -> BanditState:
+        """Return a state of the second policy, whose arms are coordinates, with the arms as the user has them."""
+        return replace(state, arms=self.first.arms, unit=self.then.arms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,8 +304,8 @@ class TwoStage:
     :class:`sparse_bo.policies.ExpectedImprovement` finds the best region in few evaluations, but each costs it more than the
     one before. :class:`sparse_bo.BBKB` makes ten thousand in seconds, but learns its prior from the first few dozen arms, and
     stays where these led it. Here the second stage begins with all observations of the first, and with its lengthscales, until
-    learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`). It learns its own where the first knows a
-    column by its logarithms.
+    learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`). Where the first knows columns
+    by their logarithms, so does the second.
 
     The first stage has explored, so that the second's intervals can be narrower than those of a policy on its own.
     With the default width of 1 regret per evaluation is 0.0031 on Cadata (193 evaluations in the first stage, 10⁴ in all, means
@@ -348,4 +346,7 @@ class TwoStage:
             ValueError: If the arms do not fit into memory, are in shards, or a setting does not fit them.
         """
         first = self.first.on(as_arms(domain, policy=self.name))  # refuses shards, and what does not fit into memory
-        return ArmStages(first=first, then=self.then.on_arms(Arms(first.arms)), after=self.after)
+        arms = first.arms
+        if self.then.given.covar_module is None and first.kernel is None and bool(log_units(first.domain).any()):
+            arms = modelled_arms(first.domain, arms, None)
+        return ArmStages(first=first, then=self.then.on_arms(Arms(arms)), after=self.after)

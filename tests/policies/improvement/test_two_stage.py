@@ -6,6 +6,7 @@ import torch
 from sparse_bo import BBKB, AskTell, TrustRegion, maximize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.policies import BanditState, ExpectedImprovement, ImprovementState, TwoStage
+from sparse_bo.policies.improvement.arm_batches import modelled_arms
 from tests.builders import arms, bbkb, noisy, unit_box, waves
 
 FIRST = ExpectedImprovement(initial_design=6, batch_size=3)
@@ -87,18 +88,26 @@ def test_lengthscales_along_other_directions_are_not_those_of_the_inputs():
     assert loop.state.fitted.pulls_at_learning == loop.state.pulls
 
 
-def test_lengthscales_of_logarithms_are_not_those_of_the_inputs():
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_second_stage_knows_columns_over_decades_by_their_logarithms(resumed, tmp_path):
     X = arms(200, 2)
     X = torch.stack([10.0 ** (4.0 * X[:, 0]), X[:, 1]], dim=1)
     y = -(X[:, 0].log10() - 2.0).square() - X[:, 1]
-    loop = AskTell(X, TwoStage(first=FIRST, after=40), seed=0)
+    loop = AskTell(X, TwoStage(first=FIRST, after=40), seed=0, storage=tmp_path / "run.journal")
     while isinstance(loop.state, ImprovementState):
-        batch = loop.ask(3)
         last = loop.state
+        batch = loop.ask(3)
         loop.tell(batch.tickets, y[batch.indices])
-    learned, prior = last.surrogate.learned, loop.state.fitted.posterior.prior
-    reach = learned.reach * (X.amax(dim=0) - X.amin(dim=0))
-    assert not torch.allclose(prior.covariance.kernel.base_kernel.lengthscale.squeeze(0).detach(), reach, rtol=0.05)
+    if resumed:
+        loop.close()
+        loop = AskTell.resume(tmp_path / "run.journal", arms=X)
+    prior, report = loop.state.posterior.prior, loop.state.report()
+    kernel = prior.covariance.kernel.base_kernel
+    torch.testing.assert_close(kernel.lengthscale.squeeze(0).detach(), last.surrogate.learned.reach)
+    torch.testing.assert_close(prior.arms, modelled_arms(Arms(X), X, None))
+    torch.testing.assert_close(loop.state.observations.X, prior.arms[loop.state.observations.rows])
+    assert report.best_x.tolist() == X[report.best_index].tolist()
+    assert report.best_observed_x.tolist() == X[report.best_observed_index].tolist()
 
 
 def test_the_stage_ends_with_the_batch_that_completes_it_whatever_is_out():
