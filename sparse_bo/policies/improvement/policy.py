@@ -307,10 +307,8 @@ class TwoStage:
     learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`). Where the first knows columns
     by their logarithms, so does the second.
 
-    The first stage has explored, so that the second's intervals can be narrower than those of a policy on its own.
-    With the default width of 1 regret per evaluation is 0.0031 on Cadata (193 evaluations in the first stage, 10⁴ in all, means
-    of seeds 0 to 4), with 1.5 it is 0.0035, with a calibrated width 0.0080; on 2,048 noisy arms of Levy-4 (1,000 of 4,000,
-    seeds 1 and 2) 2.5, 3.6 and 9.4. The recommended arm is the best one in all of these runs but one with a calibrated width.
+    The first stage has explored, so that the second's intervals can be narrower than those of a policy on its own: half of the
+    regret, or less, that a calibrated width pays (docs/decisions/060).
 
     Costs are those of the stage: 16 a n bytes for a arms and n ≤ ``after`` evaluations in the first.
 
