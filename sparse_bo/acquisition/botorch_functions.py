@@ -45,13 +45,7 @@ from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, Points
 from sparse_bo.linalg.reductions import largest
 from sparse_bo.seeding import seeded
 
-SAMPLED = (
-    qExpectedImprovement,
-    qLogExpectedImprovement,
-    qProbabilityOfImprovement,
-    qSimpleRegret,
-    qUpperConfidenceBound,
-)
+SAMPLED = (qExpectedImprovement, qLogExpectedImprovement, qProbabilityOfImprovement, qSimpleRegret, qUpperConfidenceBound)
 """Functions of the posterior at ``[x; X_pending]`` and of nothing else of the model: subclasses may be anything."""
 SEARCH: Mapping[str, Any] = {"maxiter": 20, "ftol": 1e-4, "pgtol": 1e-4}
 """Of L-BFGS-B, on top of the usual, for speed: a value costs O(samples · q²) here, and the pick is the best point of a pool, so

@@ -22,7 +22,7 @@ from sparse_bo.arms.in_batch import Block, Conditioner, InBatch, contenders_afte
 from sparse_bo.arms.posterior import ArmPosterior, ContenderPosterior, InMemoryPosterior
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
-from sparse_bo.sharding import Alone, Group
+from sparse_bo.sharding import Group
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,12 +127,7 @@ class _Picker:
     """The picks of one batch so far, and upper bounds on all scores. Lives inside :func:`pick_batch`."""
 
     def __init__(
-        self,
-        posterior: ArmPosterior,
-        width: float,
-        stop_rule: StopRule,
-        conditioner: Conditioner,
-        refuse: Refusal | None,
+        self, posterior: ArmPosterior, width: float, stop_rule: StopRule, conditioner: Conditioner, refuse: Refusal | None
     ) -> None:
         self.posterior, self.width, self.stop_rule, self.refuse = posterior, width, stop_rule, refuse
         self.spent, self.rechecked, self.sizes = 0.0, 0, posterior.prior.sizes
@@ -160,9 +155,7 @@ class _Picker:
         self.ids, self.outside = contenders.indices, contenders.floor
         self.scores = contenders.upper.div_(self.unit).round_().mul_(self.unit)
 
-    def run(
-        self, conditioner: Conditioner, max_q: int, ratios: LocalRatios | None, max_rechecked: int | None = None
-    ) -> BatchPicks:
+    def run(self, conditioner: Conditioner, max_q: int, ratios: LocalRatios | None, max_rechecked: int | None) -> BatchPicks:
         picks: list[Tensor] = []
         left, refresh = max_q, self.sizes.block
         while left > 0:
@@ -287,11 +280,8 @@ class LocalRatios:
     posterior is that over the arms of this rank of the group; ``start``, conditioned on nothing, knows all arms.
     """
 
-    def __init__(
-        self, posterior: InMemoryPosterior, start: Conditioner, ratio_threshold: float, *, group: Group | None = None
-    ) -> None:
-        self.posterior, self.start, self.ratio_threshold = posterior, start, ratio_threshold
-        self.group = Alone() if group is None else group
+    def __init__(self, posterior: InMemoryPosterior, start: Conditioner, ratio_threshold: float, *, group: Group) -> None:
+        self.posterior, self.start, self.ratio_threshold, self.group = posterior, start, ratio_threshold, group
         self.ratios = torch.ones_like(posterior.leverages)
 
     def accept(self, sequence: Tensor, *, check: bool) -> tuple[Tensor, bool]:

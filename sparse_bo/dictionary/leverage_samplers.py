@@ -33,8 +33,6 @@ def inclusion_probabilities(leverages: Tensor, counts: Tensor, *, oversampling: 
     per_pull = (oversampling * leverages).clamp(0.0, 1.0)
     if law == "union":
         return (counts * oversampling * leverages).clamp(0.0, 1.0)
-    if law != "exact":
-        raise ValueError(f"expected law 'exact' or 'union', got {law!r}")
     # 1 − (1−p)^c without cancellation for small p; p = 1 gives −expm1(−inf) = 1.
     return -torch.expm1(counts * torch.log1p(-per_pull))
 

@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters, Priors
-from sparse_bo.gp.likelihood import LogLikelihood, Scatter, correlation_of, fixed_correlation, log_likelihood, shares_of
+from sparse_bo.gp.likelihood import Correlation, LogLikelihood, Scatter, correlation_of, log_likelihood, shares_of
 from sparse_bo.kernels.gradients import Pairs, pairs
 
 PRIORS = Priors()
@@ -89,7 +89,7 @@ class LogPosterior:
         """
         given, X = self.given, self.X
         if given.correlation is not None:
-            R = fixed_correlation(given.correlation.numpy())
+            R = Correlation(given.correlation.numpy(), lambda W: np.empty(0))
         else:
             R = correlation_of(theta[: self.size], X, family=self.family, together=self.together)
         scale = math.exp(theta[self.size]) if self.searches_scale else None

@@ -52,11 +52,6 @@ class Correlation(NamedTuple):
     hyper-parameter (``p``)."""
 
 
-def fixed_correlation(R: Array) -> Correlation:
-    """Return a correlation without hyper-parameters."""
-    return Correlation(R, lambda W: np.empty(0))
-
-
 def correlation_of(logs: Array, X: Array, *, family: str, together: Pairs | None = None) -> Correlation:
     """Return the correlation of ``n x d`` points from the logarithms of its hyper-parameters. O(n² d).
 

@@ -126,11 +126,6 @@ def add_lower_gram(gram: Tensor, S: Tensor, *, blocks: int = 16, smallest: int =
             total[start:stop, :stop].addmm_(rows[start:stop], rows[:stop].mT)
 
 
-def from_lower(A: Tensor) -> Tensor:
-    """Return the symmetric matrix of which ``A`` (``… x m x m``) is right up to the diagonal."""
-    return A.tril() + A.tril(-1).mT
-
-
 def whitened_gram(L: Tensor, A: Tensor) -> Tensor:
     """Return ``L⁻¹ A L⁻ᵀ``, ``… x m x m``, exactly symmetric. O(m³).
 

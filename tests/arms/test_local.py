@@ -8,6 +8,7 @@ from gpytorch.kernels import LinearKernel
 
 from sparse_bo.arms.batch import LocalRatios
 from sparse_bo.arms.in_batch import Conditioner
+from sparse_bo.sharding import Alone
 from tests.arms.builders import Problem, random_problem
 
 KINDS = ("fixed", "process")
@@ -16,7 +17,7 @@ PICKS = [3, 7, 3, 0, 19, 3, 11, 7]
 
 def _ratios(problem: Problem, kind: str, threshold: float = math.inf) -> LocalRatios:
     posterior = problem.posterior()
-    return LocalRatios(posterior, Conditioner.at_start(posterior, kind), threshold)
+    return LocalRatios(posterior, Conditioner.at_start(posterior, kind), threshold, group=Alone())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,8 +44,3 @@ def test_union_law_is_never_below_the_exact_law(generator: torch.Generator) -> N
     union = inclusion_probabilities(leverages, counts, oversampling=0.3, law="union")
     assert bool((union >= exact - 1e-12).all())
     assert float((union - exact).max()) > 0.1
-
-
-def test_an_unknown_law_is_refused() -> None:
-    with pytest.raises(ValueError, match="'exact' or 'union', got 'both'"):
-        inclusion_probabilities(torch.ones(1), torch.ones(1), oversampling=1.0, law="both")

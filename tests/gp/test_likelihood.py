@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Priors
 from sparse_bo.gp.likelihood import (
+    Correlation,
     Scatter,
     correlation_of,
-    fixed_correlation,
     log_likelihood,
     log_likelihood_from_sums,
     low_rank_sums,
@@ -35,7 +35,7 @@ def scatter_of(p: Regression) -> Scatter:
 
 
 def _merged(p: Regression) -> Tensor:
-    R, g = fixed_correlation((p.k(p.X, p.X) / p.scale).numpy()), p.noise / p.scale
+    R, g = Correlation((p.k(p.X, p.X) / p.scale).numpy(), lambda W: np.empty(0)), p.noise / p.scale
     return p.y.new_tensor(log_likelihood(R, p.means.numpy(), g, mean=p.prior_mean, scale=p.scale, scatter=scatter_of(p)).value)
 
 

@@ -181,8 +181,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """Whether BoTorch's constructor has returned and the collaborators are set."""
         return "learner" in self.__dict__
 
-    # --- data --------------------------------------------------------------------------------------------------------------
-
     @property
     def train_inputs(self) -> Any:
         """The training inputs, one tensor ``aug_batch_shape x n x d``; transformed in evaluation mode."""
@@ -227,8 +225,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     @property
     def _is_untrained(self) -> bool:
         return self._stored_inputs is None or self._stored_targets is None
-
-    # --- prior and noise ---------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Return the prior at ``x``, as the BoTorch class does: transformed here in training mode only.
@@ -296,8 +292,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         if targets is not None:
             self.outlying_rows = None
         super().set_train_data(inputs, targets, strict)
-
-    # --- the posterior -----------------------------------------------------------------------------------------------------
 
     def made_from(self) -> tuple[tuple[Tensor | Appended, ...], tuple[Tensor, ...]]:
         """Return everything the posterior depends on: data and known noise, and parameters."""
@@ -389,20 +383,14 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             posterior = posterior_of_outputs(mvn, chosen, transform, X=inputs)
         return posterior if posterior_transform is None else transformed(posterior, posterior_transform, X=inputs)
 
-    # --- conditioning ------------------------------------------------------------------------------------------------------
-
     condition_on_observations = condition_on_observations
     get_fantasy_model = get_fantasy_model
     copy_sharing_data = copy_sharing_data
-
-    # --- outputs -----------------------------------------------------------------------------------------------------------
 
     def subset_output(self, idcs: list[int]) -> Self:
         """Return the model of some outputs: the same posterior of these, entry for entry, over the same dictionary."""
         every = not hasattr(self, "_subset_batch_dict") or idcs == list(range(self._num_outputs)) or self._is_untrained
         return super().subset_output(idcs) if every else subset_of_outputs(self, idcs, super().subset_output)
-
-    # --- learning ----------------------------------------------------------------------------------------------------------
 
     @property
     def custom_fit(self) -> Callable[..., Any]:
@@ -410,8 +398,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         if not self._is_configured or self.learner.active:
             raise AttributeError("custom_fit")
         return self.learner.fit
-
-    # --- diagnostics -------------------------------------------------------------------------------------------------------
 
     @property
     def dictionary(self) -> Dictionary:
@@ -422,8 +408,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     calibrated = diagnostics.calibrated
     leave_one_out = diagnostics.leave_one_out
     extra_repr = diagnostics.summary
-
-    # --- caches ------------------------------------------------------------------------------------------------------------
 
     def _clear_cache(self) -> None:
         self.prediction_strategy = None

@@ -72,14 +72,11 @@ class JointCovariance(RootedCovariance):
 
     def detach(self) -> JointCovariance:
         """Return the covariance outside the graph of the points and of the kernel's parameters."""
-        constant: JointCovariance = super().detach()
-        return constant._with(process=self.process.detached())
+        return super().detach()._with(process=self.process.detached())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JointCovariance:
         """Return the covariance outside the graph, whose nodes have no copies."""
         return self.detach()
-
-    # --- other covariances of the same process -----------------------------------------------------------------------------
 
     def _with(self, **changes: Any) -> JointCovariance:
         return JointCovariance(self.X, **{**self._kwargs, **changes})
@@ -124,8 +121,6 @@ class JointCovariance(RootedCovariance):
     def _transpose_nonbatch(self) -> JointCovariance:
         return self
 
-    # --- shapes ----------------------------------------------------------------------------------------------------------
-
     def _inner_batch(self) -> torch.Size:
         """Return the batch shape before views are taken."""
         shapes = [self.X.shape[:-2], self.process.batch_shape]
@@ -142,8 +137,6 @@ class JointCovariance(RootedCovariance):
         """Expand a quantity to the batch shape, and apply the view."""
         tensor = tensor.expand(*self._inner_batch(), *tensor.shape[tensor.dim() - trailing :])
         return tensor if self.view is None else self.view(tensor, trailing)
-
-    # --- entries ---------------------------------------------------------------------------------------------------------
 
     def _diagonal(self) -> Tensor:
         variances = self.process.variance(self.X)
@@ -194,10 +187,7 @@ class JointCovariance(RootedCovariance):
         return to_linear_operator(chosen._block(row_index, col_index))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        entries: Tensor = self.dense()._get_indices(row_index, col_index, *batch_indices)
-        return entries
-
-    # --- rows after the base -----------------------------------------------------------------------------------------------
+        return self.dense()._get_indices(row_index, col_index, *batch_indices)
 
     @property
     def _own_base(self) -> Base | None:
@@ -218,8 +208,6 @@ class JointCovariance(RootedCovariance):
         coefficients = solved_rows(base.root.pivots, cross)
         others = [shared_product(coefficients, known.mT) for known, _ in base.root.groups]
         return torch.cat([torch.cat([cross, *others], dim=-1)[..., base.root.order.argsort()], own], dim=-1)
-
-    # --- roots and samples ----------------------------------------------------------------------------------------------------
 
     def lower(self) -> JointRoot:
         """Return the root of many rows; cached."""
@@ -262,10 +250,7 @@ class JointCovariance(RootedCovariance):
         root = self.root_decomposition().root
         shape = (*self.shape[:-1], num_samples)
         normal = torch.randn(shape, dtype=self.dtype, device="cpu")  # one seed gives the same samples on every device
-        samples: Tensor = root.matmul(normal.to(self.device))
-        return samples.movedim(-1, 0)
-
-    # --- the whole matrix -----------------------------------------------------------------------------------------------------
+        return root.matmul(normal.to(self.device)).movedim(-1, 0)
 
     def matmul(self, other: Any) -> Any:
         """Multiply; with a tensor, gradients reach the kernel's parameters (the base class's would not)."""

@@ -110,9 +110,6 @@ def dictionary(model: Any) -> Dictionary:
     return Dictionary(points, torch.ones(points.shape[-2], dtype=points.dtype, device=points.device), indices)
 
 
-# --- certificate -----------------------------------------------------------------------------------------------------------
-
-
 def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -> Certificate:
     """Bound the ratio of sparse and exact variance, at every point: a factor of 1 means that nothing is lost.
 
@@ -158,9 +155,6 @@ def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -
         certificate = Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)
     model._certified = (cache, certificate)
     return certificate
-
-
-# --- leave-one-out ---------------------------------------------------------------------------------------------------------
 
 
 def left_out(model: Any, *, observation_noise: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,9 +219,6 @@ def _of_each_row(transform: OutcomeTransform) -> OutcomeTransform:
             for name in ("means", "stdvs", "_stdvs_sq"):
                 setattr(part, name, getattr(part, name).unsqueeze(-3))
     return transform
-
-
-# --- calibration -----------------------------------------------------------------------------------------------------------
 
 
 def calibrated(model: Sparse, X: Tensor | None = None, Y: Tensor | None = None, Yvar: Tensor | None = None) -> Sparse:

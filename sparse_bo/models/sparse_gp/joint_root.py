@@ -141,8 +141,6 @@ class JointRoot(LowerRoot):
         """Coefficients and blocks of each group of other rows."""
         return list(zip(self.others[::2], self.others[1::2], strict=True))
 
-    # --- other roots -------------------------------------------------------------------------------------------------------
-
     def map(self, function: Callable[[Tensor, int], Tensor]) -> JointRoot:
         """Return the root with ``function(tensor, trailing dimensions)`` applied to all but the order."""
         others = [function(tensor, 2 + index % 2) for index, tensor in enumerate(self.others)]
@@ -192,8 +190,6 @@ class JointRoot(LowerRoot):
 
     def _transpose_nonbatch(self) -> LinearOperator:
         raise UnsupportedError("the root of a joint covariance of many points multiplies and solves from the left only")
-
-    # --- products and solutions --------------------------------------------------------------------------------------------
 
     def _diagonal(self) -> Tensor:
         parts = [self.pivots.diagonal(dim1=-2, dim2=-1)]

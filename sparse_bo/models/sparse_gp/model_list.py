@@ -72,18 +72,11 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
         if any(map(_of_several_outputs, self.models)):
             # BoTorch slices the rows of each output, which BlockDiagLinearOperator cuts as if outputs were interleaved
             return self._single_outputs().posterior(X, None, observation_noise, posterior_transform)
-        weighted = type(posterior_transform) is ScalarizedPosteriorTransform
-        if weighted and isinstance(observation_noise, bool):
+        if type(posterior_transform) is ScalarizedPosteriorTransform and isinstance(observation_noise, bool):
             total = _weighted_sum(self.models, X, observation_noise, posterior_transform)
             if total is not None:
                 return total
-        if isinstance(observation_noise, Tensor) and any(model.num_outputs > 1 for model in self.models[1:]):
-            joined = self._single_outputs().posterior(X, None, observation_noise)  # BoTorch gives it the noise of others
-        else:
-            joined = _stacked(super().posterior(X, observation_noise=observation_noise))
-        dense = type(joined) is GPyTorchPosterior and not isinstance(joined.distribution, OutputsNormal)
-        if weighted and dense and any(model.num_outputs > 1 for model in self.models):
-            joined = self._single_outputs().posterior(X, None, observation_noise)  # a sum needs them one by one
+        joined = _stacked(super().posterior(X, observation_noise=observation_noise))
         return joined if posterior_transform is None else posterior_transform(posterior=joined, X=X)
 
     def fantasize(self, X: Tensor, sampler: Any, **options: Any) -> Any:

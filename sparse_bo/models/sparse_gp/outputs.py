@@ -90,8 +90,7 @@ class _OutputRoots(RootsOfEach, BlockDiagLinearOperator):  # type: ignore[misc] 
     """Roots side by side; ``… x (m q) x c`` columns go to each output's."""
 
     def _of_each(self, method: str, columns: Tensor, **options: Any) -> Tensor:
-        found: Tensor = getattr(self.base_linear_op, method)(self._add_batch_dim(columns), **options)
-        return self._remove_batch_dim(found)
+        return self._remove_batch_dim(getattr(self.base_linear_op, method)(self._add_batch_dim(columns), **options))
 
     def reshape(self, *sizes: Any) -> LinearOperator:
         """Return the roots with one batch dimension for ``-1, m q, m q``, as a log-density asks for; otherwise expanded."""
@@ -184,7 +183,9 @@ def weighted_sum(members: Sequence[JointCovariance | None], weights: Sequence[Te
     terms, means, noises, start = [], [], [], 0
     inputs: list[Tensor] = []
     for member, weight in zip(members, weights, strict=True):
-        if member is None or not isinstance(member.process, Process) or not _one_scale(member):
+        if member is None or not isinstance(member.process, Process):
+            return None
+        if member.scale is not None and not bool((member.scale == member.scale[..., :1]).all()):
             return None
         several, factor = weight.dim() > 0, weight.unsqueeze(-1)
         factor = factor if member.scale is None else factor * member.scale[..., :1]
@@ -202,11 +203,6 @@ def weighted_sum(members: Sequence[JointCovariance | None], weights: Sequence[Te
     X = torch.cat([X.expand(*batch, *X.shape[-2:]) for X in inputs], dim=-1)
     noise, graph = total(noises) if noises else None, any(member.graph for member in members if member is not None)
     return JointCovariance(X, process=SumOfProcesses(tuple(terms)), noise=noise, graph=graph, **options)
-
-
-def _one_scale(operator: JointCovariance) -> bool:
-    """Return whether all rows have the same scale."""
-    return operator.scale is None or bool((operator.scale == operator.scale[..., :1]).all())
 
 
 def subset_of_outputs(model: Any, idcs: list[int], plain: Callable[[list[int]], Any]) -> Any:

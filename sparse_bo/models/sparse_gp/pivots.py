@@ -77,8 +77,7 @@ def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Ten
         good = torch.where(signs > 0, unit, 1 - unit)  # 1 is best, 0 worst
         scores = -((1 - good) / weights.clamp_min(1e-12)).amax(dim=-2)
     each = min(max(count // len(scores), 1), q)
-    rows: Tensor = torch.unique(largest(scores, each))
-    return rows[:count]
+    return torch.unique(largest(scores, each))[:count]
 
 
 def _geometry(prior: Prior, X: Tensor, generator: torch.Generator) -> Tensor:

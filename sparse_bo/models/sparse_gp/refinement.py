@@ -66,9 +66,6 @@ class RefinementSettings:
     """Lengthscales are multiplied by a factor between ``step²`` and 1."""
 
 
-# --- residuals -----------------------------------------------------------------------------------------------------------
-
-
 class Residuals(NamedTuple):
     """Observations of some rows less their predictions from other rows."""
 
@@ -241,9 +238,6 @@ def warn_of_outliers(rows: Tensor, scores: Tensor, *, limit: float, n: int) -> N
             InputDataWarning,
             stacklevel=2,
         )
-
-
-# --- neighbourhoods and shorter lengthscales -----------------------------------------------------------------------------
 
 
 def euclidean(Z: Tensor, centre: Tensor) -> Tensor:

@@ -127,8 +127,7 @@ class Projection:
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor]:
-        products: tuple[Tensor, Tensor] = Products.apply(self.K, self.posterior.root, self.rows[-1], self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
-        return products
+        return Products.apply(self.K, self.posterior.root, self.rows[-1], self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
 
     @property
     def _explained(self) -> Tensor:
@@ -143,8 +142,7 @@ class Projection:
             return self.K @ root
         if (torch.is_grad_enabled() and root.requires_grad) or self.K.shape[:-2] != root.shape[:-2]:
             return triangular.times_root(self.K, root, self.posterior.recent.sizes.block)
-        product: Tensor = TimesRoot.apply(self.K, root, self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
-        return product
+        return TimesRoot.apply(self.K, root, self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
 
     @cached_property
     def _h(self) -> Tensor:

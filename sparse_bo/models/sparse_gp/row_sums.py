@@ -16,7 +16,7 @@ from torch import Tensor
 from sparse_bo.gp import dtc
 from sparse_bo.gp.dtc import NystromFactor, nystrom_factor
 from sparse_bo.gp.likelihood import LowRankSums, low_rank_sums, sum_blocks
-from sparse_bo.linalg.cholesky import add_lower_gram, from_lower, safe_cholesky, try_cholesky, whitened_gram, whitening_error
+from sparse_bo.linalg.cholesky import add_lower_gram, safe_cholesky, try_cholesky, whitened_gram, whitening_error
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, broadcast_shapes, chunk_rows, row_slices
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_block, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
@@ -197,7 +197,7 @@ class _Data:
                 gram = S.new_zeros(*S.shape[:-1], S.shape[-2])
             add_lower_gram(gram, S)
             projected = projected + (S @ outcomes).squeeze(-1)
-        return from_lower(gram), projected
+        return gram.tril() + gram.tril(-1).mT, projected
 
     def whiten_together(self) -> bool:
         """Return whether whitening all rows together loses little and saves work; the same on all ranks."""

@@ -207,8 +207,7 @@ class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class
                 "log_prob of a SparseGP's training prior works on the whole training set; "
                 "use fit='exact' for slices or combinations of it"
             )
-        likelihood: Tensor = covariance.log_likelihood(value, self.mean)
-        return likelihood
+        return covariance.log_likelihood(value, self.mean)
 
 
 class ParameterVector:

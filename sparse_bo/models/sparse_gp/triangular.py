@@ -51,8 +51,7 @@ class Recent:
             return make()
         known = self._products.get(name)
         if known is not None and known[0].shape == K.shape and torch.equal(known[0], K):
-            made: Made = known[1]
-            return made
+            return known[1]
         made = make()
         self._products[name] = K.detach(), made
         return made
@@ -60,8 +59,7 @@ class Recent:
     def once(self, name: str, make: Callable[[], Made], *, size: int) -> Made:
         """Return ``make()``, computed once for this root if its ``size`` is at most 256 MB."""
         if name in self._constants:
-            known: Made = self._constants[name]
-            return known
+            return self._constants[name]
         made = make()
         if size <= 2**28:
             self._constants[name] = made

@@ -131,9 +131,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
                     "width='calibrated'"
                 )
             return self.widths[width](
-                rkhs_norm=self.rkhs_norm,
-                noise_variance=self.noise_variance,
-                failure_probability=self.failure_probability,
+                rkhs_norm=self.rkhs_norm, noise_variance=self.noise_variance, failure_probability=self.failure_probability
             )
         if isinstance(width, (int, float)) and not isinstance(width, bool):
             return ConstantWidth(check_number("width", width))

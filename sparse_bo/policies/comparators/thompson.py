@@ -48,51 +48,41 @@ LEARNING_POINTS = 500
 """QFF-TS learns its hyper-parameters on a box from at most so many observations."""
 
 
-class _Best:
-    """The best arm of each of q draws over the chunks of a sweep, the first of ties. Lives for one ask.
+def _best_arms(state: BanditState, q: int, draws: Callable[[slice, Tensor], Tensor]) -> Tensor:
+    """Return the ``q`` best arms of draws, ``rows x q`` for each chunk of arms and its kernel ``m x rows``; the first of ties.
 
-    Every rank evaluates its own shard; the best arms are then found together.
+    Every rank evaluates its own shard; the best arms are then found together. Of equal arms on several ranks it is the first,
+    whose draws differ by round-off.
     """
-
-    def __init__(self, state: BanditState, q: int) -> None:
-        assert state.posterior is not None
-        self.here, self.arms = state.posterior.here, state.arms
-        self.group, device = group_of(self.arms), self.arms.device
-        self.first = first_here(self.arms)
-        prior = self.here.prior
-        self.allowed = torch.ones(prior.arms.shape[0], dtype=torch.bool, device=device)
-        if prior.repeats is not None:
-            self.allowed[prior.repeats] = False
-        refuse = state.refusal()
-        if refuse is not None:
-            step, every = "excluded arms", self.first + torch.arange(len(self.allowed), device=device)
-            with self.group.shielded(step), alone(self.arms):
-                allowed = self.allowed & ~refuse(every)
-            if self.group.largest(step, [float(allowed.any())])[0]:
-                self.allowed = allowed
-        self.values = self.here.means.new_full((q,), -math.inf)
-        self.indices = torch.zeros(q, dtype=torch.int64, device=device)
-
-    def of(self, draws: Callable[[slice, Tensor], Tensor]) -> Tensor:
-        """Return the ``q`` best arms of draws, ``rows x q`` for each chunk of arms and its kernel ``m x rows``.
-
-        Of equal arms on several ranks it is the first, whose draws differ by round-off.
-        """
-        with self.group.shielded(DRAWS):
-            for part, K_DX in self.here.kernel_chunks():
-                values, rows = draws(part, K_DX).masked_fill(~self.allowed[part].unsqueeze(-1), -math.inf).max(dim=0)
-                better = values > self.values
-                self.values = torch.where(better, values, self.values)
-                self.indices = torch.where(better, rows + part.start, self.indices)
-        if self.group.size == 1:
-            return self.indices
-        rows = self.here.prior.arms[self.indices] if len(self.allowed) else self.arms[:0].expand(len(self.values), -1)
-        all_ranks = self.group.tensors(DRAWS, [self.values, self.indices + self.first, rows])
-        values, indices = (torch.stack([part[k] for part in all_ranks]) for k in range(2))
-        X = torch.stack([part[2] if len(part[2]) else part[2].new_zeros(rows.shape) for part in all_ranks])  # ranks x q x d
-        best = X[values.argmax(dim=0), torch.arange(len(self.values), device=X.device)]
-        equal = (best == X).all(dim=-1) & (values > -math.inf)
-        return torch.where(equal, indices, 2**62).amin(dim=0).to(self.indices)
+    assert state.posterior is not None
+    here, arms = state.posterior.here, state.arms
+    group, first, prior, device = group_of(arms), first_here(arms), here.prior, arms.device
+    allowed = torch.ones(prior.arms.shape[0], dtype=torch.bool, device=device)
+    if prior.repeats is not None:
+        allowed[prior.repeats] = False
+    refuse = state.refusal()
+    if refuse is not None:
+        step, every = "excluded arms", first + torch.arange(len(allowed), device=device)
+        with group.shielded(step), alone(arms):
+            left = allowed & ~refuse(every)
+        if group.largest(step, [float(left.any())])[0]:
+            allowed = left
+    values = here.means.new_full((q,), -math.inf)
+    indices = torch.zeros(q, dtype=torch.int64, device=device)
+    with group.shielded(DRAWS):
+        for part, K_DX in here.kernel_chunks():
+            highest, at = draws(part, K_DX).masked_fill(~allowed[part].unsqueeze(-1), -math.inf).max(dim=0)
+            better = highest > values
+            values, indices = torch.where(better, highest, values), torch.where(better, at + part.start, indices)
+    if group.size == 1:
+        return indices
+    rows = prior.arms[indices] if len(allowed) else arms[:0].expand(q, -1)
+    all_ranks = group.tensors(DRAWS, [values, indices + first, rows])
+    values, numbers = (torch.stack([part[k] for part in all_ranks]) for k in range(2))
+    X = torch.stack([part[2] if len(part[2]) else part[2].new_zeros(rows.shape) for part in all_ranks])  # ranks x q x d
+    best = X[values.argmax(dim=0), torch.arange(q, device=X.device)]
+    equal = (best == X).all(dim=-1) & (values > -math.inf)
+    return torch.where(equal, numbers, 2**62).amin(dim=0).to(indices)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,7 +127,7 @@ class SGPTSArms(PosteriorPolicy):
 
     def chosen(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """See :class:`PosteriorPolicy`. Draws one integer (a seed), then ``q`` times (features + r) normal numbers."""
-        posterior, arms, best = state.posterior, state.arms, _Best(state, q)
+        posterior, arms = state.posterior, state.arms
         assert posterior is not None
         with torch.no_grad():
             with seeded(generator, device=arms.device):
@@ -147,8 +137,8 @@ class SGPTSArms(PosteriorPolicy):
             normal = torch.randn(q, self.features + rank, generator=generator, device="cpu", dtype=arms.dtype).to(arms.device)
             prior, spread = normal[:, : self.features], normal[:, self.features :]
             weights = decoupled_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
-            here = best.here.prior.arms
-            return best.of(lambda part, K_DX: phi(here[part]) @ prior.mT + K_DX.mT @ weights)
+            here = posterior.here.prior.arms
+            return _best_arms(state, q, lambda part, K_DX: phi(here[part]) @ prior.mT + K_DX.mT @ weights)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,7 +181,7 @@ class QFFTSArms(PosteriorPolicy):
             NumericalWarning: If a learned kernel is too narrow for the order.
         """
         assert state.posterior is not None
-        observed, surrogate, best = state.observations, state.posterior.prior, _Best(state, q)
+        observed, surrogate = state.observations, state.posterior.prior
         kernel = surrogate.covariance.kernel
         message = self._missed(kernel, state.arms) if self.covar_module is None else None
         if message is not None:
@@ -203,8 +193,8 @@ class QFFTSArms(PosteriorPolicy):
             y = (observed.means - surrogate.prior_mean) * roots
             normal = torch.randn(q, Z.shape[1], generator=generator, device="cpu", dtype=Z.dtype).to(Z.device)
             w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
-            here = best.here.prior.in_memory
-            return best.of(lambda part, _: features(here[part]) @ w.mT)
+            here = state.posterior.here.prior.in_memory
+            return _best_arms(state, q, lambda part, _: features(here[part]) @ w.mT)
 
     def _missed(self, kernel: Kernel, arms: ArmSet) -> str | None:
         """Return a message if the kernel is too narrow for the order over the arms, else ``None``."""

@@ -310,8 +310,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             if self.jumps:
                 warnings.filterwarnings("ignore", message="Optimization failed", category=RuntimeWarning)
                 warnings.filterwarnings("ignore", category=OptimizationWarning)
-            best: Tensor = optimize_acqf(function, bounds=bounds, q=q, sequential=q > 1, **starts)[0]
-        return best
+            return optimize_acqf(function, bounds=bounds, q=q, sequential=q > 1, **starts)[0]
 
     def _elsewhere(self, state: SurrogateState, picks: Tensor, refuse: Refusal, generator: torch.Generator) -> Tensor:
         """Return the picks (``q x d``) with refused ones replaced by other points of high upper confidence bounds.
