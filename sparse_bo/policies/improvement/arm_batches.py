@@ -35,8 +35,8 @@ posterior over all arms is not computed anew."""
 GROWTH, CHOICE_GROWTH = 1.1, 2.0
 """Beyond, when evaluations have grown by the first factor, or a new arm is better than all before. Kernel and warping are
 chosen anew then, if distinct arms have grown by the second (docs/decisions/113)."""
-TWO_DECADES = 100.0
-"""The largest number of a column is at least so many times the smallest positive one where a model knows its logarithms."""
+MANY = 100.0
+"""Ratio of the numbers of a column from which on a model knows them on another scale (:func:`column_units`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,39 +74,47 @@ class GivenKernel:
 def modelled_arms(domain: Arms, arms: Tensor, kernel: GivenKernel | None) -> Tensor:
     """Return ``b x d`` arms of a domain in memory as a model knows them; under a kernel of the user's as they are.
 
-    Else in the unit cube of the hull of all. A column x with a number u of :func:`log_units` is ``log(1 + x / u)`` before.
+    Else in the unit cube of the hull of all. Columns with a unit (:func:`column_units`) are bent before.
     """
     if kernel is not None:
         return arms
-    units = log_units(domain)
-    lower, upper = _logarithms(domain.hull(), units)
+    origins, units = column_units(domain)
+    lower, upper = _bent(domain.hull(), origins, units)
     span = upper - lower
-    return (_logarithms(arms, units) - lower) / torch.where(span > 0.0, span, 1.0)
+    return (_bent(arms, origins, units) - lower) / torch.where(span > 0.0, span, 1.0)
 
 
-def log_units(domain: Arms) -> Tensor:
-    """Return the smallest positive number of each column that a model knows by logarithms, 0 of others (``d``).
+def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
+    """Return origins o and units u (``d`` each) of the columns x that a model knows as ``asinh((x − o)/u)``; u = 0: as x.
 
-    Those are columns without negative numbers, of two decades or more, whose logarithms are less skewed: doses,
-    concentrations, counts (docs/decisions/181). O(a d).
+    Numbers over decades (doses, concentrations, counts) are known by their logarithms: without a negative one, the largest at
+    least :data:`MANY` times the smallest positive one, which is u, if they are less skewed for it. In other columns u is the
+    range of the middle half, around the median o, if the whole range is :data:`MANY` times that: a few numbers are far off, as
+    −999 for a missing one is. O(a d). See docs/decisions/181.
     """
     points, (lower, upper) = domain.points, domain.hull()
     assert isinstance(points, Tensor)
-    units = torch.where(points > 0.0, points, torch.inf).amin(dim=0)
-    wide = (lower >= 0.0) & (upper >= TWO_DECADES * units) & torch.isfinite(upper / units)
-    units = torch.where(wide, units, 0.0)
-    return torch.where(_skewness(_logarithms(points, units)) < _skewness(points), units, 0.0)
+    least = torch.where(points > 0.0, points, torch.inf).amin(dim=0)
+    least = torch.where((lower >= 0.0) & (upper >= MANY * least) & torch.isfinite(upper / least), least, 0.0)
+    wide = least.nonzero().squeeze(-1)
+    linear = points[:, wide]
+    straighter = _skewness((linear / least[wide]).asinh()) < _skewness(linear)
+    least[wide] = torch.where(straighter, least[wide], 0.0)
+    ranked, last = points.mT.contiguous(), len(points) - 1
+    low, median, high = (ranked.kthvalue(1 + last * j // 4, dim=-1).values for j in (1, 2, 3))
+    far = (least == 0.0) & (high > low) & (upper - lower >= MANY * (high - low))
+    return torch.where(far, median, 0.0), torch.where(far, high - low, least)
 
 
-def _logarithms(points: Tensor, units: Tensor) -> Tensor:
-    """Return ``log(1 + x / u)`` in the columns of ``n x d`` points where ``u > 0``, the others as they are."""
-    return torch.where(units > 0.0, torch.log1p(points / units), points)
+def _bent(points: Tensor, origins: Tensor, units: Tensor) -> Tensor:
+    """Return ``asinh((x − o)/u)`` in the columns of ``n x d`` points where ``u > 0``, the others as they are."""
+    return torch.where(units > 0.0, ((points - origins) / units).asinh(), points)
 
 
 def _skewness(points: Tensor) -> Tensor:
     """Return the absolute third standardised moment of each column of ``a x d`` points; of a constant one NaN."""
-    z = (points - points.mean(dim=0)) / points.std(dim=0, correction=0)
-    return z.pow(3).mean(dim=0).abs()
+    z = points - points.mean(dim=0)
+    return z.pow(3).mean(dim=0).abs() / z.square().mean(dim=0) ** 1.5
 
 
 @dataclass(frozen=True, eq=False)

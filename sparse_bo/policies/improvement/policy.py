@@ -22,8 +22,8 @@ from sparse_bo.policies.improvement.arm_batches import (
     ArmBatches,
     ArmModel,
     GivenKernel,
+    column_units,
     learned_model,
-    log_units,
     modelled_arms,
 )
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
@@ -181,9 +181,9 @@ class ExpectedImprovement(ImprovementSettings):
     Attributes:
         covar_module: Any GPyTorch kernel without batch shape, of the arms as they are (fingerprints of molecules under a
             Tanimoto kernel, say). Its hyper-parameters stay as they are; scale, mean, noise and warping are learned. ``None``:
-            a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube. A column
-            x without negative numbers that spans two decades or more, and is less skewed for it, is ``log(1 + x / u)`` there,
-            with u its smallest positive number: doses, concentrations, counts.
+            a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube. Columns
+            over decades (doses, concentrations, counts) are known by their logarithms, and such with a few numbers far from
+            the others (−999 for a missing one) as ``asinh`` (docs/decisions/181).
         repeats: Whether an arm may be evaluated again. ``False`` (one of each candidate): no arm is, not even a failed one, and
             the run ends once all have been evaluated.
 
@@ -304,8 +304,8 @@ class TwoStage:
     :class:`sparse_bo.policies.ExpectedImprovement` finds the best region in few evaluations, but each costs it more than the
     one before. :class:`sparse_bo.BBKB` makes ten thousand in seconds, but learns its prior from the first few dozen arms, and
     stays where these led it. Here the second stage begins with all observations of the first, and with its lengthscales, until
-    learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`). Where the first knows columns
-    by their logarithms, so does the second.
+    learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`). Columns that the first
+    knows on another scale the second does, too.
 
     The first stage has explored, so that the second's intervals can be narrower than those of a policy on its own: half of the
     regret, or less, that a calibrated width pays (docs/decisions/060).
@@ -345,6 +345,6 @@ class TwoStage:
         """
         first = self.first.on(as_arms(domain, policy=self.name))  # refuses shards, and what does not fit into memory
         arms = first.arms
-        if self.then.given.covar_module is None and first.kernel is None and bool(log_units(first.domain).any()):
+        if self.then.given.covar_module is None and first.kernel is None and bool(column_units(first.domain)[1].any()):
             arms = modelled_arms(first.domain, arms, None)
         return ArmStages(first=first, then=self.then.on_arms(Arms(arms)), after=self.after)

@@ -453,7 +453,7 @@ def doses(*, unit=1.0):
 
 def test_a_model_knows_a_column_over_decades_by_its_logarithms():
     X, _ = doses()
-    logs = torch.log1p(X[:, :1] / 1e-3)
+    logs = torch.asinh(X[:, :1] / 1e-3)
     linear = (X[:, 1:] - X[:, 1:].amin(dim=0)) / (X[:, 1:].amax(dim=0) - X[:, 1:].amin(dim=0))
     torch.testing.assert_close(modelled_arms(Arms(X), X, None), torch.cat([logs / logs.max(), linear], dim=1))
 
@@ -473,6 +473,22 @@ def test_other_columns_are_known_as_they_are(column):
     X = torch.stack([column, torch.linspace(0.0, 1.0, 300).double()], dim=1)
     span = column.max() - column.min()
     torch.testing.assert_close(modelled_arms(Arms(X), X, None)[:, 0], (column - column.min()) / (span if span > 0.0 else 1.0))
+
+
+@pytest.mark.parametrize("missing", [-999.0, 1e6])
+def test_numbers_far_from_the_others_leave_these_apart(missing):
+    X = arms(300, 2) - 0.5
+    X[::9, 0] = missing
+    ranked = X[:, 0].sort().values
+    middle, half = ranked[149], ranked[224] - ranked[74]  # of 299 steps a quarter, a half and three quarters, rounded down
+    known = modelled_arms(Arms(X), X, None)
+    bent = torch.asinh((X[:, 0] - middle) / half)
+    torch.testing.assert_close(known[:, 0], (bent - bent.min()) / (bent.max() - bent.min()))
+    apart = torch.arange(len(X)) % 9 > 0
+    assert float(known[apart, 0].max() - known[apart, 0].min()) > 0.08
+    y = waves(X.clamp(-1.0, 1.0)) - X[:, 0].abs().clamp(max=1.0)
+    result = maximize(lambda i: y[i], arms=X, budget=60, seed=0, call_with="indices")
+    assert y[result.best_index] == y.max()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
