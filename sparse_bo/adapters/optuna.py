@@ -312,9 +312,9 @@ class _Search:
         known = pending = torch.cat([self.domain.no_picks, *self.out.values()])
         if isinstance(self.state, PointState):
             known = torch.cat([self.state.X, self.state.left_alone(), pending])
-        self.state = self.state.with_not_picked(self.state.picked(len(pending)) - self.picked)
         if self.hidden:  # it may be the best point again, a policy's check for noise: workers that join together need one
             pending = torch.cat([pending, self.highest[1]])
+        self.state = self.state.with_not_picked(self.state.picked(len(pending)) - self.picked)
         made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
         if isinstance(made, Wait):
             made = self.mechanism.ask_beyond_batch(self.state, max_q=q, pending=pending, generator=self.generator)
@@ -363,14 +363,14 @@ class _Search:
 
     def _result(self, trial: FrozenTrial) -> float | list[float] | None:
         """Return the objective of a finished trial, to be maximised, or its outcomes; ``None`` if it failed."""
+        endless = [value for value in trial.constraints.values() if value == math.inf]  # no model learns from them
         if trial.state == TrialState.COMPLETE:
-            endless = [value for value in trial.constraints.values() if value == math.inf]  # no model learns from them
             if wrong := [value for value in (*trial.values, *endless) if not math.isfinite(value)]:
                 logger.warning("the value %r of trial %d counts as a failure", wrong[0], trial.number)
                 return None
             objectives = trial.values
             self.completed.append(self.sign * objectives[0])
-        elif trial.state == TrialState.PRUNED and len(self.study.directions) == 1:
+        elif trial.state == TrialState.PRUNED and len(self.study.directions) == 1 and not endless:
             last = trial.last_step
             reached = math.inf if last is None else self.sign * trial.intermediate_values[last]
             typical = float(torch.tensor(self.completed or [math.inf], dtype=torch.float64, device="cpu").median())

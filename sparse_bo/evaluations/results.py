@@ -42,6 +42,8 @@ class Measured(float):
     def __new__(cls, value: Any, sd: Any) -> Measured:
         """Return a result of known noise."""
         try:
+            for part in (value, sd):
+                check_kind(part)
             # without the gradients of a tensor, of which its conversion warns
             number, spread = (float(part.detach() if hasattr(part, "detach") else part) for part in (value, sd))
         except (TypeError, ValueError, OverflowError) as error:
@@ -110,8 +112,8 @@ def check_same_order(**parts: Any) -> None:
     """Raise a ``ValueError`` if two parts have the same labels of rows in another order, one of them by a pandas index.
 
     Results are matched by position: a table that was sorted or drawn from would give its points the results of others. A list
-    of names, arms or tickets has itself as labels, a batch its tickets or its arms, and a mapping those of its values; an index
-    that counts from 0 is none beside these, and results (``y``, ``values``, ``results``) are none.
+    or an array of names, arms or tickets has itself as labels, a batch its tickets or its arms, and a mapping those of its
+    values; an index that counts from 0 is none beside these, and results (``y``, ``values``, ``results``) are none.
     """
     labelled = [(name, *one) for name, part in parts.items() for one in _labels(part, results=name in RESULTS)]
     pairs = sorted(combinations(labelled, 2), key=lambda pair: not (pair[0][1] and pair[1][1]))  # of two tables first
@@ -146,8 +148,9 @@ def _labels(part: Any, *, results: bool) -> list[tuple[bool, list[list[Any]]]]:
         by_name = arms and part.parameters and all("name" in one for one in part.parameters)
         names = [[one["name"] for one in part.parameters]] if by_name else []
         return [(False, [[*part.tickets], *arms, *names])]
-    named = not results and isinstance(part, list) and {str, int}.issuperset(map(type, part))
-    return [(False, [part])] if named else []
+    rows = part.tolist() if getattr(part, "ndim", 0) == 1 and not results else part
+    named = not results and isinstance(rows, list) and {str, int}.issuperset(map(type, rows))
+    return [(False, [rows])] if named else []
 
 
 def check_kind(y: Any) -> None:
@@ -342,6 +345,7 @@ def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
 
 
 def _outcome(name: str, value: Any) -> float:
+    check_kind(value)
     (value,) = _listed(value) if len(_listed(value)) == 1 else (value,)
     if value is None:
         return FAILED

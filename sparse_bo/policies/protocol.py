@@ -214,6 +214,11 @@ class BatchMechanism(Mechanism[S]):
     settings: Any
     """Settings with ``initial_design``, and with ``largest_batch``, a number by that of the results so far."""
 
+    @property
+    @abstractmethod
+    def design_size(self) -> int:
+        """Evaluations before the first model."""
+
     def ask(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return as many picks of :meth:`ask_beyond_batch` as the batch has room for, or the initial design.
 
@@ -221,7 +226,8 @@ class BatchMechanism(Mechanism[S]):
         """
         left, room = self.design_left(state), self.settings.largest_batch(state.picked(0)) - len(pending)
         if left > 0:
-            q = design_batch(left, state, room=room, out=len(pending), max_q=max_q, fills=self.settings.initial_design is None)
+            fills, size = self.settings.initial_design is None, self.design_size
+            q = design_batch(left, state, size=size, room=room, out=len(pending), max_q=max_q, fills=fills)
         else:
             q = min(max_q, room) if room > 0 else Wait(1 - room)
         return q if isinstance(q, Wait) else self.ask_beyond_batch(state, max_q=q, pending=pending, generator=generator)
@@ -256,19 +262,18 @@ DESIGN_AT_ONCE = 65_536
 """Most picks of an initial design that one ask makes; the next ask continues the design."""
 
 
-def design_batch(left: int, state: State, *, room: int, out: int, max_q: int, fills: bool = False) -> int | Wait:
-    """Return the number of picks that an initial design asks for next, ``left`` of which are needed and ``out`` are pending.
+def design_batch(left: int, state: State, *, size: int, room: int, out: int, max_q: int, fills: bool = False) -> int | Wait:
+    """Return the number of picks that a design of ``size`` asks for next, ``left`` of which are needed and ``out`` are pending.
 
     After failures a whole batch, for which there is ``room``: few alone would cost a batch. While others are pending, failures
     are replaced: a worker that waits gains nothing. ``fills``: more than are needed are asked for where the last batch of the
     design has room for them.
     """
-    failures = 0 if state.failures is None else state.failures.total
-    missing = left + failures if out else left
+    missing = max(left, size - state.pulls) if out else left
     missing = max(missing, out + room) if fills else missing
     if missing <= out and out:
         return Wait(max(left, 1 - room))  # a model then has room for a pick
-    return min(max_q, max(missing - out, room if failures else 0), DESIGN_AT_ONCE)
+    return min(max_q, max(missing - out, 0 if state.failures is None else room), DESIGN_AT_ONCE)
 
 
 ON_ARMS = {"trust-region": "ExpectedImprovement", "s-gp-ts": "SGPTSArms", "qff-ts": "QFFTSArms"}

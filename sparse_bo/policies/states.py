@@ -150,13 +150,20 @@ class State(ABC):
         """Return a snapshot without domain and model. O(evaluated inputs)."""
         return freeze_fields(self)
 
-    def design_left(self, size: int) -> int:
+    @property
+    def undecided(self) -> bool:
+        """Whether all results are equal, so that a model that has learned its prior from them is sure of all others."""
+        return False
+
+    def design_left(self, size: int, *, batch: int = 0) -> int:
         """Return how many evaluations an initial design of ``size`` still needs, at most 0 at its end.
 
-        A failure counts as one of them, so that it is not replaced alone, outside of a batch; but half need results.
+        A failure counts as one of them, so that it is not replaced alone, outside of a batch; but half need results. At the end
+        another ``batch``, if there is one, follows while the results are :attr:`undecided`.
         """
         failures = 0 if self.failures is None else self.failures.total
-        return max(size - self.pulls - failures, (size + 1) // 2 - self.pulls)
+        left = max(size - self.pulls - failures, (size + 1) // 2 - self.pulls)
+        return batch if left <= 0 < batch and self.undecided else left
 
     def picked(self, pending: int) -> int:
         """Return how many evaluations the policy has picked, with ``pending`` ones; the place of a design in its sequence."""
@@ -274,6 +281,11 @@ class BoxState(PointState):
     def model(self) -> Model | None:
         """BoTorch model after the last batch, in the user's units; ``None`` before there is enough data, or without a model."""
         return None
+
+    @property
+    def undecided(self) -> bool:
+        """See :attr:`State.undecided`."""
+        return len(self.y) > 0 and bool((self.y == self.y[0]).all())
 
     @property
     def floor(self) -> float | None:

@@ -68,9 +68,9 @@ def outcome_facts(view: RunView, outcomes: OutcomeColumns) -> dict[str, str]:
     elif outcomes.only is not None:
         value = view.best_mean if view.best_mean is not None else best_outcomes(outcomes)[outcomes.only]
         observed = "as observed" if outcomes.observed else ""
-        lines["best feasible"] = "; ".join(filter(None, [number(value), interval(view), observed]))
+        lines["best feasible"] = "; ".join(filter(None, [outcomes.text(outcomes.only, value), interval(view), observed]))
         others = {name: value for name, value in best_outcomes(outcomes).items() if name != outcomes.only}
-        lines["with"] = ", ".join(f"{name} = {number(value)}" for name, value in others.items())
+        lines["with"] = ", ".join(f"{name} = {outcomes.text(name, value)}" for name, value in others.items())
         lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
     else:
         lines |= front_facts(outcomes)
@@ -81,13 +81,15 @@ def aims(outcomes: OutcomeColumns) -> str:
     """Return objectives with their directions and limits of constrained outcomes."""
     verbs = {"max": "maximise", "min": "minimise"}
     parts = [f"{verbs[direction]} {name}" for name, direction in outcomes.directions.items()]
-    return ", ".join([*parts, *(f"{name} {_limits(*limits)}" for name, limits in outcomes.limits.items())])
+    return ", ".join([*parts, *(f"{name} {_limits(outcomes, name)}" for name in outcomes.limits)])
 
 
-def _limits(lower: float | None, upper: float | None) -> str:
+def _limits(outcomes: OutcomeColumns, name: str) -> str:
+    lower, upper = outcomes.limits[name]
+    low, high = (outcomes.text(name, limit, 6) for limit in (lower, upper))
     if lower is None or upper is None:
-        return f"at most {number(upper, 6)}" if lower is None else f"at least {number(lower, 6)}"
-    return f"from {number(lower, 6)} to {number(upper, 6)}"
+        return f"at most {high}" if lower is None else f"at least {low}"
+    return f"from {low} to {high}"
 
 
 def missing_counts(outcomes: OutcomeColumns) -> dict[str, int]:
@@ -109,7 +111,7 @@ def nothing_feasible(outcomes: OutcomeColumns) -> str:
         return "no feasible evaluation yet"
     by = {name: float(distance[row]) for name, distance in outcomes.violations.items()}
     violated = ", ".join(
-        f"{name} = {number(float(outcomes.values[name][row]))}, which has to be {_limits(*outcomes.limits[name])}"
+        f"{name} = {outcomes.text(name, float(outcomes.values[name][row]))}, which has to be {_limits(outcomes, name)}"
         for name, distance in by.items()
         if distance > 0.0
     )
@@ -121,7 +123,7 @@ def nothing_feasible(outcomes: OutcomeColumns) -> str:
 
 def origin(outcomes: OutcomeColumns) -> str:
     """Return the reference point of hypervolumes as text."""
-    at = ", ".join(f"{name} = {number(value)}" for name, value in outcomes.reference.items())
+    at = ", ".join(f"{name} = {outcomes.text(name, value)}" for name, value in outcomes.reference.items())
     return f"the reference point {at} ({'inferred from the results' if outcomes.inferred else 'as given'})"
 
 
@@ -138,7 +140,7 @@ def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
     for name, direction in outcomes.directions.items():
         values = outcomes.values[name][list(outcomes.front)]
         worst, best = (values.min(), values.max()) if direction == "max" else (values.max(), values.min())
-        lines[f"{name} on the front"] = f"{number(best)} at best, {number(worst)} at worst"
+        lines[f"{name} on the front"] = f"{outcomes.text(name, best)} at best, {outcomes.text(name, worst)} at worst"
     return lines
 
 
@@ -345,7 +347,7 @@ def _most_violated(outcomes: OutcomeColumns) -> str:
     distance = outcomes.violations[name]
     by = distance[distance > 0.0]
     return (
-        f"{name} is not {_limits(*outcomes.limits[name])} in {often[name]:,} of them, "
+        f"{name} is not {_limits(outcomes, name)} in {often[name]:,} of them, "
         f"by {number(float(by.min()))} at least and {number(float(np.median(by)))} in the median"
     )
 

@@ -16,7 +16,7 @@ from sparse_bo._version import __version__
 from sparse_bo.report import facts, figures
 from sparse_bo.report.figures import Curve, Panel
 from sparse_bo.report.plots import Plot, Table, bars, best_evaluations, histogram, inputs_of, lines, slice_of
-from sparse_bo.report.view import RunView, cell, constant_digits, number, spread, visible
+from sparse_bo.report.view import RunView, cell, cells_of, constant_digits, number, spread, visible
 
 MOST_BARS = 20
 
@@ -72,7 +72,9 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
     if several is not None and not several.failed.all():
         share = f"{int(several.feasible.sum()):,} of {len(several.feasible):,} evaluations are feasible."
         measured = facts.best_outcomes(several)
-        point = [*((name, number(y, 5)) for name, y in measured.items()), *point] if several.only is not None else []
+        point = (
+            [*((name, several.text(name, y, 5)) for name, y in measured.items()), *point] if several.only is not None else []
+        )
         if not several.feasible.any():
             return "No feasible evaluation yet.", [facts.nothing_feasible(several)], point
         if several.only is None and not several.front:
@@ -80,7 +82,11 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
         if several.only is None:
             front = [f"{name}: {text}" for name, text in facts.front_facts(several).items() if name != "hypervolume"]
             return f"hypervolume {number(several.hypervolume, 6)}", [f"Beyond {facts.origin(several)}.", share, *front], point
-        return f"{several.only} {number(measured[several.only] if value is None else value, 6)}", [*below, share], point
+        return (
+            f"{several.only} {several.text(several.only, measured[several.only] if value is None else value, 6)}",
+            [*below, share],
+            point,
+        )
     if value is None:
         return "No evaluation has succeeded." if view.failed and not view.succeeded else "No result yet.", [], []
     return number(value, 6 + constant_digits(view.values.tolist())), below, point
@@ -146,7 +152,7 @@ def _point_of_slices(view: RunView) -> tuple[str, str]:
     what = "Median and 95 % interval of {} along one input at a time, the others as at {}."
     if view.outcomes is None:
         return "best point", what.format("the objective", "the best point")
-    at = ", ".join(f"{name} = {number(value)}" for name, value in facts.best_outcomes(view.outcomes).items())
+    at = ", ".join(f"{name} = {view.outcomes.text(name, value)}" for name, value in facts.best_outcomes(view.outcomes).items())
     if not view.outcomes.feasible.any():
         return "least violation", what.format("each outcome", f"the evaluation of the least violation ({at})")
     if view.outcomes.only is None:
@@ -235,9 +241,11 @@ def _failures(view: RunView) -> Table | None:
     points = {k: (*view.arms[k : k + 1], *(cell(view.columns[name][k], 17) for name in view.names)) for k in bad.tolist()}
     first = {point: k for k, point in reversed(points.items())}
     often = Counter(points.values()).most_common(12)
+    chosen = [first[point] for point, _ in often]
+    inputs = [cells_of(view.columns[name], chosen) for name in names]
     rows = [
-        [*view.arms[(k := first[point]) : k + 1], *(cell(view.columns[name][k]) for name in names), str(times)]
-        for point, times in often
+        [*view.arms[k : k + 1], *(column[row] for column in inputs), str(times)]
+        for row, (k, (_, times)) in enumerate(zip(chosen, often, strict=True))
     ]
     return Table(
         [*(["arm"] if view.arms else []), *names, "times"], rows, "inputs of failed evaluations, the most frequent first"

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -21,7 +22,18 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from sparse_bo.report.figures import Band, Curve, Panel
-from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, Slice, cell, number, spread, visible
+from sparse_bo.report.view import (
+    Numbers,
+    OutcomeColumns,
+    RunView,
+    Slice,
+    cell,
+    cells_of,
+    constant_digits,
+    number,
+    spread,
+    visible,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,7 +145,8 @@ def lines(panel: Panel) -> Plot:
         axes.set_xlabel(canvas.text(panel.x_name), loc="right")
         if panel.y_name:
             axes.set_title(canvas.text(panel.y_name), loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
-        rows = [[c.name, number(c.x[k]), number(c.y[k])] for c in drawn for k in spread(len(c.x), TABLE_ROWS)]
+        across, up = (4 + constant_digits(np.concatenate([getattr(c, axis) for c in drawn] or [[]])) for axis in "xy")
+        rows = [[c.name, number(c.x[k], across), number(c.y[k], up)] for c in drawn for k in spread(len(c.x), TABLE_ROWS)]
         points = sum(len(c.x) for c in panel.curves)
         some = f": {len(rows):,} of {points:,}" if len(rows) < points else ""
         table = Table(["curve", panel.x_name, "value"], rows, f"numbers behind the figure{some}")
@@ -223,15 +236,16 @@ def best_evaluations(view: RunView, outcomes: OutcomeColumns) -> Table:
         best = "the best one" if len(rows) == 1 else f"the best {len(rows)}" if rows else "none with all outcomes"
         caption = f"{best}: feasible ones by the objective, then others by their violation"
     names = list(view.names)[:8] if view.columns else []
+    inputs = [cells_of(view.columns[name], rows) for name in names]
     cells = [
         [
             f"{view.tickets[row] if view.tickets else row:,}",
             *view.arms[row : row + 1],
-            *(number(float(y[row]), 5) for y in outcomes.values.values()),
+            *(outcomes.text(name, float(y[row]), 5) for name, y in outcomes.values.items()),
             "yes" if outcomes.feasible[row] else "no",
-            *(cell(view.columns[name][row]) for name in names),
+            *(column[k] for column in inputs),
         ]
-        for row in rows
+        for k, row in enumerate(rows)
     ]
     return Table(["ticket", *(["arm"] if view.arms else []), *outcomes.values, "feasible", *names], cells, caption)
 
@@ -260,9 +274,11 @@ def inputs_of(view: RunView) -> Plot | None:
         legend = [("infeasible", "v0"), ("feasible", "v3"), (best, "v5")]
         table, shade = best_evaluations(view, view.outcomes), view.merit[rows]
         return parallel("Inputs and outcomes", text, axes, shade, table=table, legend=legend)
+    digits, top = 5 + constant_digits(view.values), rows[::-1][:10].tolist()
+    inputs = [cells_of(view.columns[name], top) for name in names]
     cells = [
-        [*view.arms[k : k + 1], number(view.values[k], 5), *(cell(view.columns[name][k]) for name in names)]
-        for k in rows[::-1][:10].tolist()
+        [*view.arms[row : row + 1], number(view.values[row], digits), *(column[k] for column in inputs)]
+        for k, row in enumerate(top)
     ]
     heads = [*(["arm"] if view.arms else []), "value", *names]
     table = Table(heads, cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
@@ -313,7 +329,8 @@ def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
 
 def slice_of(one: Slice, view: RunView) -> Plot:
     """Return a slice of the model beside the observations; along an input without an order only its table."""
-    text = f"At the best point: {cell(one.here)}." if view.outcomes is None else f"There: {cell(one.here)}."
+    along = partial(cell, digits=5 + constant_digits(one.values))
+    text = f"At the best point: {along(one.here)}." if view.outcomes is None else f"There: {along(one.here)}."
     beyond = "above" if np.isposinf([one.lower, one.median, one.upper]).any() else "below"
     if np.isinf([one.lower, one.upper]).any() and one.floor is not None:
         text += f" {beyond.capitalize()} {number(one.floor)} the model does not tell values apart."
@@ -323,11 +340,13 @@ def slice_of(one: Slice, view: RunView) -> Plot:
             " Inputs that other values bring are those of the best evaluation with that value, or in the middle of their range."
         )
 
+    digits = 4 + constant_digits([*one.lower, *one.median, *one.upper])
+
     def value(v: float) -> str:
-        return f"{beyond} {number(one.floor)}" if np.isinf(v) else number(v)
+        return f"{beyond} {number(one.floor, digits)}" if np.isinf(v) else number(v, digits)
 
     ends = zip(one.values, one.lower, one.median, one.upper, strict=True)
-    cells = [[cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]
+    cells = [[along(v), value(a), value(m), value(b)] for v, a, m, b in ends]
     title = f"{one.outcome} along {one.name}" if one.outcome else one.name
     for row, inputs in zip(cells, one.brought, strict=False):
         row.insert(1, ", ".join(f"{name} = {cell(v)}" for name, v in inputs.items()) or "–")

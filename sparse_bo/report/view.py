@@ -125,6 +125,10 @@ class OutcomeColumns:
         """``n``: whether all outcomes are missing."""
         return np.asarray(np.isnan(np.stack(list(self.values.values()))).all(axis=0))
 
+    def text(self, name: str, value: float | None, digits: int = 4) -> str:
+        """Return a value of an outcome as text, in so many digits of the range of its results."""
+        return number(value, digits + constant_digits(self.values[name]))
+
     @property
     def ranking(self) -> Numbers:
         """``n`` numbers in [0, 1]: infeasible ones by violation up to 0.4, feasible ones from 0.6 on; NaN: one is missing.
@@ -267,9 +271,18 @@ def number(value: float | None, digits: int = 4) -> str:
 
 def constant_digits(values: Sequence[Any] | Numbers) -> int:
     """Return how many leading digits finite numbers among ``values`` share: 9 of 1700000000.3 to 1700000000.9; at most 10."""
-    known = [v for v in values if isinstance(v, float) and math.isfinite(v)]
+    if isinstance(values, np.ndarray):
+        values = values[np.isfinite(values)]
+        values = [float(values.min()), float(values.max())] if len(values) else []
+    known = [float(v) for v in values if isinstance(v, float) and math.isfinite(v)]
     size, spread = max(map(abs, known), default=0.0), max(known, default=0.0) - min(known, default=0.0)
     return min(max(math.floor(math.log10(size / spread)), 0), 10) if 0.0 < spread < math.inf else 0
+
+
+def cells_of(values: Sequence[Any], rows: Sequence[int]) -> list[str]:
+    """Return some values of an input, numbers in five digits of the range of all."""
+    digits = 5 + constant_digits(values)
+    return [cell(values[k], digits) for k in rows]
 
 
 def cell(value: Any, digits: int = 5) -> str:

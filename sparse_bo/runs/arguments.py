@@ -20,6 +20,7 @@ from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.results import (
     Measured,
     Value,
+    check_kind,
     check_same_order,
     is_failed,
     noisy_columns,
@@ -344,6 +345,7 @@ def _numbers(kind: str, y: Any) -> list[float]:
         raise TypeError(f"expected {kind} values to be numbers, got {type(y).__name__}; {fix}")
     found = []
     for i, row in enumerate(rows if isinstance(rows, Sequence) else np.asarray(rows).flat):
+        check_kind(row)
         value = row.tolist() if hasattr(row, "tolist") else row
         value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
         try:

@@ -503,13 +503,13 @@ class AskTell:
         return numbers
 
     def _labelled(self, tickets: Any) -> Any:
-        """Return a list of tickets with their arms, if they have any and all are pending; else as they are."""
-        asked = self._engine.ledger.asked
-        known = isinstance(tickets, list) and all(type(one) is int and one in asked for one in tickets)
-        if not known or not self._domain.indexed:
+        """Return a list or an array of tickets with their arms, if they have any and all are pending; else as they are."""
+        asked, plain = self._engine.ledger.asked, tickets.tolist() if getattr(tickets, "ndim", 0) == 1 else tickets
+        known = isinstance(plain, list) and all(type(one) is int and one in asked for one in plain)
+        if not known or not self._domain.indexed or hasattr(tickets, "equals"):  # a column is compared by its index
             return tickets
-        arms, names = [asked[one] for one in tickets], getattr(self._domain, "names", None)
-        return PlainBatch(arms, None, tickets, None if names is None else [{"name": names[arm]} for arm in arms])
+        arms, names = [asked[one] for one in plain], getattr(self._domain, "names", None)
+        return PlainBatch(arms, None, plain, None if names is None else [{"name": names[arm]} for arm in arms])
 
     def _so_far(self) -> Result:
         """Return :meth:`result` for an exception; without an incomplete batch where that raises, or on a second Ctrl-C."""

@@ -59,8 +59,9 @@ class RunObservations:
                 raise type(error)(f"expected defaults= of values that the parameters can have: {why}") from error
         runs = [_RecordedRun.read(path, outcomes) for path in self.journals]
         inputs = [run.configurations(domain, space, self.defaults) if space else run.inputs(domain) for run in runs]
+        narrow = "torch.float32" in (str(domain.dtype), *(run.about["dtype"] for run in runs))
         keys = [
-            [(x, repr(y)) for x, y in zip(_places(domain, space, one), run.values, strict=True)]
+            [(x, repr(y)) for x, y in zip(_places(domain, space, one, narrow=narrow), run.values, strict=True)]
             for one, run in zip(inputs, runs, strict=True)
         ]
         known_keys = Counter[tuple[str, str]]()
@@ -197,11 +198,14 @@ class _RecordedRun(NamedTuple):
         return [named[k] if equal.get(k) else arm for k, arm in enumerate(found)]
 
 
-def _places(domain: Domain, space: Space | None, inputs: list[Any]) -> list[str]:
-    """Return where inputs are, as text: values of one point that were recorded in other ranges differ by rounding."""
+def _places(domain: Domain, space: Space | None, inputs: list[Any], *, narrow: bool) -> list[str]:
+    """Return where inputs are, as text: values of one point that were recorded in other ranges differ by rounding.
+
+    ``narrow``: some are of float32.
+    """
     if space is None:
-        with np.errstate(over="ignore"):  # one of the runs may have had bounds of float32
-            return [repr(np.array(x, np.float32).tolist() if isinstance(x, list) else x) for x in inputs]
+        with np.errstate(over="ignore"):
+            return [repr(np.array(x, np.float32).tolist() if narrow and isinstance(x, list) else x) for x in inputs]
     there = [x for x in inputs if x is not None]
     rows = iter((domain.recorded(domain.check("observations", there)).round(9) + 0).tolist() if there else [])
     return ["None" if x is None else repr(next(rows)) for x in inputs]

@@ -301,6 +301,19 @@ def test_of_workers_that_join_together_one_repeats_the_best_trial(direction):
     assert joins(3) != best
 
 
+def test_a_trial_of_another_process_costs_no_point_of_the_design():
+    """The next trial got the point of the one before again."""
+    made, seen = optuna.create_study(sampler=SparseBOSampler(seed=0)), []
+    for number in range(10):
+        hidden = made.ask() if number in (3, 5) else None  # of another process, before it asks for parameters
+        trial = made.ask()
+        seen.append((trial.suggest_float("x", 0.0, 1.0), trial.suggest_float("y", 0.0, 1.0)))
+        made.tell(trial, 0.0)
+        if hidden is not None:
+            made.tell(hidden, state=TrialState.FAIL)
+    assert len(set(seen)) == 10
+
+
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 @pytest.mark.parametrize("constrained", [False, True])
 def test_the_best_trial_is_kept_apart_from_hidden_ones_in_both_directions(direction, constrained):
@@ -826,12 +839,20 @@ def test_trials_that_run_are_not_tried_again_however_many_there_are():
             made.tell(trial, float(((np.array([*trial.params.values()]) - [3, 11, 7]) ** 2).sum()))
 
 
-def test_an_infinite_constraint_is_a_failure_that_is_avoided():
+@pytest.mark.parametrize("pruned", [False, True])
+def test_an_infinite_constraint_is_a_failure_that_is_avoided(pruned):
     def limits(trial):
         return (math.inf if trial.params["x"] > 0.5 else -1.0,)
 
+    def objective(trial):
+        value = trial.suggest_float("x", 0, 1) - (trial.suggest_float("y", 0, 1) - 0.3) ** 2
+        trial.report(value, 0)
+        if pruned and trial.params["x"] > 0.5:
+            raise optuna.TrialPruned
+        return value
+
     made = optuna.create_study(direction="maximize", sampler=SparseBOSampler(seed=0, constraints_func=limits))
-    made.optimize(lambda t: t.suggest_float("x", 0, 1) - (t.suggest_float("y", 0, 1) - 0.3) ** 2, n_trials=40)
+    made.optimize(objective, n_trials=40)
     beyond = sum(trial.params["x"] > 0.5 for trial in made.trials)
     assert beyond - 1 <= made.sampler._searches[None].state.failures.total <= beyond < 28  # the last one is not looked at yet
 

@@ -155,3 +155,33 @@ def test_where_a_box_lies_does_not_matter_for_what_is_near_a_failure():
             loop.tell(batch, torch.where(bad, torch.nan, batch.X[:, 1] - low))
         failed.append(sum(row.failed for row in loop.history.rows))
     assert failed[0] == failed[1] < 35
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bounds": BOX, "policy": TrustRegion(batch_size=4, initial_design=8)},
+        {"bounds": BOX, "policy": TrustRegion(batch_size=4, initial_design=8), **TWO},
+        {"arms": ARMS, "policy": BBKB(batch_size=8, initial_design=8)},
+    ],
+    ids=["box", "two outcomes", "arms"],
+)
+def test_after_many_failures_no_more_are_asked_for_than_the_design_has(options):
+    """All failures so far were asked for again while one evaluation was pending."""
+    loop = AskTell(**options, seed=0)
+    for _ in range(20):
+        loop.fail(loop.ask(4).tickets)
+    batch = loop.ask(4)
+    loop.fail(batch.tickets[:1])
+    assert 1 <= len(loop.ask(100)) <= 5
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+def test_after_many_failures_a_batch_of_a_design_that_goes_on_is_no_larger():
+    loop = AskTell(bounds=BOX, policy=TrustRegion(batch_size=4, initial_design=8), seed=0)
+    for _ in range(15):
+        loop.tell(batch := loop.ask(4), [0.0, math.nan, 0.0, math.nan][: len(batch)])
+    batch = loop.ask(4)
+    loop.tell(batch.tickets[:1], [0.0])
+    assert len(loop.ask(100)) == 1

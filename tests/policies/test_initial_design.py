@@ -19,7 +19,7 @@ from sparse_bo.policies import (
     SparseUCB,
     VecchiaUCB,
 )
-from tests.builders import unit_box
+from tests.builders import rbf_kernel, unit_box
 
 LOOP = {"initial_design": 16, "batch_size": 4}
 BATCHES = {"horizon": 40, "initial_design": 16, "candidates": 16}
@@ -132,3 +132,25 @@ def test_the_default_dtype_changes_no_point():
     finally:
         torch.set_default_dtype(before)
     assert torch.equal(*points)
+
+
+@pytest.mark.parametrize(
+    "policy", [BBKB(), GSSBO(num_restarts=2, raw_samples=16), TrustRegion()], ids=lambda policy: policy.name
+)
+def test_while_all_results_are_equal_the_sequence_goes_on(policy):
+    """A model that has learned its prior from equal results is sure of all others, and corners are evaluated for ever."""
+    loop = AskTell(bounds=unit_box(2), policy=policy, seed=1)
+    while loop.asked < 45:
+        loop.tell(batch := loop.ask(5), [0.0] * len(batch))
+    points = torch.tensor(loop.history.points, dtype=torch.float64)
+    torch.testing.assert_close(points, asked(AskTell(bounds=unit_box(2), policy=TrustRegion(initial_design=45), seed=1), [45]))
+
+
+def test_while_all_results_are_equal_random_arms_follow_in_upper_confidence_policies_too():
+    X = torch.rand(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loop = AskTell(X, BBKB(), seed=0)
+    while loop.asked < 60:
+        loop.tell(batch := loop.ask(5), [0.0] * len(batch))
+    assert len(set(loop.history.indices)) == 60
+    given = BBKB(covar_module=rbf_kernel(0.3), regularization=0.1)  # where this one is to be uncertain does not depend on them
+    assert AskTell(X, given, initial=([0, 1], [0.0, 0.0])).state.fitted is not None

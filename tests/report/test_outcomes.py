@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, optimize
+from sparse_bo import AskTell, Float, optimize
 from sparse_bo.gp.expected_improvement import hypervolume
 from sparse_bo.policies import Outcomes
 from sparse_bo.report.facts import advice_of, facts
@@ -437,3 +437,17 @@ def test_beside_many_outcomes_two_inputs_are_drawn():
         batch = loop.ask(2)
         loop.tell(batch, {"a": batch.X[:, 0]} | {name: batch.X[:, k % 3] for k, name in enumerate(names)})
     assert "The 2 of 3 inputs that correlate most" in page_of(loop)
+
+
+def test_outcomes_far_from_zero_are_told_apart():
+    """All were 1.7e+09, in the facts and in the tables."""
+    base = 1.7e9
+    space = {"x": Float(0.0, 1.0), "time": Float(base, base + 50.0)}
+    aims = {"objectives": {"y": "max"}, "constraints": {"z": (None, base + 0.9)}}
+    result = optimize(lambda p: {"y": base - p["x"], "z": base + p["x"] ** 2}, space, budget=12, seed=0, **aims)
+    made = view_of(result.history, result.state, result.domain)
+    said = facts(made)
+    assert "z at most 1700000000.9" in said["aims"]
+    assert float(said["best feasible"].partition(";")[0].replace(",", "")) == pytest.approx(result.best_mean, abs=1e-3)
+    page = re.sub("<svg.*?</svg>", "", run_page(made), flags=re.DOTALL)  # axes have room for few digits
+    assert page.count("1.7e+09") == 0

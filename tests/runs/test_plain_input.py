@@ -446,6 +446,7 @@ def test_rows_of_one_table_in_two_orders_are_not_matched_by_position():
         lambda: AskTell(**named, initial=(list("abc"), by_name)),
         lambda: loop.tell(batch, backwards),
         lambda: loop.tell(list(batch.tickets), backwards),
+        lambda: loop.tell(np.array(batch.tickets), backwards),
         lambda: with_names.tell(named_batch, by_name_backwards),
         lambda: with_names.tell(list(named_batch.tickets), by_name_backwards),
         lambda: AskTell(space=call["space"], **two, initial=(table[["x"]], apart)),
@@ -562,6 +563,15 @@ def test_dates_and_durations_are_not_results(dtype):
     several = AskTell(bounds=[(0, 1)], objectives={"a": "max", "b": "min"}, seed=0)
     with pytest.raises(TypeError, match="expected y"):
         several.tell(several.ask(2), {"a": [1.0, 2.0], "b": times})
+    for rows in ({"a": [1.0, 2.0], "b": [*times]}, [{"a": 1.0, "b": time} for time in times], [[1.0, time] for time in times]):
+        with pytest.raises(TypeError, match="expected y"):
+            several.tell(several.pending, rows)
+    for given in (times, [*times]):
+        with pytest.raises(TypeError, match="expected y"):
+            AskTell(bounds=[(0, 1)], initial=([[0.1], [0.2]], given))
+    if dtype.startswith("time"):
+        with pytest.raises(TypeError, match="expected a result and its standard deviation as real numbers"):
+            Measured(1.0, times[0])
 
 
 def test_messages_about_rows_of_a_space_name_row_and_remedy():

@@ -317,3 +317,14 @@ def test_what_one_run_took_from_another_counts_once_in_float32_and_with_fewer_ou
     one = {"bounds": bounds, "objectives": {"y": "max"}}
     AskTell(**one, initial=observations_of(c), storage=d).release()
     assert AskTell(**one, initial=observations_of(c, d)).state.pulls == 12
+
+
+def test_near_points_far_from_zero_are_not_taken_for_one(tmp_path):
+    """In float32 all points of this range are one, and flags are equal."""
+    bounds, low = [(1.7e9, 1.7e9 + 100.0)], 1.7e9
+    with AskTell(bounds=bounds, seed=0, storage=tmp_path / "a.journal") as loop:
+        loop.tell(loop.ask(4), [0.0, 0.0, 1.0, 0.0])
+    with AskTell(bounds=bounds, seed=1, storage=tmp_path / "b.journal") as loop:
+        loop.add([[low + 3.0], [low + 50.0]], [0.0, 1.0])
+    initial = observations_of(tmp_path / "a.journal", tmp_path / "b.journal")
+    assert AskTell(bounds=bounds, initial=initial).state.pulls == 6

@@ -92,7 +92,7 @@ class ArmUCB(UCBMechanism[BanditState]):
             return Wait(out)
         if fitted is None:
             room = min(self.design_size, self.max_batch_size) - out
-            q = design_batch(self.design_left(state), state, room=room, out=out, max_q=max_q)
+            q = design_batch(self.design_left(state), state, size=self.design_size, room=room, out=out, max_q=max_q)
             if isinstance(q, Wait):
                 return q
             return Proposal(unseen_arms(self.domain, state, q, pending=pending, tried=tried, generator=generator))

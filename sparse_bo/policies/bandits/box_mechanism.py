@@ -218,7 +218,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         fitted, out = state.fitted, len(pending)
         if fitted is None:
             room = min(self.design_size, self.max_batch_size) - out
-            q = design_batch(self.design_left(state), state, room=room, out=out, max_q=max_q)
+            q = design_batch(self.design_left(state), state, size=self.design_size, room=room, out=out, max_q=max_q)
             return q if isinstance(q, Wait) else Proposal(design_points(q, state, pending=pending, generator=generator))
         room = self.max_batch_size - out
         if room <= 0:

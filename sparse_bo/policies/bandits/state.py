@@ -99,7 +99,10 @@ class UCBMechanism(Mechanism[U], ABC):
 
     def design_left(self, state: Any) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        return 0 if state.fitted is not None else state.design_left(self.design_size)
+        if state.fitted is not None:
+            return 0
+        knows = self.given.covar_module is not None
+        return int(state.design_left(self.design_size, batch=0 if knows else min(self.design_size, self.max_batch_size)))
 
     @abstractmethod
     def _known(self, posterior: Any, observations: Observations) -> tuple[Tensor, Tensor]:
@@ -281,6 +284,16 @@ class BanditState(ArmState):
     def posterior(self) -> ArmPosterior | None:
         """Posterior over the arms at the last resparsification; ``None`` without a model."""
         return None if self.fitted is None else self.fitted.posterior
+
+    @property
+    def undecided(self) -> bool:
+        """See :attr:`.State.undecided`."""
+        seen = self.observations
+        return (
+            seen.n > 0
+            and bool((seen.anchors == seen.anchors[0]).all())
+            and not bool((seen.squares + seen.deviations.abs()).any())
+        )
 
     @property
     def floor(self) -> float | None:

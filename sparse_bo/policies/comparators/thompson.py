@@ -35,7 +35,7 @@ from sparse_bo.policies.protocol import box_of
 from sparse_bo.policies.settings import check_sampler
 from sparse_bo.policies.subset.subsets import Buffer
 from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings
-from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
+from sparse_bo.policies.subset.surrogate_models import exact_gp, in_standard_units, sparse_gp
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_count, check_given
 
@@ -233,10 +233,16 @@ class PathValue(AcquisitionFunction):  # type: ignore[misc]  # the base class sh
 def matheron_paths(model: Any, X: Tensor, y: Tensor) -> Iterator[PathValue]:
     """Draw paths by decoupled sampling (Wilson et al. 2020): a prior path of random Fourier features, and an update.
 
-    The update is at the dictionary, of an exact GP at all data.
+    The update is at the dictionary, of an exact GP at all data. Values are in the units of :func:`.in_standard_units`.
     """
+    standard = in_standard_units(model)
+    scale = 1.0 if standard is None else standard.weights
+
+    def scaled(path: Callable[[Tensor], Tensor], U: Tensor) -> Tensor:
+        return path(U) * scale
+
     while True:
-        yield PathValue(model, draw_matheron_paths(model, torch.Size([])))
+        yield PathValue(model, partial(scaled, draw_matheron_paths(model, torch.Size([]))))
 
 
 def quadrature_paths(model: Any, X: Tensor, y: Tensor, *, order: int | None) -> Iterator[PathValue]:

@@ -116,10 +116,7 @@ class ArmSearch(ArmBatches[ImprovementState]):
 
     def design_left(self, state: ImprovementState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        if state.surrogate is not None:
-            return 0
-        left = state.design_left(self.design_size)
-        return state.until_they_differ(left, batch=self.settings.largest_batch(state.picked(0)))
+        return 0 if state.surrogate else state.design_left(self.design_size, batch=self.settings.largest_batch(state.picked(0)))
 
     def picks(self, state: ImprovementState, *, pending: Tensor, failing: Tensor, noisy: bool) -> ImprovingArms:
         """See :meth:`.ArmBatches.picks`."""

@@ -153,7 +153,8 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         out = len(pending)
         over = 1 + out - self.settings.batch_size  # results needed before the batch has room for a point
         if state.surrogate is None or state.subset is None or state.width is None:
-            q = design_batch(self.design_left(state), state, room=1 - over, out=out, max_q=max_q)
+            size = self.settings.initial_design
+            q = design_batch(self.design_left(state), state, size=size, room=1 - over, out=out, max_q=max_q)
             return q if isinstance(q, Wait) else Proposal(design_points(q, state, pending=pending, generator=generator))
         if over > 0:
             return Wait(over)
@@ -165,7 +166,8 @@ class SurrogateLoop(Mechanism[SurrogateState]):
 
     def design_left(self, state: SurrogateState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        return 0 if state.surrogate is not None else state.design_left(self.settings.initial_design)
+        settings = self.settings
+        return 0 if state.surrogate is not None else state.design_left(settings.initial_design, batch=settings.batch_size)
 
     def tell(self, state: SurrogateState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> SurrogateState:
         """Observe, choose the subset, and fit. Draws for the subset, then once for BoTorch's seed."""

@@ -77,17 +77,20 @@ class OutcomeModels(State):
         """See :attr:`.State.no_results`."""
         return self.Y[:0]
 
-    def design_left(self, size: int, *, batch: int = 1) -> int:
-        """See :meth:`.State.design_left`; a batch while an outcome has fewer than two results, or all violations are equal.
+    @property
+    def undecided(self) -> bool:
+        """Whether an outcome has fewer than two results, all results are equal, or all miss one limit by the same.
 
-        With equal ones, as of a limit of 0 or 1 that was never kept, no model knows where it is kept. Results that all miss
-        one of several limits say nothing of it.
+        Those of a limit of 0 and 1 that was never kept do.
         """
-        left = super().design_left(size)
-        if left > 0 or min(len(seen.y) for seen in self.replicates) < 2:
-            return batch if left <= 0 else left
-        violations = self.outcomes.total_violation(self.Y)
-        return batch if bool((violations == violations[0]).all()) and 0.0 < float(violations[0]) < torch.inf else left
+        if min(len(seen.y) for seen in self.replicates) < 2:
+            return True
+        objectives, limits = (of.unbind(-1) for of in (self.outcomes.gains(self.Y), self.outcomes.violations(self.Y)))
+        known = [column[~column.isnan()] for column in (*limits, *objectives)]
+        equal = [bool((column == column[0]).all()) for column in known]
+        return all(equal) or any(
+            same and float(column[0]) > 0.0 for same, column in zip(equal, known[: len(limits)], strict=False)
+        )
 
     @property
     @abstractmethod

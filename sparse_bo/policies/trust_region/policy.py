@@ -41,10 +41,7 @@ class RegionSearch(BoxBatches[RegionState]):
 
     def design_left(self, state: RegionState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        if state.fitted is not None:
-            return 0
-        left = state.design_left(self.design_size)
-        return state.until_they_differ(left, batch=self.settings.largest_batch(state.picked(0)))
+        return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.picked(0)))
 
     def learned(self, before: RegionState, after: RegionState, watch: Stopwatch) -> RegionState:
         """Return the state with its model around the centre, and the region moved."""

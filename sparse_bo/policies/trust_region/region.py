@@ -236,10 +236,6 @@ class OneOutcome:
         """``n`` numbers by which evaluations are ranked: the observations."""
         return self.y
 
-    def until_they_differ(self, left: int, *, batch: int) -> int:
-        """Return what a design still needs: another batch while all results are equal, as no model knows where to go then."""
-        return batch if left <= 0 and len(self.y) and bool((self.y == self.y[0]).all()) else left
-
     @property
     def exact(self) -> bool | None:
         """See :attr:`.Replicates.exact`."""

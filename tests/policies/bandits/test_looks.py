@@ -76,6 +76,7 @@ def test_a_batch_in_pieces_is_the_batch_at_once():
         values = spike(X)
         for loop in loops:  # a design at random is another one in pieces
             design = loop.ask(10)
+            values[design.indices[0]] = -0.01  # while all are equal, it goes on
             loop.tell(design.tickets, values[design.indices])
         for _ in range(4):
             whole = loops[0].ask(1000)
@@ -136,6 +137,7 @@ def test_one_arm_per_batch_stays_one_arm_per_batch():
     for i in range(12):
         batch = loop.ask(1000)
         assert i < 1 or len(set(batch.indices.tolist())) == 1
+        values[batch.indices[0]] -= 0.01 * (i < 1)  # while all are equal, the design goes on
         loop.tell(batch.tickets, values[batch.indices])
 
 

@@ -164,3 +164,14 @@ def test_parameters_that_are_rounded_are_refused_before_any_evaluation(kind):
     space = {name: Float(0.0, 1.0) for name in "abc"}
     with pytest.raises(TypeError, match="space of Float alone for .*, got feasible=, which moves points to others"):
         AskTell(space=space, feasible=lambda p: p["a"] + p["b"] < 1.0, policy=kind(target_dims=2))
+
+
+@pytest.mark.parametrize("policy", [SGPTS(**CHEAP), QFFTS(**CHEAP)], ids=lambda policy: policy.name)
+def test_the_size_of_outcomes_changes_no_maximum_of_a_drawn_function(policy):
+    """The tolerances of a search are absolute."""
+    points = []
+    for size in (1.0, 2.0**-40):
+        loop = AskTell(bounds=box(), policy=policy, seed=0)
+        loop.run(lambda X, size=size: size * bowl(X), 12)
+        points.append(torch.tensor(loop.history.points))
+    torch.testing.assert_close(*points)

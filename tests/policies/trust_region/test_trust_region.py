@@ -440,3 +440,29 @@ def test_limits_that_are_measured_by_turns_have_models():
         limits[::2, 0] = limits[1::2, 1] = math.nan
         loop.tell(batch, {"y": batch.X.sum(dim=-1), "c": limits[:, 0], "d": limits[:, 1]})
     assert loop.state.fitted
+
+
+@pytest.mark.parametrize("limits", [{}, {"low": (None, 3.0)}], ids=["no limit", "a limit that is kept"])
+def test_while_all_outcomes_are_equal_the_design_goes_on(limits):
+    def hill(x):
+        top = max(0.0, 1.0 - 6.0 * float(np.linalg.norm(np.asarray(x) - [0.7, 0.2, 0.6])))
+        return {"y": top, "low": float(sum(x))}
+
+    result = optimize(hill, bounds=[(0.0, 1.0)] * 3, objectives={"y": "max"}, constraints=limits, budget=30, seed=0)
+    assert result.best_mean > 0.3
+
+
+@pytest.mark.parametrize("beside", ["another limit", "a missing result"])
+def test_a_limit_that_is_never_kept_is_looked_for_beside(beside):
+    """Another limit that varies, or one result that is missing, says nothing of where it is kept."""
+    seen = []
+
+    def inside(x):
+        seen.append(x)
+        kept = float(np.linalg.norm(np.asarray(x) - 0.3) < 0.25)
+        lost = beside == "a missing result" and len(seen) == 3
+        return {"y": float(sum(x)), "c": math.nan if lost else kept, "d": float(x[0] - x[1])}
+
+    limits = {"c": (1, None)} | ({"d": (None, 0.2)} if beside == "another limit" else {})
+    result = optimize(inside, bounds=[(0.0, 1.0)] * 3, objectives={"y": "max"}, constraints=limits, budget=45, seed=0)
+    assert result.feasible > 2
