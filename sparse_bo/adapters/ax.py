@@ -119,17 +119,9 @@ def sparse_generation_strategy(
     arguments: dict[str, Any] = {"surrogate_spec": SurrogateSpec(model_configs=[config])}
     if adaptive:
         arguments |= {"acquisition_class": AdaptiveAcquisition, "acquisition_options": {RATIO: float(ratio_threshold)}}
-    sobol = GenerationNode(
-        name="Sobol",
-        generator_specs=[GeneratorSpec(generator_enum=Generators.SOBOL)],
-        transition_criteria=[
-            MinTrials(initial_trials, transition_to="SparseGP", use_all_trials_in_exp=True, count_only_trials_with_data=True)
-        ],
-        should_deduplicate=True,
-    )
-    sparse = GenerationNode(
-        name="SparseGP",
-        generator_specs=[GeneratorSpec(generator_enum=Generators.BOTORCH_MODULAR, generator_kwargs=arguments)],
-        should_deduplicate=True,
-    )
+    enough = MinTrials(initial_trials, transition_to="SparseGP", use_all_trials_in_exp=True, count_only_trials_with_data=True)
+    first = GeneratorSpec(generator_enum=Generators.SOBOL)
+    then = GeneratorSpec(generator_enum=Generators.BOTORCH_MODULAR, generator_kwargs=arguments)
+    sobol = GenerationNode(name="Sobol", generator_specs=[first], transition_criteria=[enough], should_deduplicate=True)
+    sparse = GenerationNode(name="SparseGP", generator_specs=[then], should_deduplicate=True)
     return GenerationStrategy(name="Sobol+SparseGP", nodes=[sobol, sparse])

@@ -44,12 +44,10 @@ from sparse_bo.runs.default_policy import chosen_policy
 from sparse_bo.runs.engine import with_gradients
 from sparse_bo.validation import check_callable, check_count, check_given
 
-TRIALS = 500
-"""Budget assumed of a study, which does not tell its own: over arms the default policy depends on it."""
 AT_ONCE = 100
 """Trials for every pick more that is made ahead: updates cost more later, and decide less."""
-_KEPT = ("_policy", "_independent", "_seed", "_seeds_independent", "_constraints_func")
-"""Attributes of a sampler that cannot be read from its study."""
+Parts = tuple[dict[str, BaseDistribution], dict[str, Condition], dict[str, BaseDistribution]]
+"""Parameters by name: the ranges of those that are searched, conditions of some, and ranges of one value."""
 logger = optuna.logging.get_logger("optuna.sparse_bo")
 
 
@@ -119,7 +117,8 @@ class SparseBOSampler(BaseSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without values that can be read from the study again."""
-        return {name: vars(self)[name] for name in _KEPT}
+        kept = ("_policy", "_independent", "_seed", "_seeds_independent", "_constraints_func")
+        return {name: vars(self)[name] for name in kept}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         """Start as a new sampler of a study that there may be."""
@@ -203,8 +202,9 @@ class SparseBOSampler(BaseSampler):
             if names.keys() <= fixed.keys():
                 return {}
             search = self._searches.pop(bracket, None)
-            if search is None or not search.fits(study, names, conditions, constants):
-                search = _Search(study, names, conditions, constants, self._policy, self._generator_of(bracket))
+            parts = names, conditions, constants
+            if search is None or not search.fits(study, parts):
+                search = _Search(study, parts, self._policy, self._generator_of(bracket))
                 search.picked = self._picked.get(bracket, 0)
             values = search.next(trial.number)
             self._picked[bracket] = search.picked
@@ -245,23 +245,17 @@ class SparseBOSampler(BaseSampler):
 class _Search:
     """The policy's state on one study and its parameters: its trials, and the picks made ahead."""
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        search_space: Mapping[str, BaseDistribution],
-        conditions: Mapping[str, Condition],
-        constants: Mapping[str, BaseDistribution],
-        policy: Policy | None,
-        generator: torch.Generator,
-    ) -> None:
-        self.study, self.generator, self.conditions, self.constants = study, generator, dict(conditions), dict(constants)
-        first = {name: kind for name, kind in search_space.items() if name not in conditions}
-        self.distributions = first | {name: search_space[name] for name in conditions}
+    def __init__(self, study: optuna.Study, parts: Parts, policy: Policy | None, generator: torch.Generator) -> None:
+        self.study, self.generator = study, generator
+        kinds, self.conditions, self.constants = parts
+        first = {name: kind for name, kind in kinds.items() if name not in self.conditions}
+        self.distributions = first | {name: kinds[name] for name in self.conditions}
         self.constraints = _constraints_of(study.get_trials(deepcopy=False))
         self.outcomes = _outcomes_of(study, self.constraints)
-        space = Space({repr(name): parameter_of(name, kind, conditions.get(name)) for name, kind in self.distributions.items()})
+        space = Space({repr(n): parameter_of(n, kind, self.conditions.get(n)) for n, kind in self.distributions.items()})
         self.domain = space_domain(space)
-        policy = policy or chosen_policy(self.domain, budget=TRIALS, several=self.outcomes is not None).policy
+        # a study does not tell its budget, on which the default policy over arms depends
+        policy = policy or chosen_policy(self.domain, budget=500, several=self.outcomes is not None).policy
         try:
             self.mechanism: Mechanism[Any] = mechanism_of(policy, self.domain, self.outcomes)
         except TypeError:  # it searches boxes alone, and these are few combinations
@@ -279,17 +273,11 @@ class _Search:
         self.hidden = False
         """Whether another process has a trial whose parameters are not stored yet."""
 
-    def fits(
-        self,
-        study: optuna.Study,
-        search_space: Mapping[str, BaseDistribution],
-        conditions: Mapping[str, Condition],
-        constants: Mapping[str, BaseDistribution],
-    ) -> bool:
+    def fits(self, study: optuna.Study, parts: Parts) -> bool:
         """Return whether this is the search of a study with these parameters."""
-        same = study is self.study or (study._storage is self.study._storage and study._study_id == self.study._study_id)
+        same = study._storage is self.study._storage and study._study_id == self.study._study_id
         new = (trial for trial in study.get_trials(deepcopy=False) if trial.number not in self.ended)
-        known = (self.distributions, self.conditions, self.constants) == (search_space, conditions, constants)
+        known = (self.distributions, self.conditions, self.constants) == parts
         return same and known and self.constraints >= _constraints_of(new)
 
     def next(self, number: int) -> dict[str, Any]:

@@ -57,18 +57,8 @@ def plan(options: Namespace) -> None:
     arms = own_arms(file, grid) if number is None else number
     assert arms is not None
     assert isinstance(policy, BBKB)
-    made = plan_of(
-        arms,
-        options.dims,
-        budget=options.budget,
-        policy=policy,
-        device=check_device("--device", options.device),
-        memory=options.memory,
-        seconds=options.seconds,
-        pilot_seconds=options.pilot_seconds,
-        ranks=options.ranks,
-        seed=options.seed,
-    )
+    how = {name: getattr(options, name) for name in ("budget", "memory", "seconds", "pilot_seconds", "ranks", "seed")}
+    made = plan_of(arms, options.dims, policy=policy, device=check_device("--device", options.device), **how)
     show(table(f"plan: {made.policy.name}", made.lines()))
     for note in made.notes:
         say(f"- {note}")
@@ -129,7 +119,7 @@ def audit(options: Namespace) -> None:
 def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     """Return the findings of an audit, a line for each promise, and its warnings."""
     view = view_of_recorded(audit.recorded, certificate=audit.certificate, differing=audit.differing)
-    failing, drift = audit.failing, audit.drift
+    failing, drift, about = audit.failing, audit.drift, audit.recorded.about
     newest_failed, newest = failing.newest
     done = audit.recorded.told + audit.recorded.failed
     failures = f"{failing.failed:,} of {done:,}"
@@ -146,19 +136,14 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         of = audit.recorded.told
         lines["missing"] = ", ".join(f"{name} in {count:,} of {of:,}" for name, count in failing.missing.items())
     if failing.often:
-        lines["failing again"] = "; ".join(
-            f"{_place(pick, audit.recorded.about)} {times:,} times" for pick, times in failing.often
-        )
+        lines["failing again"] = "; ".join(f"{_place(pick, about)} {times:,} times" for pick, times in failing.often)
     seen = facts(view)
     lines["certificate"] = seen.get("certificate", "none: only upper-confidence policies over arms have one")
     one = audit.recorded.history.outcomes is None
-    lines["leave-one-out"] = (
-        "only for runs with one outcome" if not one else "none: no model of which the prior is at hand, or too few inputs"
-    )
+    by_others = "none: no model of which the prior is at hand, or too few inputs" if one else "only for runs with one outcome"
     if audit.calibration is not None:
-        lines["leave-one-out"] = (
-            f"of {audit.calibration.results:,} inputs predicted from the others, {calibrated(audit.calibration)}"
-        )
+        by_others = f"of {audit.calibration.results:,} inputs predicted from the others, {calibrated(audit.calibration)}"
+    lines["leave-one-out"] = by_others
     lines |= {name: text for name, text in seen.items() if name == "calibration"}
     lines["drift"] = "none looked for: too few repeated evaluations" + (", and no leave-one-out errors" if one else "")
     if drift is not None:
@@ -166,16 +151,11 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         kind = kind if audit.drifting is None else f"{kind} of {audit.drifting}"
         moves = f"{kind} move by {1000 * drift.slope:+.3g} per 1,000 evaluations"
         lines["drift"] = f"{moves}, {abs(drift.score):.1f} standard errors (a sign of drift from {MOST_ERRORS:g} on)"
-    title = f"audit of {audit.recorded.about['policy']}, seed {audit.recorded.about['seed']}, in {path}"
+    title = f"audit of {about['policy']}, seed {about['seed']}, in {path}"
     what = "objective" if audit.drifting is None else f"outcome {audit.drifting}"
-    warnings = [
-        *advice_of(view),
-        *miscalibrated(
-            audit.calibration, policy=audit.recorded.about["policy"], of="inputs, each predicted from the results at the others"
-        ),
-        *drifting(0.0 if drift is None else drift.score, what),
-    ]
-    return table(title, lines), warnings
+    predicted = "inputs, each predicted from the results at the others"
+    unsure = miscalibrated(audit.calibration, policy=about["policy"], of=predicted)
+    return table(title, lines), [*advice_of(view), *unsure, *drifting(0.0 if drift is None else drift.score, what)]
 
 
 def _place(pick: Any, about: Mapping[str, Any]) -> str:

@@ -43,25 +43,11 @@ def create(options: Namespace) -> None:
     domain: dict[str, Any] = {"arms": own_arms(file, grid)} if space is None else {"space": Space.load(space)}
     several = outcomes_of(options.objectives, options.constraint, options.reference)
     shared, observed = beginning(options, domain, several)
-    choice = policy_of(
-        options.policy,
-        given_settings(vars(options)),
-        domain=domain,
-        name="own",
-        goal=options.goal,
-        budget=budget_of(options.budget, "own"),
-        preset="learned",
-        workers=options.workers,
-        observed=observed,
-        several=several is not None,
-    )
-    with AskTell(
-        policy=choice,
-        storage=storage,
-        workers=options.workers,
-        notes={"created": {"arms_file": None if file is None else str(file.absolute()), "grid": grid}},
-        **shared,
-    ) as loop:
+    how: dict[str, Any] = {"name": "own", "goal": options.goal, "budget": budget_of(options.budget, "own"), "preset": "learned"}
+    how |= {"workers": options.workers, "observed": observed, "several": several is not None}
+    choice = policy_of(options.policy, given_settings(vars(options)), domain=domain, **how)
+    notes = {"created": {"arms_file": None if file is None else str(file.absolute()), "grid": grid}}
+    with AskTell(policy=choice, storage=storage, workers=options.workers, notes=notes, **shared) as loop:
         say(f"{storage}: policy {choice.policy.name}" + (f", {choice.why}" if choice.why else ""))
         if "taken" in loop.about:
             say(f"starts from {loop.about['taken']}")
@@ -178,7 +164,8 @@ def tell(options: Namespace) -> None:
     told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
     told += f", {elsewhere:,} at other inputs than asked for" if elsewhere else ""
     again = f"; {_were(len(before))} told before" if before else ""
-    partly = columns.partly_filled(file)
+    some = [row for row, cells in enumerate(file.rows) if any(cells[column] for column in columns.results.values())]
+    partly = sorted({*some} - {*filled})
     lacking = f"; {len(partly):,} with some outcomes only, the first in line {file.lines[partly[0]]}" if partly else ""
     say(f"{told}{again}{lacking}; {pending:,} pending")
     _say_left_out(left_out)

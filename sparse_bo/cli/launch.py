@@ -170,18 +170,10 @@ def _updated(history: History) -> int:
 def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem, storage: Path | None) -> None:
     result, history = outcome.result, outcome.result.history
     regret = problem.regret_of(history)
-    view = view_of(
-        history,
-        result.state,
-        result.domain,
-        loop.certificate(),
-        regret=None if regret is None else regret.tolist(),
-        most_slices=0,
-        asked=loop.asked + history.added,
-        unseen=loop.asked - len(loop.pending) - _updated(history),
-        about=loop.about,
-        source=None if storage is None else storage.name,
-    )
+    others: dict[str, Any] = {"about": loop.about, "source": None if storage is None else storage.name}
+    others |= {"asked": loop.asked + history.added, "unseen": loop.asked - len(loop.pending) - _updated(history)}
+    others["regret"] = None if regret is None else regret.tolist()
+    view = view_of(history, result.state, result.domain, loop.certificate(), most_slices=0, **others)
     now = _updated(history) - outcome.before
     each = f" ({1e6 * outcome.seconds / now:.0f} µs per evaluation)" if now else ""
     lines = {"seconds": f"{outcome.seconds:.2f} {'since the resume' if outcome.before else 'in all'}{each}"}
@@ -258,6 +250,4 @@ def save(history: History, problem: AnyProblem | None, *, out: Path, name: str, 
 
 def reason(error: Exception) -> str:
     """Return an error in a few words."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return f"{type(error).__name__}: {error}"
+    return error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -22,20 +22,7 @@ from typer.core import TyperGroup
 
 from sparse_bo._version import __version__
 from sparse_bo.cli import shared_options as options
-from sparse_bo.cli.shared_options import (
-    OUT,
-    OWN,
-    POLICIES,
-    PRESETS,
-    SAMPLERS,
-    count,
-    journal,
-    listed,
-    option,
-    path,
-    real,
-    whole_number,
-)
+from sparse_bo.cli.shared_options import OUT, OWN, POLICIES, PRESETS, SAMPLERS, count, journal, option, path, real, whole_number
 
 FUNCTION, FILES, RESULTS = "Runs of a function", "Runs by files", "Results and settings"
 """Panels of the commands in ``--help``."""
@@ -193,7 +180,7 @@ def run(
     width: options.Width = None,
     rkhs_norm: options.RKHSNorm = None,
     failure_probability: options.FailureProbability = None,
-    dictionary: Annotated[str | None, option("Policy", f"Sampler of the dictionary: {listed(SAMPLERS)}.")] = None,
+    dictionary: Annotated[str | None, option("Policy", f"Sampler of the dictionary: {', '.join(SAMPLERS)}.")] = None,
     dictionary_size: Annotated[int | None, count("Policy", "Points of the dictionary; leverage finds its own number.")] = None,
     set_: options.Set = None,
     kernel: options.Kernel = None,
@@ -359,17 +346,13 @@ def report(
 
 
 @app.command(help=options.AUDIT_HELP, rich_help_panel=RESULTS)
-def audit(
-    storage: options.Journal,
-    *,
-    arms_file: options.JournalArms = None,
-) -> None:
+def audit(storage: options.Journal, *, arms_file: options.JournalArms = None) -> None:
     """Audit a journal: certificate, calibration, failures, drift. Imports no objective."""
     execute("commands", "audit", locals())
 
 
 @app.command(rich_help_panel=RESULTS)
-def settings(policy: Annotated[str, typer.Argument(help=f"One of {listed(POLICIES)}.")]) -> None:
+def settings(policy: Annotated[str, typer.Argument(help=f"One of {', '.join(POLICIES)}.")]) -> None:
     """List the settings of a policy for --set: type, default, documentation."""
     execute("commands", "settings", locals())
 

@@ -94,7 +94,8 @@ class CSVFile(NamedTuple):
             if near := nearest(name, missing):
                 raise ValueError(f"{form}, got {name!r}{near}")
             for one in optional:
-                if _alike(one, name) and one not in self.columns:
+                alike = one.casefold().replace("_", " ") == name.casefold().replace("_", " ")
+                if alike and one not in self.columns:
                     raise ValueError(
                         f"expected columns of {self.path} to be written as the run's names, got {name!r}; write {one!r}"
                     )
@@ -125,10 +126,6 @@ class CSVFile(NamedTuple):
     def place(self, row: int, column: str) -> str:
         """Return where a cell is, for messages."""
         return f"{column!r} in line {self.lines[row]} of {self.path}"
-
-
-def _alike(name: str, other: str) -> bool:
-    return name.casefold().replace("_", " ") == other.casefold().replace("_", " ")
 
 
 class PointColumns(NamedTuple):
@@ -224,9 +221,7 @@ class PointColumns(NamedTuple):
         if self.space is None:
             return [[file.number(row, name) if file.rows[row].get(name) else math.nan for name in self.inputs] for row in rows]
         parameters, names = self.space.parameters.items(), file.columns if whole else []
-        found = [
-            {name: _value(one, file, row, name) for name, one in parameters if file.rows[row].get(name, "")} for row in rows
-        ]
+        found = [{name: _value(one, file, k, name) for name, one in parameters if file.rows[k].get(name, "")} for k in rows]
         return [self.space.with_implied(point, names, text=True) for point in found]
 
     def differ(self, given: Any, asked: Any) -> bool:
@@ -244,11 +239,6 @@ class PointColumns(NamedTuple):
     def filled(self, file: CSVFile) -> list[int]:
         """Return the rows of a file that have results, of several outcomes all of them."""
         return [row for row, cells in enumerate(file.rows) if all(cells[column] for column in self.results.values())]
-
-    def partly_filled(self, file: CSVFile) -> list[int]:
-        """Return the rows of a file that have some of the outcomes."""
-        cells = [[bool(row[column]) for column in self.results.values()] for row in file.rows]
-        return [row for row, there in enumerate(cells) if any(there) and not all(there)]
 
     def result(self, file: CSVFile, row: int) -> Any:
         """Return the result of a row: a number, or numbers by name; ``failed`` or ``nan``: NaN."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -25,9 +25,7 @@ from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.validation import check_choice, check_positive, nearest
 
 POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}
-SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
-    name: getattr(dictionary, kind) for name, kind in names.SIZED_SAMPLERS.items()
-}
+SIZED_SAMPLERS: Mapping[str, type[Any]] = {name: getattr(dictionary, kind) for name, kind in names.SIZED_SAMPLERS.items()}
 
 PUBLISHED = {
     "lengthscale": 5.0**0.5,
@@ -170,11 +168,9 @@ def policy_of(
         return ChosenPolicy(make_policy(policy, {**given, **goals}, **build), "")
     how: dict[str, Any] = {"goal": goal, "budget": budget, "workers": workers, "observed": observed, "several": several}
     chosen, why = chosen_policy(check_domain(**domain), own_batches=given.get("batch_size") not in (None, "none"), **how)
-    if isinstance(chosen, TwoStage):  # its first policy takes settings too
-        own = {key: value for key, value in given.items() if key not in _fields(chosen.first)}
-        first = {key: value for key, value in given.items() if key not in own}
-    else:
-        own, first = dict(given), {}
+    firsts = _fields(chosen.first) if isinstance(chosen, TwoStage) else {}  # the first policy takes settings too
+    own = {key: value for key, value in given.items() if key not in firsts}
+    first = {key: value for key, value in given.items() if key in firsts}
     if several and (certified or (other := own.keys() - _fields(chosen))):
         wrong = "certificates and plans are" if certified else f"{', '.join(sorted(other))} is"
         raise ValueError(f"{wrong} of policies for one outcome, got several by --objectives; drop that")

@@ -51,7 +51,7 @@ def run(options: Namespace) -> None:
             raise FileExistsError(f"{storage} exists; go on with it by `{resume}`, or choose another --storage")
         problem = inputs.problem_of(made).to(device_on_rank(check_device("--device", options.device), group))
         workers = inputs.parallel(options.executor, options.workers, options.asynchronous)
-        ends = vars(Ends(**_ends(options)))
+        ends = vars(Ends(seconds=seconds, target=options.target, patience=options.patience))
         several = problem.outcomes if isinstance(problem, OwnProblem) else None
         if several is not None and several.only is None and options.target is not None:
             raise ValueError(
@@ -60,19 +60,10 @@ def run(options: Namespace) -> None:
         planned = memory is not None or (seconds is not None and options.policy in ("bbkb", "bkb") and "arms" in problem.domain)
         domain = spread_over(problem.domain, group)
         shared, observed = inputs.beginning(options, domain, several)
-        choice = policy_of(
-            options.policy,
-            given_settings(vars(options)),
-            domain=domain,
-            name=name,
-            goal=options.goal,
-            budget=budget,
-            preset=options.preset,
-            workers=None if workers is None else workers.count,
-            certified=planned or options.certify_every is not None,
-            observed=observed,
-            several=several is not None,
-        )
+        how: dict[str, Any] = {"name": name, "goal": options.goal, "budget": budget, "preset": options.preset}
+        how |= {"workers": None if workers is None else workers.count, "observed": observed, "several": several is not None}
+        certified = planned or options.certify_every is not None
+        choice = policy_of(options.policy, given_settings(vars(options)), domain=domain, certified=certified, **how)
         if planned:
             if group.size > 1:
                 raise ValueError(
@@ -89,13 +80,8 @@ def run(options: Namespace) -> None:
             )
         evaluated = [options.executor, options.workers, options.asynchronous]
         with inputs.folder(out) if group.leads else nullcontext():
-            loop = AskTell(
-                policy=choice,
-                certify_every=options.certify_every,
-                storage=storage,
-                notes={"problem": made, "budget": budget, "out": str(out), "executor": evaluated},
-                **shared,
-            )
+            notes = {"problem": made, "budget": budget, "out": str(out), "executor": evaluated}
+            loop = AskTell(policy=choice, certify_every=options.certify_every, storage=storage, notes=notes, **shared)
         undo.callback(_forget, loop, storage)  # a journal without a single evaluation would block the retry
         if choice.why and not quiet:
             say(f"policy {choice.policy.name}: {choice.why}")
@@ -104,10 +90,6 @@ def run(options: Namespace) -> None:
         outcome = launch(loop, problem, budget, workers, storage=storage, quiet=quiet, traceback=options.traceback, ends=ends)
         undo.pop_all()
         finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
-
-
-def _ends(options: Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("seconds", "target", "patience")}
 
 
 def _forget(loop: AskTell, storage: Path | None) -> None:
@@ -140,7 +122,7 @@ def resume(options: Namespace) -> None:
 def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any] | None = None) -> None:
     """Resume on one of the ranks of a job; with ``same_problem``, which has to be the journal's, nobody is asked."""
     storage, budget, quiet = options.storage, options.budget, options.quiet or not group.leads
-    ends = vars(Ends(**_ends(options)))
+    ends = vars(Ends(seconds=options.seconds, target=options.target, patience=options.patience))
     if budget is not None:
         check_budget(budget, name="--budget")
     step, about = "looking at the journal", None

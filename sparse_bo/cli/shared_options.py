@@ -6,7 +6,7 @@ Names are literals, so that ``--help`` loads no torch; ``tests/cli/test_presets.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,11 +63,6 @@ PRECISIONS = ("float64", "float32")
 PRESETS = ("learned", "published")
 """Initial settings of a policy on the two data sets: everything learned, or the settings of the published experiments."""
 OUT = Path("sparse_bo_run")
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names separated by commas."""
-    return ", ".join(names)
 
 
 def whole_number(text: str | int) -> int:
@@ -140,12 +135,11 @@ SECONDS_HELP = "End after so many seconds."
 Target = Annotated[float | None, real("Run", "End with a result as good as this (y).")]
 Patience = Annotated[int | None, count("Run", "End after so many evaluations without a better result.")]
 Journal = Annotated[
-    Path,
-    typer.Argument(help="Journal of `run --storage`, `create`, AskTell(storage=...).", parser=journal, metavar="STORAGE"),
+    Path, typer.Argument(help="Journal of `run --storage`, `create`, AskTell(storage=...).", parser=journal, metavar="STORAGE")
 ]
 
-ProblemName = Annotated[str | None, option("Built-in problem", f"One of {listed(PROBLEMS)} (default cadata).")]
-Scaling = Annotated[str | None, option("Built-in problem", f"Scaling of the inputs: {listed(SCALINGS)} (default unit).")]
+ProblemName = Annotated[str | None, option("Built-in problem", f"One of {', '.join(PROBLEMS)} (default cadata).")]
+Scaling = Annotated[str | None, option("Built-in problem", f"Scaling of the inputs: {', '.join(SCALINGS)} (default unit).")]
 Standardize = Annotated[bool, option("Built-in problem", "Short for --scaling standardize.", "--standardize")]
 NoiseSD = Annotated[float | None, real("Built-in problem", "Standard deviation of the noise (default 0.1).")]
 NumArms = Annotated[int | None, count("Built-in problem", "gp-draw: number of arms (default 10,000).", "--arms")]
@@ -161,11 +155,11 @@ FailureProbability = Annotated[float | None, real("Policy", "δ in (0, 1) of the
 SET_HELP = "A setting of the policy, as stop_rule=local; repeatable. `settings POLICY` lists them."
 Set = Annotated[list[str] | None, option("Policy", SET_HELP, "--set", metavar="<name=value>")]
 
-Kernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: learned).")]
-PlanKernel = Annotated[str | None, option("Model", f"One of {listed(KERNELS)} (default: rbf of length scale 0.2 √d).")]
+Kernel = Annotated[str | None, option("Model", f"One of {', '.join(KERNELS)} (default: learned).")]
+PlanKernel = Annotated[str | None, option("Model", f"One of {', '.join(KERNELS)} (default: rbf of length scale 0.2 √d).")]
 Lengthscale = Annotated[float | None, real("Model", "Length scale of a named --kernel, in the scaled inputs (default 1).")]
 Outputscale = Annotated[float | None, real("Model", "Variance of --kernel (default 1).")]
-Precision = Annotated[str | None, option("Model", f"Precision of a sweep: {listed(PRECISIONS)}; picks are exact with both.")]
+Precision = Annotated[str | None, option("Model", f"Precision of a sweep: {', '.join(PRECISIONS)}; picks are exact with both.")]
 Regularization = Annotated[float | None, real("Model", "λ > 0 (y²); default: the noise variance, learned.")]
 NoiseVariance = Annotated[float | None, real("Model", "ξ² > 0 (y²), noise of an evaluation in the width; default: λ.")]
 
@@ -186,7 +180,7 @@ Initial = Annotated[
 Default = Annotated[
     list[str] | None, option("Run", "Value of a parameter that --initial lacks; repeatable.", metavar="<name=value>")
 ]
-Policy = Annotated[str | None, option("Policy", f"One of {listed(POLICIES)} (default: by problem).")]
+Policy = Annotated[str | None, option("Policy", f"One of {', '.join(POLICIES)} (default: by problem).")]
 Goal = Annotated[str, option("Policy", "best: the point at the end counts; cumulative: every evaluation.")]
 BatchSize = Annotated[int | None, count("Policy", "Evaluations of a batch.")]
 PointsFile = Annotated[

@@ -85,12 +85,8 @@ class Arms(Domain):
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`Domain.describe`."""
-        return {
-            "arms": list(self.points.shape),
-            "dtype": str(self.points.dtype),
-            "device": str(self.points.device),
-            "arms_hash": digest(self.points),
-        }
+        arms = self.points
+        return {"arms": list(arms.shape), "dtype": str(arms.dtype), "device": str(arms.device), "arms_hash": digest(arms)}
 
     def double(self) -> Arms:
         """See :meth:`Domain.double`."""

@@ -71,9 +71,8 @@ class MemmapArms(LazyArms):
 
     def subset(self, start: int, stop: int) -> MemmapArms:
         """See :meth:`LazyArms.subset`. Reads the rows once."""
-        return MemmapArms(self.path, rows=(self._start + start, self._start + stop)).converted(
-            dtype=self.dtype, device=self.device
-        )
+        part = MemmapArms(self.path, rows=(self._start + start, self._start + stop))
+        return part.converted(dtype=self.dtype, device=self.device)
 
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> MemmapArms:
         """See :meth:`LazyArms.converted`. The file is not read again."""

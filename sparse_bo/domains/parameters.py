@@ -394,10 +394,8 @@ def _condition(when: Any) -> dict[str, tuple[Value, ...]] | None:
     if not isinstance(when, Mapping) or not when or not all(isinstance(name, str) for name in when):
         got = f"{when!r}; write the name of another parameter and the value that it has to have"
         raise TypeError(f'expected when= like {{"kind": "tree"}}, got {got}')
-    made = {
-        name: tuple(map(_plain, values)) if isinstance(values, list | tuple | set | frozenset) else (_plain(values),)
-        for name, values in when.items()
-    }
+    many = (list, tuple, set, frozenset)
+    made = {name: tuple(map(_plain, some)) if isinstance(some, many) else (_plain(some),) for name, some in when.items()}
     empty = [name for name, values in made.items() if not values]
     if empty:
         raise ValueError(f"expected when= with at least one value of {empty[0]!r}, got none; add one, or drop when=")

@@ -306,11 +306,8 @@ def _check_alike(abouts: list[dict[str, Any]]) -> None:
         raise ValueError(f"expected at least one arm on one of the {len(abouts)} ranks, got none; pass some rank its part")
     without = ", ".join(str(rank) for rank, about in enumerate(abouts) if not about["cuda"])
     cpu = f"; rank(s) {without} have no CUDA: start none there, or keep all arms on the CPU" if without else ""
-    for name, what in (
-        ("width", "arms of one width d"),
-        ("dtype", "arms of one dtype"),
-        ("device", "arms on one kind of device"),
-    ):
+    shared = {"width": "arms of one width d", "dtype": "arms of one dtype", "device": "arms on one kind of device"}
+    for name, what in shared.items():
         values = {rank: abouts[rank][name] for rank in holding}
         if len(set(values.values())) > 1:
             got = ", ".join(f"{value} on rank {rank}" for rank, value in values.items())

@@ -36,9 +36,8 @@ def facts(view: RunView) -> dict[str, str]:
     if view.outcomes is not None and len(view.values):
         lines |= outcome_facts(view, view.outcomes)
     elif view.best_mean is not None:
-        lines["best"] = "; ".join(
-            filter(None, [number(view.best_mean, 4 + constant_digits(view.values.tolist())), interval(view)])
-        )
+        mean = number(view.best_mean, 4 + constant_digits(view.values.tolist()))
+        lines["best"] = "; ".join(filter(None, [mean, interval(view)]))
         lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
     if view.best_observed is not None and view.outcomes is None:
         lines["best observed"] = observed(view)
@@ -132,11 +131,9 @@ def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
     size = len(outcomes.front)
     if not size:
         return {"front": "empty: no evaluation is feasible both as observed and by the models' estimates"}
-    lines = {
-        "front": f"{size:,} evaluation{'' if size == 1 else 's'}",
-        "hypervolume": f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}"
-        + ("; as observed" if outcomes.observed else ""),
-    }
+    observed = "; as observed" if outcomes.observed else ""
+    lines = {"front": f"{size:,} evaluation{'' if size == 1 else 's'}"}
+    lines["hypervolume"] = f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}{observed}"
     for name, direction in outcomes.directions.items():
         values = outcomes.values[name][list(outcomes.front)]
         worst, best = (values.min(), values.max()) if direction == "max" else (values.max(), values.min())
@@ -217,9 +214,7 @@ def mean_regret(regret: Numbers, newest: int = 1_000) -> str:
 
 def dictionary(view: RunView) -> str:
     """Return the size of the last dictionary and its effective dimension."""
-    size, dimension = (
-        values[np.isfinite(values)] for values in (view.batches.dictionary_size, view.batches.effective_dimension)
-    )
+    size, dimension = (x[np.isfinite(x)] for x in (view.batches.dictionary_size, view.batches.effective_dimension))
     text = f"{size[-1]:,.0f} point{'s' if size[-1] != 1 else ''}"
     return text + (f", effective dimension {number(dimension[-1], 3)}" if len(dimension) else "")
 
@@ -256,20 +251,10 @@ class Advice(NamedTuple):
 
 def advice_of(view: RunView) -> list[Advice]:
     """Return the warnings about a run, the most important first."""
-    return [
-        *_failures(view),
-        *_missing_model(view),
-        *_of_outcomes(view.outcomes),
-        *miscalibrated(
-            view.calibration,
-            policy=view.about.get("policy"),
-            exact=len({*(view.best_interval or (0, 1))}) == 1,
-            of=predictions(view),
-        ),
-        *_progress(view),
-        *_edges(view),
-        *_resume(view),
-    ]
+    policy, exact = view.about.get("policy"), len({*(view.best_interval or (0, 1))}) == 1
+    calibration = miscalibrated(view.calibration, policy=policy, exact=exact, of=predictions(view))
+    first = (*_failures(view), *_missing_model(view), *_of_outcomes(view.outcomes))
+    return [*first, *calibration, *_progress(view), *_edges(view), *_resume(view)]
 
 
 def _failures(view: RunView) -> Iterator[Advice]:
@@ -401,20 +386,14 @@ def _progress(view: RunView) -> Iterator[Advice]:
         n, entered = len(view.outcomes.feasible), np.flatnonzero(view.outcomes.entered)
         if n >= 5 * FEWEST and len(entered) and entered[-1] < n // 4:
             better = "no later one was better" if view.outcomes.only else "the front has not changed since"
-            yield Advice(
-                f"The last improvement is evaluation {entered[-1] + 1:,} of {n:,}: {better}.",
-                STOP,
-            )
+            yield Advice(f"The last improvement is evaluation {entered[-1] + 1:,} of {n:,}: {better}.", STOP)
         return
     good = view.merit[np.isfinite(view.merit)]
     if len(good) >= FEWEST and good.min() == good.max():
         yield Advice("All results are equal.", "Check that the objective uses its input; if it does, search another range.")
     elif len(good) >= 5 * FEWEST and (where := int(good.argmax())) < len(good) // 4:
         extreme = "lowest" if view.minimize else "highest"
-        yield Advice(
-            f"The {extreme} result is number {where + 1:,} of {len(good):,}: nothing better has come since.",
-            STOP,
-        )
+        yield Advice(f"The {extreme} result is number {where + 1:,} of {len(good):,}: nothing better has come since.", STOP)
 
 
 def _edges(view: RunView) -> Iterator[Advice]:
@@ -429,8 +408,9 @@ def _edges(view: RunView) -> Iterator[Advice]:
         ranges = {name: (low, high, False) for name, low, high in zip(point, *corners, strict=False)}
     edge = [name for name, limits in ranges.items() if name in point and _at_end(float(point[name]), *limits)]
     if edge:
+        more = f" and {len(edge) - 5} more" if len(edge) > 5 else ""
         yield Advice(
-            f"The best point lies at the edge of the range of {_listed(edge)}.",
+            f"The best point lies at the edge of the range of {', '.join(edge[:5])}{more}.",
             "If values beyond make sense, widen that range.",
         )
 
@@ -460,7 +440,3 @@ def _resume(view: RunView) -> Iterator[Advice]:
             f"The certificate is weak: sparse and exact variance may differ by a factor of {factor:.3g}.",
             "A larger dictionary makes it stronger: LeverageSampler(oversampling=…), or less regularization.",
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

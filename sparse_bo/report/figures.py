@@ -95,9 +95,8 @@ class Panel:
             style: dict[str, Any] = {"marker": c.marker, "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
             axes.plot(drawable(c.x), drawable(y), color=colours[c.colour], label=c.name, **style)
             if c.half is not None:
-                axes.vlines(
-                    drawable(c.x), drawable(y - c.half), drawable(y + c.half), color=colours[c.colour], lw=1.0, alpha=0.6
-                )
+                bars: dict[str, Any] = {"color": colours[c.colour], "lw": 1.0, "alpha": 0.6}
+                axes.vlines(drawable(c.x), drawable(y - c.half), drawable(y + c.half), **bars)
         for b in self.bands:
             known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf) & (b.low < np.inf))
             rows = known[spread(len(known), MOST // 2)]
@@ -242,10 +241,8 @@ def dictionary_sizes(batches: Batches) -> Panel | None:
 
 def seconds_so_far(batches: Batches) -> Panel:
     """Return the seconds of each phase so far."""
-    curves = [
-        Curve(phase, batches.evaluations, np.add.accumulate(seconds), PHASES.get(phase, "s1"))
-        for phase, seconds in batches.seconds.items()
-    ]
+    at, seconds = batches.evaluations, batches.seconds.items()
+    curves = [Curve(phase, at, np.add.accumulate(spent), PHASES.get(phase, "s1")) for phase, spent in seconds]
     return Panel("Seconds so far", "Seconds of each phase up to there.", curves, y_name="seconds", zero=True)
 
 
@@ -297,9 +294,8 @@ def plot_run(
     if regret is not None:
         total = np.add.accumulate(np.asarray(regret, np.float64))
         curve = Curve("regret", np.arange(1.0, len(total) + 1), total, "s0")
-        progress = Panel(
-            "Cumulative regret", "", [curve], y_name=f"sum of ({'chosen − best' if minimize else 'best − chosen'})", zero=True
-        )
+        less = "chosen − best" if minimize else "best − chosen"
+        progress = Panel("Cumulative regret", "", [curve], y_name=f"sum of ({less})", zero=True)
     elif best_possible is not None:
         gap = Curve("gap", at, (batches.best_mean - best_possible) * (1.0 if minimize else -1.0), "s0")
         progress = Panel("Gap between the best possible and the best posterior mean", "", [gap])

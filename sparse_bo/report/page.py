@@ -18,8 +18,6 @@ from sparse_bo.report.figures import Curve, Panel
 from sparse_bo.report.plots import Plot, Table, bars, best_evaluations, histogram, inputs_of, lines, slice_of
 from sparse_bo.report.view import RunView, cell, cells_of, constant_digits, number, spread, visible
 
-MOST_BARS = 20
-
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("sparse_bo", "report"),
     autoescape=True,
@@ -94,9 +92,8 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
 
 def result_card(view: RunView) -> str:
     """Return a table of the facts and the warnings, for a notebook."""
-    return TEMPLATES.get_template("card.html.jinja").render(
-        view=view, rows=facts.facts(view).items(), advice=facts.advice_of(view)
-    )
+    card = TEMPLATES.get_template("card.html.jinja")
+    return card.render(view=view, rows=facts.facts(view).items(), advice=facts.advice_of(view))
 
 
 def sections_of(view: RunView) -> Iterator[Section]:
@@ -129,11 +126,8 @@ def sections_of(view: RunView) -> Iterator[Section]:
     if len(view.residuals) >= 8:
         yield Section("calibration", "Calibration", plots=[_calibration(view)])
     elif view.calibration is not None:
-        yield Section(
-            "calibration",
-            "Calibration",
-            f"Of {view.calibration.results:,} {facts.predictions(view)}, {facts.calibrated(view.calibration)}.",
-        )
+        text = f"Of {view.calibration.results:,} {facts.predictions(view)}, {facts.calibrated(view.calibration)}."
+        yield Section("calibration", "Calibration", text)
     sparse = list(_sparse(view))
     if sparse:
         yield Section("sparse", "Dictionary and certificate", plots=sparse)
@@ -185,7 +179,7 @@ def _progress(view: RunView) -> Iterator[Plot]:
 
 def _importance(view: RunView) -> Iterator[Plot]:
     for outcome, (shares, how) in view.importance.items():
-        shown = dict(list(shares.items())[:MOST_BARS])
+        shown = dict(list(shares.items())[:20])
         of = f" of {outcome}" if outcome else ""
         text = (
             f"Share in the variance of the posterior mean{of}, interactions included, where all inputs are uniform in their "
@@ -247,20 +241,16 @@ def _failures(view: RunView) -> Table | None:
         [*view.arms[k : k + 1], *(column[row] for column in inputs), str(times)]
         for row, (k, (_, times)) in enumerate(zip(chosen, often, strict=True))
     ]
-    return Table(
-        [*(["arm"] if view.arms else []), *names, "times"], rows, "inputs of failed evaluations, the most frequent first"
-    )
+    heads = [*(["arm"] if view.arms else []), *names, "times"]
+    return Table(heads, rows, "inputs of failed evaluations, the most frequent first")
 
 
 def _settings(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "policy", str(about.get("policy"))
-    if about.get("why"):
-        yield "chosen because", str(about["why"])
-    if about.get("taken"):
-        yield "starts from", str(about["taken"])
-    yield from (
-        (name, str(about[name])) for name in ("seed", "certify_every", "device", "dtype") if about.get(name) is not None
-    )
+    named = {"why": "chosen because", "taken": "starts from"}
+    for name in (*named, "seed", "certify_every", "device", "dtype"):
+        if about.get(name) is not None:
+            yield named.get(name, name), str(about[name])
     description = about.get("description", {})
     if isinstance(description, Mapping):
         yield from ((name, _short(value)) for name, value in description.get("fields", {}).items())

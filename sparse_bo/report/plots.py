@@ -185,18 +185,8 @@ def histogram(title: str, text: str, values: Numbers) -> Plot:
         return canvas.plot(title, text, table, [("residuals", "s0"), ("normal", "s2")])
 
 
-SHADES = (("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5"))
-"""Names of the colours of parallel axes."""
-
-
 def parallel(
-    title: str,
-    text: str,
-    axes: Sequence[ParallelAxis],
-    shade: Numbers,
-    *,
-    table: Table,
-    legend: Sequence[tuple[str, str]] = SHADES,
+    title: str, text: str, axes: Sequence[ParallelAxis], shade: Numbers, *, table: Table, legend: Sequence[tuple[str, str]]
 ) -> Plot:
     """Return parallel axes; lines are coloured by ``shade`` (in [0, 1]), the highest drawn last."""
     with matplotlib.rc_context(STYLE):
@@ -282,7 +272,8 @@ def inputs_of(view: RunView) -> Plot | None:
     ]
     heads = [*(["arm"] if view.arms else []), "value", *names]
     table = Table(heads, cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
-    return parallel("Inputs and values", text, axes, np.linspace(0.0, 1.0, len(rows)), table=table)
+    legend = [("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5")]
+    return parallel("Inputs and values", text, axes, np.linspace(0.0, 1.0, len(rows)), table=table, legend=legend)
 
 
 def _relevant(view: RunView, good: Any, results: Mapping[str, Numbers]) -> list[str]:
@@ -294,11 +285,8 @@ def _relevant(view: RunView, good: Any, results: Mapping[str, Numbers]) -> list[
 
     def correlation(name: str) -> float:
         at = _axis(name, [view.columns[name][k] for k in rows], log=view.logs.get(name, False)).at
-        found = [0.0]
-        for values in results.values():
-            if at.std() > 0 and values[rows].std() > 0:
-                found.append(abs(float(spearmanr(at, values[rows]).statistic)))
-        return max(found)
+        varied = [values[rows] for values in results.values() if at.std() > 0 and values[rows].std() > 0]
+        return max([0.0, *(abs(float(spearmanr(at, values).statistic)) for values in varied)])
 
     best = set(sorted(view.names, key=correlation, reverse=True)[:most])
     return [name for name in view.names if name in best]

@@ -218,12 +218,11 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
 
 
 def completed_inputs(
-    kind: str,
     where: Any,
     domain: Domain,
     suggested: Callable[[int, torch.Generator], Tensor],
     generator: torch.Generator,
-    outcomes: Sequence[str] = (),
+    outcomes: Sequence[str],
 ) -> Tensor:
     """Return :func:`checked_inputs` of inputs that may lack parts, which come from as many picks of ``suggested``.
 
@@ -236,32 +235,30 @@ def completed_inputs(
         some = isinstance(points, Sequence) and not isinstance(points, str) and all(isinstance(p, Mapping) for p in points)
         if some and any(domain.space.lacks(point) for point in points):
             if table:
-                _check_columns(kind, where, domain.space.parameters, outcomes)
+                _check_columns(where, domain.space.parameters, outcomes)
             where = completed(domain, points, suggested(len(points), generator), generator=generator)
     elif isinstance(domain, Box):
         names = [f"x{j + 1}" for j in range(domain.dims)]
         if table and not set(names).isdisjoint(where.columns):  # else it is taken by position
-            _check_columns(kind, where, names, outcomes)
+            _check_columns(where, names, outcomes)
             where = where.reindex(columns=names)
-        X = cast("Tensor", tensor_of(f"{kind} inputs", where))
+        X = cast("Tensor", tensor_of("enqueued inputs", where))
         if isinstance(X, Tensor) and X.dim() == 2 and X.shape[-1] == domain.dims and bool(X.isnan().any()):
             X = X.to(domain.like) if is_plain(where) else X
             where = torch.where(X.isnan(), suggested(len(X), generator).to(X), X)
-    return checked_inputs(kind, where, domain)
+    return checked_inputs("enqueued", where, domain)
 
 
-def _check_columns(kind: str, table: Any, names: Collection[str], outcomes: Sequence[str]) -> None:
+def _check_columns(table: Any, names: Collection[str], outcomes: Sequence[str]) -> None:
     """Raise a ``ValueError`` if a table lacks some of the ``names``, and has a column that a run does not write."""
     recorded = {*outcomes, "ticket", "batch", "arm", "name", "added", "value", "feasible"}
     missing = [name for name in names if name not in table.columns]
-    others = [
-        one
-        for one in table.columns
-        if one not in names and recorded.isdisjoint((one, str(one).rstrip("_").removesuffix("_sd")))
-    ]
+    others = [c for c in table.columns if c not in names and recorded.isdisjoint((c, str(c).rstrip("_").removesuffix("_sd")))]
     if missing and others:
         fix = nearest(others[0], missing) or "; drop that column, or give it the name of an input"
-        raise ValueError(f"expected columns {', '.join(names)} of {kind} inputs, got {others[0]!r} and no {missing[0]!r}{fix}")
+        raise ValueError(
+            f"expected columns {', '.join(names)} of enqueued inputs, got {others[0]!r} and no {missing[0]!r}{fix}"
+        )
 
 
 def _columns_of(table: Any, domain: Domain) -> Any:

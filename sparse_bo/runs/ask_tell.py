@@ -20,7 +20,7 @@ from sparse_bo.errors import InfeasibleWarning, ScheduleComplete, StorageError, 
 from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.job import Arrays, Batch, CallWith, Job, PlainBatch, run_serially, tickets_of
 from sparse_bo.evaluations.pools import Submits, Workers, workers_of
-from sparse_bo.evaluations.results import answers_of, check_same_order, failed_of, outcomes_of
+from sparse_bo.evaluations.results import Value, answers_of, check_same_order, failed_of, outcomes_of
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.outcomes import Direction, Limits
@@ -106,9 +106,8 @@ class AskTell:
         group = group_of(arms.points if isinstance(arms, Arms) else arms)
         with group.checked(ARGUMENTS):
             check_same_order(arms=arms, names=names)
-            self._domain = with_names(
-                check_domain(arguments.tensor_of("arms", arms), arguments.bounds_of(bounds), space, feasible), names
-            )
+            domain = check_domain(arguments.tensor_of("arms", arms), arguments.bounds_of(bounds), space, feasible)
+            self._domain = with_names(domain, names)
             minimize = check_flag("minimize", minimize)
             outcomes = arguments.checked_outcomes(objectives, constraints, reference, minimize=minimize)
             given, taken = resolved(initial, self._domain, outcomes)
@@ -174,7 +173,7 @@ class AskTell:
         """
         candidates = arguments.tensor_of("arms", arms)
         with opened(storage, candidates, device) as (writer, journal):
-            domain, about = domain_of(journal, candidates, device, feasible=feasible), journal.about
+            domain, about = domain_of(journal, candidates, device, feasible=feasible, asking=True), journal.about
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             settings |= {} if (outcomes := recorded_outcomes(journal)) is None else outcomes.describe()
             with group_of(candidates).checked(ARGUMENTS):
@@ -303,14 +302,12 @@ class AskTell:
         """
         names, outcomes = self._names, self._engine.outcomes
         check_same_order(tickets=self._labelled(tickets), y=y, X=X)
-        self._steps.answer(
-            lambda: (
-                answers_of(self._known(tickets), y)
-                if outcomes is None
-                else outcomes_of(self._known(tickets), y, names, outcomes.names)
-            ),
-            None if X is None else lambda: arguments.checked_inputs("told", X, self._domain),
-        )
+
+        def answers() -> dict[int, Value]:
+            known = self._known(tickets)
+            return answers_of(known, y) if outcomes is None else outcomes_of(known, y, names, outcomes.names)
+
+        self._steps.answer(answers, None if X is None else lambda: arguments.checked_inputs("told", X, self._domain))
 
     def fail(self, tickets: Batch | Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and inputs that fail again are picked less and less.
@@ -334,9 +331,8 @@ class AskTell:
             ValueError: If their numbers differ, a value is infinite, a row has none, or an input is not in the domain.
             StorageError: If the journal cannot be written; nothing is added then.
         """
-        self._steps.add(
-            lambda: arguments.checked_observations("added", (X, y), self._domain, self._engine.outcomes, self._names)
-        )
+        outcomes = self._engine.outcomes
+        self._steps.add(lambda: arguments.checked_observations("added", (X, y), self._domain, outcomes, self._names))
 
     def enqueue(self, X: Any) -> None:
         """Queue evaluations: the next :meth:`ask` returns them, in order, and then picks of the policy.
@@ -347,9 +343,7 @@ class AskTell:
         """
         engine = self._engine
         self._steps.enqueue(
-            lambda: arguments.completed_inputs(
-                "enqueued", X, self._domain, engine.suggested, engine.generator_ahead(), self._names
-            )
+            lambda: arguments.completed_inputs(X, self._domain, engine.suggested, engine.generator_ahead(), self._names)
         )
 
     def reissue(self, tickets: Batch | Sequence[int] | Tensor | None = None) -> Batch:
@@ -493,10 +487,6 @@ class AskTell:
         ``None`` but for upper-confidence policies over arms, once they have a model.
         """
         return self._engine.certificate()
-
-    def _as_called(self, arrays: Arrays, names: tuple[str, ...]) -> None:
-        """Take the type of points, and the order of outcomes without names, from a call that goes on with the run."""
-        self._about["arrays"], self._names = arrays, names
 
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)

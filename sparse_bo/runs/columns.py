@@ -32,12 +32,6 @@ from sparse_bo.policies.trust_region.region import RegionState
 from sparse_bo.policies.trust_region.surrogate import LEARNED_FROM, FittedRegion, LearningData, local_posterior, one_thread
 from sparse_bo.report.view import Importance, Numbers, OutcomeColumns, spread
 
-MOST_VOLUMES = 100
-"""Hypervolumes of a curve, at most: each takes milliseconds."""
-MANY_INPUTS = 50
-"""Above, the sample has a quarter of its points."""
-SAMPLE = 1_024
-
 
 def outcome_columns(outcomes: Outcomes, results: Sequence[object], report: Report | None = None) -> OutcomeColumns:
     """Return the outcomes of ``n`` results (rows of ``m``, NaN: missing) as columns. O(n · front), and ≤ 100 hypervolumes.
@@ -123,7 +117,7 @@ def entering(gains: Numbers) -> NDArray[np.bool_]:
 
 def _volumes(gains: Tensor, entered: NDArray[np.int64], reference: Tensor) -> tuple[Numbers, Numbers]:
     """Return numbers of evaluations, the first and the last among them, and the hypervolumes up to there."""
-    chosen = entered[spread(len(entered), MOST_VOLUMES)]
+    chosen = entered[spread(len(entered), 100)]  # each takes milliseconds
     known = gains[torch.from_numpy(entered)]
     at, volume = [1.0], [0.0]
     for row in chosen:
@@ -259,7 +253,7 @@ def _sampled(mean: Callable[[Tensor], Tensor], domain: Domain, U: Tensor) -> Imp
     ``U``: ``n x d`` evaluated points; a column with one value in them has that value.
     """
     names, groups = _inputs(domain)
-    count = SAMPLE if len(groups) <= MANY_INPUTS else SAMPLE // 4
+    count = 1_024 if len(groups) <= 50 else 256
     points = sobol_points(count, 2 * domain.dims, seed=0).to(domain.device)
     points = torch.where(_varied(U).repeat(2).to(points.device), points, U[0].repeat(2).to(points))
     A, B = points[:, : domain.dims], points[:, domain.dims :]

@@ -25,18 +25,10 @@ from sparse_bo.policies.persistence import describe, fingerprint, rebuild
 
 logger = logging.getLogger(__name__)
 
-_ABOUT: Mapping[str, type | tuple[type, ...]] = {
-    "policy": str,
-    "description": object,
-    "fingerprint": str,
-    "seed": int,
-    "certify_every": (int, type(None)),
-    "minimize": bool,
-    "arrays": str,
-    "notes": dict,
-    "versions": dict,
-    "dtype": str,
-    "device": str,
+_ABOUT: Mapping[str, Any] = {
+    **dict.fromkeys(("policy", "fingerprint", "arrays", "dtype", "device"), str),
+    **dict.fromkeys(("notes", "versions"), dict),
+    **{"description": object, "seed": int, "certify_every": (int, type(None)), "minimize": bool},
 }
 """Types of the fields of every description; :func:`checked_about` adds those of a domain."""
 
@@ -152,12 +144,7 @@ def recorded_outcomes(journal: Journal) -> Outcomes | None:
 
 
 def domain_of(
-    journal: Journal,
-    arms: ArmSet | None,
-    device: str | torch.device | None,
-    *,
-    feasible: Feasible | None = None,
-    asking: bool = True,
+    journal: Journal, arms: ArmSet | None, device: str | torch.device | None, *, feasible: Feasible | None, asking: bool
 ) -> Domain:
     """Return the domain of a recorded run.
 

@@ -215,8 +215,7 @@ class Watch:
     def _after(self, values: list[Value], seen: Seen) -> Seen:
         for value in values:
             gains = self._gains(value)
-            better = gains is not None and not any(all(a >= b for a, b in zip(old, gains, strict=True)) for old in seen.front)
-            if not better or gains is None:
+            if gains is None or any(all(a >= b for a, b in zip(old, gains, strict=True)) for old in seen.front):
                 seen = seen._replace(since=seen.since + 1)
                 continue
             front = tuple(old for old in seen.front if any(a > b for a, b in zip(old, gains, strict=True)))

@@ -88,14 +88,7 @@ class Engine:
 
     @with_gradients
     def __init__(
-        self,
-        domain: Domain,
-        policy: Policy,
-        *,
-        seed: int,
-        certify_every: int | None,
-        minimize: bool = False,
-        outcomes: Outcomes | None = None,
+        self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None, minimize: bool, outcomes: Outcomes | None
     ) -> None:
         if isinstance(domain, Box) and domain.bounds.is_inference():
             domain = replace(domain, bounds=domain.bounds.clone())  # bounds that support gradients

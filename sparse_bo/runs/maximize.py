@@ -289,18 +289,18 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
         on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
         several = arguments.checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else run["feasible"], policy=run["policy"])
-    loop._as_called(arguments.arrays_of(run["arms"], run["bounds"]), () if several is None else several.names)
+    loop._about["arrays"] = arguments.arrays_of(run["arms"], run["bounds"])
+    loop._names = () if several is None else several.names
     try:
         with group.checked(ARGUMENTS):
-            other = _difference(loop.about, corners, asked, run["seed"], run["minimize"], several)
+            other = _difference(loop, run, corners, asked, several)
             if run["names"] is not None and list(run["names"]) != loop.about.get("names"):
                 other = other or "has other names of its arms, or none"
             if other is None and run["initial"] is not None:
                 domain, outcomes = loop._domain, loop._engine.outcomes
                 given, _ = resolved(run["initial"], domain, outcomes)
-                if not loop._engine.began_with(
-                    *arguments.checked_observations("initial", given, domain, outcomes, loop._names)
-                ):
+                before = arguments.checked_observations("initial", given, domain, outcomes, loop._names)
+                if not loop._engine.began_with(*before):
                     other = "has other initial observations, or none; initial= can only be passed to a new run"
             if other is not None:
                 path = storage_of(storage).path
@@ -324,14 +324,9 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
 
 
 def _difference(
-    about: Mapping[str, Any],
-    bounds: Tensor | None,
-    space: Mapping[str, Any] | None,
-    seed: int,
-    minimize: bool,
-    outcomes: Outcomes | None,
+    loop: AskTell, run: Mapping[str, Any], bounds: Tensor | None, space: Mapping[str, Any] | None, outcomes: Outcomes | None
 ) -> str | None:
-    recorded = about.get("space")
+    about, recorded = loop.about, loop.about.get("space")
     if (space is not None or bounds is not None) and space != recorded:
         if space is not None and recorded is not None and space["parameters"] == recorded["parameters"]:
             return "had another feasible= over these parameters"
@@ -348,10 +343,10 @@ def _difference(
     if about.get("outcomes") != described:
         recorded_ones = "one objective without a name" if "outcomes" not in about else f"the outcomes {about['outcomes']}"
         return f"has {recorded_ones}; this call has {'one without a name' if described is None else described}"
-    if about["minimize"] != minimize:
+    if about["minimize"] != run["minimize"]:
         mine, other = ("minimises", "maximises") if about["minimize"] else ("maximises", "minimises")
         return f"{mine} its objective, this call {other} one"
-    if about["seed"] != seed:
+    if about["seed"] != run["seed"]:
         return f"has seed {about['seed']}; this call asks for another one"
     if bounds is not None and str(bounds.dtype) != about["dtype"]:
         return f"has bounds of {about['dtype']}; this call asks for others, of {bounds.dtype}"

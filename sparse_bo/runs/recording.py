@@ -240,7 +240,7 @@ def replayed(
         StorageError: If the journal is damaged.
         ValueError: If arms are needed, or are not those of the run; or the policy cannot be rebuilt.
     """
-    domain, policy = domain_of(journal, arms, "cpu", asking=False), policy_of(journal, None)
+    domain, policy = domain_of(journal, arms, "cpu", feasible=None, asking=False), policy_of(journal, None)
     about, outcomes = journal.about, recorded_outcomes(journal)
     engine = Engine(domain, policy, seed=about["seed"], certify_every=None, minimize=about["minimize"], outcomes=outcomes)
     seconds = sum(s for row in journal.rows()[0] for phase, s in row.summary.get("seconds", {}).items() if phase != "objective")

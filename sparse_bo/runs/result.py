@@ -230,16 +230,12 @@ class Result(Report):
         else:
             models = outcome_models(state, widen=True)
             found = {name: model(picks) for name, model in zip(outcomes.names, models, strict=bool(models))}
-        table = {
-            name: numbers.to("cpu", torch.float64).numpy()
-            for of, each in found.items()
-            if each is not None
-            for name, numbers in (
-                (of, each.median),
-                (unused(f"{of}_lower", found), each.lower),
-                (unused(f"{of}_upper", found), each.upper),
-            )
-        }
+        table = dict[str, NDArray[np.float64]]()
+        for of, each in found.items():
+            if each is not None:
+                names = of, unused(f"{of}_lower", found), unused(f"{of}_upper", found)
+                ends = each.median, each.lower, each.upper
+                table |= {name: numbers.to("cpu", torch.float64).numpy() for name, numbers in zip(names, ends, strict=True)}
         if not table:
             raise ValueError(
                 f"expected a run with a model, got policy {self.history.info.get('policy')!r} after "

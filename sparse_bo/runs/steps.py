@@ -133,10 +133,9 @@ class Steps:
         if beyond_batch and not queued and (isinstance(handing, int) or len(handing.picks) < limit):
             handing = engine.propose_beyond_batch(limit)
         if isinstance(handing, int):
-            pending, kind = engine.ledger.pending, type(engine.mechanism)
-            beyond = (
-                "" if kind.ask_beyond_batch is Mechanism.ask_beyond_batch else ", or ask(q, beyond_batch=True) does not wait"
-            )
+            pending = engine.ledger.pending
+            waits = type(engine.mechanism).ask_beyond_batch is Mechanism.ask_beyond_batch
+            beyond = "" if waits else ", or ask(q, beyond_batch=True) does not wait"
             raise PendingBatchError(
                 f"{len(pending)} evaluations are pending (tickets {some(pending)}), and the policy needs about {handing} of "
                 f"their results for the next ones; tell them before the next ask, and fail those that are lost{beyond}",

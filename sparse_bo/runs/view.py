@@ -61,6 +61,7 @@ class Predictions(NamedTuple):
 
 
 Predict = Callable[[Tensor], Predictions | None]
+Point = dict[str, Any]
 
 
 def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widened: float = 1.0) -> Predictions | None:
@@ -186,13 +187,13 @@ def view_of_journal(
     """
     journal = Journal.read(path)
     recorded = recorded_in(journal)
-    again: tuple[Any, ...] = (None, None, None)
+    again: tuple[Any, ...] = (None, None)
     others: dict[str, Any] = {}
     try:
         engine, course, others["differing"] = replayed(journal, arms, most_seconds=REPLAYED_SECONDS, so_far=True)
         recorded = recorded._replace(history=History(tuple(engine.rows), recorded.history.info))
         others["residuals"] = np.array(course.residuals, np.float64)
-        again = engine.state, engine.domain, engine.certificate()
+        others["certificate"], again = engine.certificate(), (engine.state, engine.domain)
     except StorageError:
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
@@ -202,17 +203,11 @@ def view_of_journal(
     return view_of_recorded(recorded, *again, source=Path(path).name, **others)
 
 
-def view_of_recorded(
-    recorded: Recorded,
-    state: State | None = None,
-    domain: Domain | None = None,
-    certificate: Certificate | None = None,
-    **others: Any,
-) -> RunView:
+def view_of_recorded(recorded: Recorded, state: State | None = None, domain: Domain | None = None, **others: Any) -> RunView:
     """Return the view of a run that was read from a journal, by default without its model; see :func:`view_of`."""
     counts = {"asked": recorded.asked + recorded.added, "succeeded": recorded.told, "failed": recorded.failed}
     others = {"about": recorded.about, "added": recorded.added, **counts, **others}
-    return view_of(recorded.history, state, domain, certificate, **others)
+    return view_of(recorded.history, state, domain, **others)
 
 
 def view_of(
@@ -241,7 +236,7 @@ def view_of(
         found = {"not eliminated": None if state.survivors is None else state.describe(), "bounds": state.held()}
         bounds = {name: text for name, text in found.items() if text is not None}
 
-    def named(x: Tensor | None) -> dict[str, Any]:
+    def named(x: Tensor | None) -> Point:
         if x is None or domain is None:
             return {}
         if isinstance(domain, SpaceArms | SpaceBox):
@@ -269,7 +264,7 @@ def view_of(
         interval = None if first is None else _interval(first, domain, report)
         x, shown = best_x.to("cpu", torch.float64), [*enumerate(some)]
 
-        def beside(name: str, value: Any) -> dict[str, Any]:
+        def beside(name: str, value: Any) -> Point:
             return _evaluated(columns, next((row for row in ranked if columns[name][row] == value), None))
 
         slices = [_slice(predict, domain, x, j, name, best, beside, of) for of, predict in models.items() for j, name in shown]
@@ -332,11 +327,9 @@ def _ranked(history: History, several: OutcomeColumns | None, values: NDArray[np
     return [row for row in order.tolist() if values[row] == values[row]]
 
 
-def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> dict[str, Any]:
+def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> Point:
     """Return the inputs of an evaluation by name, those left out that it does not have."""
-    if row is None:
-        return {}
-    return {name: values[row] for name, values in columns.items() if values[row] == values[row]}
+    return {} if row is None else {name: values[row] for name, values in columns.items() if values[row] == values[row]}
 
 
 def inputs_of(history: History, domain: Domain | None) -> NDArray[np.float64] | None:
@@ -372,21 +365,14 @@ def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict
 
 
 def _slice(
-    predict: Predict,
-    domain: Domain,
-    x: Tensor,
-    j: int,
-    name: str,
-    best: dict[str, Any],
-    beside: Callable[[str, Any], dict[str, Any]],
-    outcome: str = "",
+    predict: Predict, domain: Domain, x: Tensor, j: int, name: str, best: Point, beside: Callable[[str, Any], Point], of: str
 ) -> Slice | None:
     """Return the model along input ``j`` through the best point.
 
     Inputs that another value of a parameter brings are those of ``beside(name, value)``. ``None`` without a model, with too few
     points there, and along a parameter that the best point does not have.
     """
-    fewest, log, device, brought = 3, False, domain.device, list[dict[str, Any]]()
+    fewest, log, device, brought = 3, False, domain.device, list[Point]()
     if isinstance(domain, SpaceArms | SpaceBox):
         if name not in best:
             return None
@@ -411,7 +397,7 @@ def _slice(
     if found is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))
-    return Slice(name, values, log, best[name], lower, median, upper, found.floor, outcome, brought if any(brought) else ())
+    return Slice(name, values, log, best[name], lower, median, upper, found.floor, of, brought if any(brought) else ())
 
 
 def _along(space: Space, name: str, here: Any) -> list[Any]:

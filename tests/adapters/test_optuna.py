@@ -443,7 +443,8 @@ def test_hyperband_searches_each_bracket():
         return x * x + (kind == "b")
 
     sampler = SparseBOSampler(seed=0)
-    made = optuna.create_study(sampler=sampler, pruner=optuna.pruners.HyperbandPruner(max_resource=9))
+    hyperband = optuna.pruners.HyperbandPruner(max_resource=9)
+    made = optuna.create_study(study_name="s0", sampler=sampler, pruner=hyperband)  # by the name trials get their brackets
     made.optimize(objective, n_trials=30)
     assert made.best_value < 0.01
     assert len(sampler._searches) == 3
