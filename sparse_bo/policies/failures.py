@@ -186,11 +186,17 @@ def kernel_correlation(covariance: CovarianceFunction) -> Correlation:
     return correlation
 
 
-def box_correlation(bounds: Tensor) -> Correlation:
-    """Return a Gaussian correlation on a box (``2 x d``), for policies without a kernel of their own."""
+def box_correlation(bounds: Tensor, lengthscales: Tensor | None = None) -> Correlation:
+    """Return a Gaussian correlation on a box (``2 x d``), of a fixed width for policies without a kernel of their own.
+
+    ``lengthscales`` (``d``) take the place of that width. Where all are longer they are shortened in proportion until one is
+    not: near a linear objective they are hundreds of sides, and every point would be correlated with every failure.
+    """
     # Lengthscale of the correlation used without a kernel on a box, in sides of the box and times √d.
     sides = (bounds[1] - bounds[0]) * (0.25 * bounds.shape[1] ** 0.5)
     sides = torch.where(sides > 0.0, sides, torch.full_like(sides, torch.finfo(sides.dtype).tiny ** 0.25))  # or all one point
+    if lengthscales is not None:
+        sides = lengthscales / (lengthscales / sides).amin().clamp_min(1.0)
 
     def correlation(X: Tensor, Y: Tensor) -> Tensor:
         return torch.exp(-0.5 * torch.cdist((X - bounds[0]) / sides, (Y - bounds[0]) / sides).square())

@@ -250,12 +250,16 @@ class PointState(State):
             pending = pending[~among(pending, self.X, correlation)]
         return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation, pending=pending)
 
-    def avoided(self, correlation: Correlation) -> tuple[Refusal | None, Tensor]:
-        """Return the refusal of points near failures in the unit cube by a correlation, and the recent failures (``f x d``)."""
+    def avoided(self, lengthscales: Tensor) -> tuple[Refusal | None, Tensor]:
+        """Return the refusal of points near failures in the unit cube, and the recent failures (``f x d``).
+
+        ``lengthscales`` (``d``) are those of the distances: :func:`.box_correlation`.
+        """
         failures = self.failures
         if failures is None or not len(failures.where):
             return None, self.U[:0]
         failures = replace(failures, where=self.box.to_unit(failures.where))
+        correlation = box_correlation(self.box.to_unit(self.box.bounds), lengthscales)
         near = refused(failures, pulls=self.pulls, succeeded=self.U, correlation=correlation)
         return near, failures.where[failures.speaking(self.pulls)]
 

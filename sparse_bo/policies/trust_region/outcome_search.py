@@ -166,13 +166,17 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
         """Return ``q x d`` maximisers of expected improvement."""
         assert state.region is not None
         with one_thread():
-            refuse, failed = state.avoided(state.fitted[0].gp.prior.kernel.cross)
+            refuse, failed = state.avoided(self._reach(state))
             out, known = self.box.to_unit(pending), state.posteriors
             gp, means = known.condition(torch.cat([out, failed])), known.moments(out).mean
             searches = self._searches(state, state.region, gp, means, out=out, refuse=refuse, generator=generator)
             share = self.settings.exploration_share(self.box.parameter_count)
             U = batch_of(gp, searches, q, exploration=share, generator=generator)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
+
+    def _reach(self, state: OutcomeState) -> Tensor:
+        """Return the geometric means (``d``) of the outcomes' lengthscales along the inputs."""
+        return torch.stack([fitted.learned.reach for fitted in state.fitted]).log().mean(dim=0).exp()
 
     def _searches(
         self,
@@ -202,7 +206,7 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
         if single and region.centre is None:
             return [replace(anywhere, gain=of_all.beyond(anywhere.moments.mean))] * 2
         centres = U[self._centres(state, state.estimates)]
-        reach = torch.stack([fitted.learned.reach for fitted in state.fitted]).log().mean(dim=0).exp()
+        reach = self._reach(state)
         some = replace(settings, candidates=-(-settings.candidates // len(centres)))
         points, of_points = [], []
         for centre in centres:

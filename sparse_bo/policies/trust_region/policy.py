@@ -84,7 +84,7 @@ class RegionSearch(BoxBatches[RegionState]):
         best = state.X[state.best_row].unsqueeze(0)
         picks = self._picks(state, q, pending=pending, generator=generator, worthwhile=True)
         missing = q - len(picks)
-        refuse, _ = state.avoided(state.fitted.gp.prior.kernel.cross)
+        refuse, _ = state.avoided(state.fitted.learned.reach)
         if missing and refuse is not None and bool(refuse(self.box.to_unit(best))):
             others = self._picks(state, missing, pending=torch.cat([pending, picks]), generator=generator)
             return torch.cat([picks, others])
@@ -98,7 +98,7 @@ class RegionSearch(BoxBatches[RegionState]):
         assert fitted is not None
         assert region is not None
         with one_thread():
-            refuse, failed = state.avoided(fitted.gp.prior.kernel.cross)
+            refuse, failed = state.avoided(fitted.learned.reach)
             out = self.box.to_unit(pending)
             gp = fitted.gp.condition(torch.cat([out, failed]))
             knowledge = None

@@ -253,6 +253,15 @@ def test_points_where_evaluations_fail_are_avoided():
     assert result.best_mean == pytest.approx(0.0, abs=0.05)
 
 
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+def test_failures_of_a_linear_objective_condemn_their_neighbours_alone():
+    def disc(x):
+        return math.nan if math.hypot(*x) > 1.0 else float(x.sum())  # the maximum, 1.414, is on the border
+
+    bests = [maximize(disc, bounds=[(0.0, 1.0)] * 2, budget=40, seed=seed).best.mean for seed in (0, 1, 4)]
+    assert min(bests) > 1.39  # 1.32 to 1.37 where the distances are those of lengthscales of hundreds of sides
+
+
 def test_picks_do_not_depend_on_the_number_of_threads():
     hartmann = problems.synthetic("hartmann6", noise_sd=0.0).function
     before = torch.get_num_threads()
