@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -186,7 +187,10 @@ def _check_beside(loop: AskTell, columns: PointColumns, file: CSVFile, rows: Seq
     for name, inputs in zip(columns.beside, [] if X is None else X.T.tolist(), strict=False):
         for row, arm, x in zip(rows, arms, inputs, strict=True):
             given = file.number(row, name) if file.rows[row].get(name) else x
-            rounded = [*(round(x, k) for k in range(2, 18)), *(float(f"{x:.{k}g}") for k in range(3, 18))] if given != x else []
+            ends = (x, x * (1.0 + 4.0 * sys.float_info.epsilon)) if given != x else ()  # spreadsheets round 0.125 to 0.13
+            rounded = [
+                r for e in ends for r in (*(round(e, k) for k in range(2, 18)), *(float(f"{e:.{k}g}") for k in range(3, 18)))
+            ]
             if x in (given, float(np.float32(given))) or given in rounded:
                 continue
             raise ValueError(

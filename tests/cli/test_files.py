@@ -673,6 +673,10 @@ def test_inputs_beside_the_number_of_an_arm_are_those_of_the_arm(tmp_path, monke
     assert read_run("run.journal").told == 0
     write("ours.csv", [{"arm": k, "x1": f"{x:.2f}", "x2": f"{y:.5g}", "value": "1"} for k, (x, y) in enumerate(arms)])
     assert invoke("add", "run.journal", "ours.csv").stdout.startswith("added 12 results\n")
+    np.save("halves.npy", np.array([[0.125], [0.375], [0.625]]))
+    assert invoke("create", "halves.journal", "--arms-file", "halves.npy").exit_code == 0
+    write("spreadsheet.csv", [{"arm": k, "x1": x, "value": "1"} for k, x in enumerate(("0.13", "0.38", "0.62"))])  # up and down
+    assert invoke("add", "halves.journal", "spreadsheet.csv").stdout.startswith("added 3 results\n")
     np.save("arms32.npy", arms.astype(np.float32))
     assert invoke("create", "run32.journal", "--arms-file", "arms32.npy").exit_code == 0
     write("double.csv", [{"arm": k, "x1": x, "x2": y, "value": "1"} for k, (x, y) in enumerate(arms)])

@@ -314,6 +314,10 @@ class BoxElimination(Elimination):
                 return BatchCandidates(found)
         if state.survivors is not None:
             found = torch.cat([found, state.survivors])[:count]
+        if not len(found):
+            raise ValueError(
+                f"expected feasible= to keep candidates, got none among {32 * count:,} points; check it, or narrow the ranges"
+            )
         return BatchCandidates(found)
 
     def _count(self, state: EliminationState, q: int) -> int:

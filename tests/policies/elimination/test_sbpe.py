@@ -722,6 +722,14 @@ def test_feasible_is_called_for_a_thousand_candidates_of_a_batch():
     assert len(calls) < 4_000
 
 
+def test_too_few_feasible_points_are_an_error():
+    policy, allowed = SBPE(horizon=60, regularization=NOISE, covar_module=rbf_kernel(0.3)), [True]
+    loop = AskTell(space={"a": Float(0.0, 1.0)}, feasible=lambda p: allowed[0], policy=policy)
+    allowed[0] = False
+    with pytest.raises(ValueError, match=r"expected feasible= to keep candidates, got none among [\d,]+ points"):
+        loop.ask()
+
+
 def test_a_failure_after_a_batch_that_a_failure_closed_is_one_of_the_next_batch():
     policy = SBPE(horizon=60, covar_module=rbf_kernel(0.2), regularization=NOISE, width=2.0)
     loop = AskTell(torch.linspace(0.0, 1.0, 100, dtype=torch.float64).unsqueeze(-1), policy)
