@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
 from sparse_bo import AskTell, History, ProductGrid, maximize, optimize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.linalg.chunking import tile_rows
-from sparse_bo.policies import ExpectedImprovement, ImprovementState, RandomSearch, Wait
+from sparse_bo.policies import ExpectedImprovement, ImprovementState, RandomSearch, TwoStage, Wait
 from sparse_bo.policies.improvement.arm_batches import modelled_arms
 from sparse_bo.policies.outcomes import Outcomes
 from tests.builders import arms, noisy, unit_box, waves
@@ -489,6 +489,17 @@ def test_numbers_far_from_the_others_leave_these_apart(missing):
     y = waves(X.clamp(-1.0, 1.0)) - X[:, 0].abs().clamp(max=1.0)
     result = maximize(lambda i: y[i], arms=X, budget=60, seed=0, call_with="indices")
     assert y[result.best_index] == y.max()
+
+
+@pytest.mark.parametrize("policy", [ExpectedImprovement(batch_size=4), TwoStage(after=12)])
+def test_picks_over_columns_on_another_scale_depend_on_no_device(policy, device):
+    X, y = doses()
+    X[::50, 1] = -99_999.0  # missing
+    picks = [
+        maximize(lambda i: y[i.cpu()], arms=X.to(place), policy=policy, budget=28, seed=0, call_with="indices").history.indices
+        for place in (device, "cpu")
+    ]
+    assert picks[0] == picks[1]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
