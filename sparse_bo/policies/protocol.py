@@ -129,6 +129,8 @@ class Mechanism(ABC, Generic[S]):
     or no evaluation is pending. Otherwise the state is updated before every ask."""
     knows_any_input: bool = True
     """Whether it takes results at inputs that it has not asked for."""
+    has_certificates: bool = False
+    """Whether :func:`sparse_bo.certify` can measure its approximation."""
     on_cpu: bool = False
     """Whether it computes on the CPU wherever the bounds are, for models too small for a GPU. Picks and state are there, and
     users get their points on the device of the bounds."""

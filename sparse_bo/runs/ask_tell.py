@@ -68,7 +68,8 @@ class AskTell:
             :meth:`tell` takes a dictionary by name for each ticket then.
         seed: Non-negative integer.
         initial: Earlier observations, as those of :meth:`add`: ``(X, y)``; or :func:`sparse_bo.observations_of` other runs.
-        certify_every: Number of batches between certificates (:meth:`certificate`) in the history; ``None``: none.
+        certify_every: Number of batches between certificates (:meth:`certificate`) in the history, of upper-confidence policies
+            over arms; ``None``: none.
         storage: Path of a journal to create, or :class:`sparse_bo.Storage` with settings. Every result is in the file before
             :meth:`tell` returns, and :meth:`resume` goes on after a crash. Close it (:meth:`close`, or ``with``) when done.
         notes: Kept in the journal: a dictionary of anything that ``json`` takes.

@@ -96,6 +96,11 @@ class Engine:
         self.generator = generator_of(seed)
         self.minimize, self.outcomes = minimize, outcomes
         self.mechanism: Mechanism[Any] = mechanism_of(for_negative(policy) if minimize else policy, domain.double(), outcomes)
+        if certify_every is not None and not self.mechanism.has_certificates:
+            raise ValueError(
+                f"certify_every= is for upper-confidence policies over arms, got {policy.name}, whose approximation has no "
+                "certificate; leave it out, or pass policy=BBKB() over arms"
+            )
         if isinstance(domain, Box) and self.mechanism.on_cpu:
             domain = domain.cpu()
         self.domain = domain

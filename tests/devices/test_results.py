@@ -38,7 +38,8 @@ def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path:
     for device in (accelerator, torch.device("cpu")):
         path = tmp_path / f"{device.type}.journal"
         how = {keyword: make().to(device), **several}
-        loop = AskTell(policy=policy, seed=4, certify_every=2, storage=path, budget=20, **how)
+        certify_every = 2 if isinstance(policy, BBKB) and keyword == "arms" else None
+        loop = AskTell(policy=policy, seed=4, certify_every=certify_every, storage=path, budget=20, **how)
         batch = loop.ask(2)
         assert loop.pending == loop.reissue().tickets == batch.tickets
         assert loop.reissue(batch.tickets).X.device == batch.X.device == batch.picks.device

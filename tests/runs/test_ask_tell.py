@@ -8,7 +8,7 @@ import torch
 import sparse_bo
 from sparse_bo import BBKB, AskTell, ObjectiveError, RunInterrupted, maximize
 from sparse_bo.errors import PendingBatchError, TicketError
-from sparse_bo.policies import RandomSearch
+from sparse_bo.policies import ExpectedImprovement, RandomSearch
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from tests.builders import arms, bbkb, rbf_kernel
 
@@ -300,6 +300,15 @@ def test_certificates_are_reported_as_often_as_asked_and_change_no_pick():
     factors = certified.column("variance_factor")
     assert [factor is not None for factor in factors] == [(i + 1) % 2 == 0 for i in range(len(factors))]
     assert all(factor >= 1.0 for factor in factors if factor is not None)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"bounds": [(0.0, 1.0)]}, {"arms": arms(40), "policy": ExpectedImprovement()}, {"bounds": [(0.0, 1.0)], "policy": BBKB()}],
+)
+def test_certificates_of_policies_that_have_none_are_refused(how):
+    with pytest.raises(ValueError, match="certify_every= is for upper-confidence policies over arms, got"):
+        AskTell(**how, certify_every=2)
 
 
 def test_history_rows_add_up():

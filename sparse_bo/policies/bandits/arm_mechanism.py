@@ -60,6 +60,8 @@ class ArmUCB(UCBMechanism[BanditState]):
     exploration: float = 2.0
     repeats: bool = True
 
+    has_certificates = True
+
     def __post_init__(self) -> None:
         if is_streamed(self.arms) and self.parts.stop_rule.kind == "local":
             raise ValueError(

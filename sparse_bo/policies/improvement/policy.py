@@ -247,6 +247,7 @@ class ArmStages(Mechanism[BanditState]):
     after: int
 
     keeps_batch_open = True  # as `then` does; `first` asks for results whenever a place is free
+    has_certificates = True
 
     def init(self) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
