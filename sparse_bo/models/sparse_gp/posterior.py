@@ -317,8 +317,8 @@ def draw_matheron_path(
 ) -> MatheronPath:
     """Draw paths of a sparse model's posterior; registered with BoTorch's ``draw_matheron_paths``.
 
-    Their standard deviations are as far off as BoTorch's random features: a few per cent with the Gaussian kernel, up to 30 %
-    with Matérn-5/2, factors with rougher kernels. ``posterior(X).rsample`` has those of the posterior.
+    Their standard deviations are as far off as with BoTorch's random features: mostly less than 10 % with the Gaussian kernel,
+    up to a factor of 2 with Matérn kernels. ``posterior(X).rsample`` has those of the posterior.
 
     ``UnsupportedError`` for an ``update_strategy`` that is not BoTorch's default (the update is the dictionary's), or if the
     prior is that of a ``forward`` that is more than ``mean_module`` and ``covar_module``.

@@ -81,8 +81,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     - qLogNEHVI with its default ``prune_baseline=False`` copies base samples inside BoTorch, ``samples x candidates x rows x
       outputs`` numbers at a time: with many rows, prune, or set ``init_batch_limit`` and ``batch_limit``.
     - ``draw_matheron_paths`` uses BoTorch's 1,024 random features, as ``SingleTaskGP`` does. With the Gaussian kernel
-      standard deviations are a few per cent off (up to a fifth for ARD kernels in d = 20), with Matérn-5/2 up to 30 %, with
-      rougher kernels by factors. ``posterior(X).rsample`` is exact up to 4,096 points.
+      most standard deviations are less than 10 % off (up to a fifth for ARD kernels in d = 20), with Matérn kernels up to a
+      factor of 2. ``posterior(X).rsample`` is exact up to 4,096 points.
     - Analytic ``NoisyExpectedImprovement`` builds exact GPs on ``X_observed``, as for any model: use ``qLogNEI``.
     - Predictive entropy search inverts the covariance of all training inputs, O(n³): use ``qMES`` or JES.
 
