@@ -148,13 +148,17 @@ def _labels(part: Any, *, results: bool) -> list[tuple[bool, list[list[Any]]]]:
         by_name = arms and part.parameters and all("name" in one for one in part.parameters)
         names = [[one["name"] for one in part.parameters]] if by_name else []
         return [(False, [[*part.tickets], *arms, *names])]
-    rows = part.tolist() if getattr(part, "ndim", 0) == 1 and not results else part
+    rows = part.tolist() if getattr(part, "ndim", 0) == 1 and hasattr(part, "tolist") and not results else part
     named = not results and isinstance(rows, list) and {str, int}.issuperset(map(type, rows))
     return [(False, [rows])] if named else []
 
 
 def check_kind(y: Any) -> None:
-    """Raise a ``TypeError`` if ``y`` is a sparse tensor, or has dates or durations, whose numbers are counts of a unit."""
+    """Raise a ``TypeError`` if ``y`` is a sparse tensor, or has dates or durations, whose numbers are counts of a unit.
+
+    Of a row with one part, that part.
+    """
+    (y,) = y if isinstance(y, (list, tuple)) and len(y) == 1 else (y,)
     if getattr(getattr(y, "dtype", None), "kind", None) in ("M", "m"):
         raise TypeError(f"expected y as numbers, got {y.dtype}; divide durations by one, such as np.timedelta64(1, 's')")
     layout = str(getattr(y, "layout", "torch.strided"))

@@ -183,7 +183,7 @@ def _importance(view: RunView) -> Iterator[Plot]:
         of = f" of {outcome}" if outcome else ""
         text = (
             f"Share in the variance of the posterior mean{of}, interactions included, where all inputs are uniform in their "
-            f"ranges; {how}."
+            f"ranges, on the scale of the model; {how}."
         )
         if len(shown) < len(shares):
             rest = sum(shares.values()) - sum(shown.values())

@@ -209,7 +209,7 @@ def parallel(
             for height, label in axis.labels:
                 edge = height in (0.0, 1.0)  # beyond the ends, where no lines are
                 offset = (0, -14 if height == 0.0 else 5) if edge else (3, -4)
-                plot.annotate(canvas.text(label[:9]), (j, height), offset, ha="center" if edge else "left", **style)
+                plot.annotate(canvas.text(label), (j, height), offset, ha="center" if edge else "left", **style)
         return canvas.plot(title, text, table, legend)
 
 
@@ -309,10 +309,11 @@ def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
         scaled = np.log10(v) if log else v / max(float(np.abs(v).max()), 1.0)  # differences of the largest numbers are finite
         low, high = float(scaled.min()), float(scaled.max())
         at = np.full(len(v), 0.5) if high <= low else (scaled - low) / (high - low)
-        return ParallelAxis(name, at, [(0.0, number(float(v.min()), 3)), (1.0, number(float(v.max()), 3))])
+        digits = 3 + constant_digits(v)
+        return ParallelAxis(name, at, [(0.0, number(float(v.min()), digits)), (1.0, number(float(v.max()), digits))])
     kinds = sorted({str(v) for v in values})
     at = np.array([kinds.index(str(v)) / max(len(kinds) - 1, 1) for v in values])
-    return ParallelAxis(name, at, [(k / max(len(kinds) - 1, 1), kind) for k, kind in enumerate(kinds[:8])])
+    return ParallelAxis(name, at, [(k / max(len(kinds) - 1, 1), kind[:9]) for k, kind in enumerate(kinds[:8])])
 
 
 def slice_of(one: Slice, view: RunView) -> Plot:

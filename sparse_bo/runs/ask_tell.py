@@ -495,7 +495,8 @@ class AskTell:
 
     def _labelled(self, tickets: Any) -> Any:
         """Return a list or an array of tickets with their arms, if they have any and all are pending; else as they are."""
-        asked, plain = self._engine.ledger.asked, tickets.tolist() if getattr(tickets, "ndim", 0) == 1 else tickets
+        asked, array = self._engine.ledger.asked, getattr(tickets, "ndim", 0) == 1 and hasattr(tickets, "tolist")
+        plain = tickets.tolist() if array else tickets
         known = isinstance(plain, list) and all(type(one) is int and one in asked for one in plain)
         if not known or not self._domain.indexed or hasattr(tickets, "equals"):  # a column is compared by its index
             return tickets

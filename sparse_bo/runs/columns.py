@@ -184,7 +184,8 @@ def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
     """Return the importance of the inputs for each outcome under the models of a state, by the name of the outcome.
 
     The total effect of an input is ``E[Var(m(u) | all other inputs)]`` of the posterior mean m, under the uniform distribution
-    on the box, or on the bounding box of the arms. The model of a search knows the surroundings of its best points, in warped
+    on the box, or on the bounding box of the arms as the model knows them (of columns over decades on that of their
+    logarithms; in a space as they are encoded). The model of a search knows the surroundings of its best points, in warped
     units; here one is learned anew in the user's units, O(n³), from at most 300 evaluations of the whole run. In closed form
     for a Gaussian kernel, O(n² d), unless it would be rounding; else from a fixed Sobol sample. Columns of one parameter are
     one input; where a parameter is not there, it has no effect. A column with one value in all evaluations has no effect

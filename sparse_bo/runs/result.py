@@ -175,9 +175,10 @@ class Result(Report):
         """Share of each input in the variance of the posterior mean, by name, the largest first; they add up to 1.
 
         An input's part is its total effect (Homma & Saltelli 1996), with its interactions, under the uniform distribution on
-        the box, or on the bounding box of the arms: in closed form for a Gaussian kernel, else from a fixed Sobol sample. An
-        input with one value in all evaluations has none. In place of the local model of :class:`sparse_bo.TrustRegion` one is
-        learned from up to 300 evaluations of the whole run. ``None`` without a model, and under those that have one over the
+        the box, or on the bounding box of the arms as the model knows them (columns over decades by their logarithms:
+        :class:`sparse_bo.policies.ExpectedImprovement`): in closed form for a Gaussian kernel, else from a fixed Sobol sample.
+        An input with one value in all evaluations has none. In place of the local model of :class:`sparse_bo.TrustRegion` one
+        is learned from up to 300 evaluations of the whole run. ``None`` without a model, and under those that have one over the
         arms alone (:class:`sparse_bo.BBKB`, …).
 
         Raises:

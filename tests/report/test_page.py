@@ -23,7 +23,7 @@ from sparse_bo.report import Observation
 from sparse_bo.report.facts import advice_of, facts, interval
 from sparse_bo.report.figures import MOST, Curve, Panel, thinned
 from sparse_bo.report.page import run_page
-from sparse_bo.report.plots import lines
+from sparse_bo.report.plots import inputs_of, lines
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.view import view_of, view_of_journal
 from tests.builders import arms, bbkb, noisy
@@ -479,3 +479,13 @@ def test_numbers_that_agree_in_their_leading_digits_are_shown_with_those_that_di
     result = loop.result()
     found = facts(view_of(result.history, result.state, result.domain))
     assert found["observed at"].startswith("x1 = 1700000000.")
+
+
+def test_the_ends_of_an_axis_are_whole_numbers():
+    """A number of more than nine characters lost its last digits."""
+    low, high = 12_345_678, 951_163_184
+    loop = AskTell(space={"n": Int(low, high), "kind": Choice(*"abc")}, policy=RandomSearch(), seed=0)
+    loop.enqueue([{"n": low, "kind": "a"}, {"n": high, "kind": "b"}])
+    loop.tell(loop.ask(2), [0.0, 1.0])
+    plot = inputs_of(view_of(loop.history, loop.state, loop._domain))
+    assert {"12,345,678", "951,163,184"} <= set(re.findall(r">([\d,]+)<", plot.svg))

@@ -551,22 +551,52 @@ def test_names_of_other_libraries_are_answered_with_those_here(call, message):
     assert calls == []
 
 
+class Dataset:
+    """A column of a file: an array without ``tolist``, as those of h5py and zarr are."""
+
+    ndim = 1
+
+    def __init__(self, *values):
+        self.values = np.array(values)
+        self.shape, self.dtype = self.values.shape, self.values.dtype
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, row):
+        return self.values[row]
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+def test_columns_of_files_are_taken():
+    loop = AskTell([[0.0], [1.0]], names=Dataset("a", "b"), initial=(Dataset(0, 1), [1.0, 2.0]))
+    loop.ask(2)
+    loop.tell(Dataset(2, 3), [3.0, 4.0], X=Dataset(0, 1))
+    assert loop.result().state.pulls == 4
+
+
 @pytest.mark.parametrize("dtype", ["datetime64[ns]", "timedelta64[ns]"])
 def test_dates_and_durations_are_not_results(dtype):
     pandas = pytest.importorskip("pandas")
     loop = AskTell(bounds=[(0, 1)], seed=0)
     batch = loop.ask(2)
     times = np.array([3, 4], dtype=dtype)
-    for given in (times, pandas.Series(times), [*times], pandas.DataFrame({"seconds": times})):
+    for given in (times, pandas.Series(times), [*times], pandas.DataFrame({"seconds": times}), [[time] for time in times]):
         with pytest.raises(TypeError, match="expected y"):
             loop.tell(batch, given)
     several = AskTell(bounds=[(0, 1)], objectives={"a": "max", "b": "min"}, seed=0)
     with pytest.raises(TypeError, match="expected y"):
         several.tell(several.ask(2), {"a": [1.0, 2.0], "b": times})
-    for rows in ({"a": [1.0, 2.0], "b": [*times]}, [{"a": 1.0, "b": time} for time in times], [[1.0, time] for time in times]):
+    named = [{"a": 1.0, "b": time} for time in times]
+    for rows in ({"a": [1.0, 2.0], "b": [*times]}, named, [[1.0, time] for time in times], [[1.0, [time]] for time in times]):
         with pytest.raises(TypeError, match="expected y"):
             several.tell(several.pending, rows)
-    for given in (times, [*times]):
+    for given in (times, [*times], [[time] for time in times]):
         with pytest.raises(TypeError, match="expected y"):
             AskTell(bounds=[(0, 1)], initial=([[0.1], [0.2]], given))
     if dtype.startswith("time"):

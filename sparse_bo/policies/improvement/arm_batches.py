@@ -88,9 +88,9 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
     """Return origins o and units u (``d`` each) of the columns x that a model knows as ``asinh((x − o)/u)``; u = 0: as x.
 
     Numbers over decades (doses, concentrations, counts) are known by their logarithms: without a negative one, the largest at
-    least :data:`MANY` times the smallest positive one, which is u, if they are less skewed for it. In other columns u is the
-    range of the middle half, around the median o, if the whole range is :data:`MANY` times that: a few numbers are far off, as
-    −999 for a missing one is. O(a d). See docs/decisions/181.
+    least :data:`MANY` times the smallest positive one, which is u, if they are less skewed for it. Where the whole range, of
+    these on that scale, is at least :data:`MANY` times that of the middle half, u is the latter, around the median o: a few
+    numbers are far off, as −999 or 99999 for a missing one is. O(a d). See docs/decisions/181.
     """
     points, (lower, upper) = domain.points, domain.hull()
     assert isinstance(points, Tensor)
@@ -98,11 +98,12 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
     least = torch.where((lower >= 0.0) & (upper >= MANY * least) & torch.isfinite(upper / least), least, 0.0)
     wide = least.nonzero().squeeze(-1)
     linear = points[:, wide]
-    straighter = _skewness((linear / least[wide]).asinh()) < _skewness(linear)
+    straighter = _skewness((linear / least[wide]).asinh()) < _skewness(linear / upper[wide])  # whose cubes are in range
     least[wide] = torch.where(straighter, least[wide], 0.0)
     ranked, last = points.mT.contiguous(), len(points) - 1
     low, median, high = (ranked.kthvalue(1 + last * j // 4, dim=-1).values for j in (1, 2, 3))
-    far = (least == 0.0) & (high > low) & (upper - lower >= MANY * (high - low))
+    ends = _bent(torch.stack([lower, low, high, upper]), torch.zeros_like(least), least)
+    far = (high > low) & (ends[3] - ends[0] >= MANY * (ends[2] - ends[1]))
     return torch.where(far, median, 0.0), torch.where(far, high - low, least)
 
 

@@ -79,18 +79,17 @@ class OutcomeModels(State):
 
     @property
     def undecided(self) -> bool:
-        """Whether an outcome has fewer than two results, all results are equal, or all miss one limit by the same.
+        """Whether an outcome has fewer than two results, or nothing tells results apart: one limit is missed by equal ones.
 
-        Those of a limit of 0 and 1 that was never kept do.
+        Those of a limit of 0 and 1 that was never kept are. Or all limits are kept, and objectives are equal.
         """
         if min(len(seen.y) for seen in self.replicates) < 2:
             return True
-        objectives, limits = (of.unbind(-1) for of in (self.outcomes.gains(self.Y), self.outcomes.violations(self.Y)))
-        known = [column[~column.isnan()] for column in (*limits, *objectives)]
-        equal = [bool((column == column[0]).all()) for column in known]
-        return all(equal) or any(
-            same and float(column[0]) > 0.0 for same, column in zip(equal, known[: len(limits)], strict=False)
-        )
+        outcomes, Y = self.outcomes, self.Y
+        equal = {name for name, y in zip(outcomes.names, Y.unbind(-1), strict=True) if len(torch.unique(y[~y.isnan()])) == 1}
+        violations = zip(outcomes.constraints, outcomes.violations(Y).unbind(-1), strict=True)
+        missed = {name for name, away in violations if bool((away > 0.0).any())}
+        return bool(equal & missed) or (not missed and equal >= {*outcomes.objectives})
 
     @property
     @abstractmethod

@@ -502,6 +502,17 @@ def test_picks_over_columns_on_another_scale_depend_on_no_device(policy, device)
     assert picks[0] == picks[1]
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-120, 1e120])
+def test_positive_numbers_are_apart_from_one_for_a_missing_one_in_any_unit(size):
+    X = arms(300, 2)
+    X[:, 0] = size * (290.0 + 20.0 * X[:, 0])  # temperatures in K, whose logarithms are about equal
+    X[::100, 0] = size * 99_999.0
+    known, near = modelled_arms(Arms(X), X, None)[:, 0], X[:, 0] < size * 1_000.0
+    assert float(known[near].max() - known[near].min()) > 0.1
+    logs = torch.stack([size * 10.0 ** torch.linspace(-3.0, 3.0, 300).double(), X[:, 1]], dim=1)
+    assert float(modelled_arms(Arms(logs), logs, None)[:, 0].median()) > 0.4
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_best_dose_is_found_in_any_unit(seed):
     picks = []

@@ -475,3 +475,15 @@ def test_a_limit_that_is_never_kept_is_looked_for_beside(beside):
     limits = {"c": (1, None)} | ({"d": (None, 0.2)} if beside == "another limit" else {})
     result = optimize(inside, bounds=[(0.0, 1.0)] * 3, objectives={"y": "max"}, constraints=limits, budget=45, seed=0)
     assert result.feasible > 2
+
+
+def test_results_on_both_sides_of_a_band_are_apart():
+    """They miss it by the same: the search was left to chance."""
+
+    def ramp(x):
+        return {"y": float(x[1]), "c": min(max(500.0 * (float(x[0]) - 0.55), 0.0), 10.0)}  # 4 to 6 on 0.4 % of the range
+
+    band = {"c": (4.0, 6.0)}
+    result = optimize(ramp, bounds=[(0.0, 1.0)] * 2, objectives={"y": "max"}, constraints=band, budget=40, seed=0)
+    assert result.feasible > 0
+    assert result.best_mean > 0.99
