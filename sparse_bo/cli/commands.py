@@ -138,7 +138,7 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     if failing.often:
         lines["failing again"] = "; ".join(f"{_place(pick, about)} {times:,} times" for pick, times in failing.often)
     seen = facts(view)
-    lines["certificate"] = seen.get("certificate", "none: only models of upper-confidence policies over arms have one")
+    lines["certificate"] = seen.get("certificate", "none: only upper-confidence models over arms have one")
     one = audit.recorded.history.outcomes is None
     by_others = "none: no model of which the prior is at hand, or too few inputs" if one else "only for runs with one outcome"
     if audit.calibration is not None:

@@ -179,7 +179,7 @@ def test_an_audit_says_which_policies_have_a_certificate(tmp_path):
     """S-BPE has a sparse model over arms as well."""
     where = ["--problem", "gp-draw", "--arms", "40", "--dims", "2", "--budget", "30", "--out", str(tmp_path), "--quiet"]
     for policy, certificate in (
-        ("sbpe", "none: only models of upper-confidence policies over arms have one"),
+        ("sbpe", "none: only upper-confidence models over arms have one"),
         ("bbkb", "at most a factor"),
     ):
         path = str(tmp_path / f"{policy}.journal")
