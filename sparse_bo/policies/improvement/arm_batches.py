@@ -74,14 +74,14 @@ class GivenKernel:
 def modelled_arms(domain: Arms, arms: Tensor, kernel: GivenKernel | None) -> Tensor:
     """Return ``b x d`` arms of a domain in memory as a model knows them; under a kernel of the user's as they are.
 
-    Else in the unit cube of the hull of all. Columns with a unit (:func:`column_units`) are bent before.
+    Else in the unit cube of the hull of all. Columns with a unit (:func:`column_units`) are transformed before.
     """
     if kernel is not None:
         return arms
     origins, units = column_units(domain)
-    lower, upper = _bent(domain.hull(), origins, units)
+    lower, upper = _transformed(domain.hull(), origins, units)
     span = upper - lower
-    return (_bent(arms, origins, units) - lower) / torch.where(span > 0.0, span, 1.0)
+    return (_transformed(arms, origins, units) - lower) / torch.where(span > 0.0, span, 1.0)
 
 
 def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
@@ -102,12 +102,12 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
     least[wide] = torch.where(straighter, least[wide], 0.0)
     ranked, last = points.mT.contiguous(), len(points) - 1
     low, median, high = (ranked.kthvalue(1 + last * j // 4, dim=-1).values for j in (1, 2, 3))
-    ends = _bent(torch.stack([lower, low, high, upper]), torch.zeros_like(least), least)
-    far = (high > low) & (ends[3] - ends[0] >= MANY * (ends[2] - ends[1]))
+    ends = _transformed(torch.stack([lower, low, high, upper]), torch.zeros_like(least), least)
+    far = (high > low) & (ends[3] - ends[0] >= MANY * (ends[2] - ends[1])) & torch.isfinite((upper - lower) / (high - low))
     return torch.where(far, median, 0.0), torch.where(far, high - low, least)
 
 
-def _bent(points: Tensor, origins: Tensor, units: Tensor) -> Tensor:
+def _transformed(points: Tensor, origins: Tensor, units: Tensor) -> Tensor:
     """Return ``asinh((x − o)/u)`` in the columns of ``n x d`` points where ``u > 0``, the others as they are."""
     return torch.where(units > 0.0, ((points - origins) / units).asinh(), points)
 

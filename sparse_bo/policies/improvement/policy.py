@@ -273,7 +273,7 @@ class ArmStages(Mechanism[BanditState]):
         learned = None if state.surrogate is None or self.first.kernel is not None else state.surrogate.learned
         learned = None if learned is None or learned.rotated else learned  # GPyTorch has no kernel along other directions
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
-        empty = replace(self._shown(self.then.init()), round=state.round, failures=state.failures)
+        empty = replace(self._in_user_units(self.then.init()), round=state.round, failures=state.failures)
         return self.then.tell(empty, told, results, generator=generator, correlation=learned)
 
     def fail(self, state: Any, picks: Tensor, *, generator: torch.Generator) -> BanditState:
@@ -288,9 +288,9 @@ class ArmStages(Mechanism[BanditState]):
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
         first = part_of(frozen, "first")
-        return self.first.thaw(first) if first else self._shown(self.then.thaw(part_of(frozen, "then")))
+        return self.first.thaw(first) if first else self._in_user_units(self.then.thaw(part_of(frozen, "then")))
 
-    def _shown(self, state: BanditState) -> BanditState:
+    def _in_user_units(self, state: BanditState) -> BanditState:
         """Return a state of the second policy, whose arms are coordinates, with the arms as the user has them."""
         return replace(state, arms=self.first.arms, unit=self.then.arms)
 

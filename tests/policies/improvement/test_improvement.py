@@ -467,6 +467,7 @@ def test_a_model_knows_a_column_over_decades_by_its_logarithms():
         torch.full((300,), 3.0).double(),
         torch.zeros(300).double(),
         torch.cat([torch.full((1,), 1e-310).double(), torch.full((299,), 1e10).double()]),  # more decades than numbers have
+        torch.cat([-1e-300 * torch.linspace(0.1, 1.0, 299).double(), torch.full((1,), 1e10).double()]),  # on both sides of 0
     ],
 )
 def test_other_columns_are_known_as_they_are(column):
