@@ -20,9 +20,10 @@ from harness.pages import overview, render, with_overview, write
 from harness.records import BENCHMARKS, RESULTS
 
 SCRIPTS = (
-    "optimisation", "bbob_figures", "coco_suites", "outcomes", "learners", "speed", "bbkb_figures", "bkb_figures", "policies",
-    "sbpe_figures", "dictionaries", "surrogates", "peers", "acquisitions", "batches", "gssbo_rules", "gssbo_figures", "theory",
-    "plan_check", "execution", "attacks", "device_costs", "sharding", "gpu", "optuna_trials",
+    "optimisation", "bbob_figures", "coco_suites", "outcomes", "libraries", "learners", "speed", "bbkb_figures",
+    "bkb_figures", "policies", "sbpe_figures", "dictionaries", "surrogates", "peers", "acquisitions", "batches",
+    "gssbo_rules", "gssbo_figures", "theory", "plan_check", "execution", "attacks", "device_costs", "sharding", "gpu",
+    "optuna_trials",
 )  # fmt: skip
 """Every benchmark, in the order of the overview."""
 README = BENCHMARKS / "README.md"

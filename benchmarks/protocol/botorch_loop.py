@@ -38,7 +38,7 @@ from .ask_tell import run_peer
 from .problems import Task
 from .trace import Trace
 
-__all__ = ["SCBO", "BoTorchLoop", "OutcomesLoop", "Turbo", "run_botorch"]
+__all__ = ["SCBO", "BoTorchLoop", "OutcomesLoop", "Turbo", "fit", "run_botorch"]
 
 LARGE = 1000
 """Budgets above are taken in batches of 50."""
@@ -53,7 +53,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _fit(model: SingleTaskGP) -> SingleTaskGP:
+def fit(model: SingleTaskGP) -> SingleTaskGP:
     """Fit a model by L-BFGS; where all attempts fail, which would end a tutorial's loop, by 50 steps of Adam, as TuRBO does."""
     likelihood = ExactMarginalLogLikelihood(model.likelihood, model)
     with _quiet():
@@ -94,7 +94,7 @@ class BoTorchLoop:
     def tell(self, X: Tensor, y: Tensor) -> None:
         """See :class:`protocol.ask_tell.Peer`. Fits the model."""
         self._X, self._y = torch.cat([self._X, X]), torch.cat([self._y, y])
-        self._model = _fit(SingleTaskGP(self._X, self._y.unsqueeze(-1)))
+        self._model = fit(SingleTaskGP(self._X, self._y.unsqueeze(-1)))
 
     def recommend(self) -> Tensor | None:
         """See :class:`protocol.ask_tell.Peer`."""
@@ -148,7 +148,7 @@ class OutcomesLoop:
     def tell(self, X: Tensor, Y: Tensor) -> None:
         """Observe ``q x m`` outcomes and fit a model of each."""
         self.X, self._Y = torch.cat([self.X, X]), torch.cat([self._Y, Y])
-        self._model = _fit(SingleTaskGP(self.X, self._Y))
+        self._model = fit(SingleTaskGP(self.X, self._Y))
 
 
 def _violated(Z: Tensor, column: int) -> Tensor:
@@ -180,7 +180,7 @@ def _over_arms(arms: Tensor, trace: Trace, seed: int) -> None:
     while trace.left:
         picks = picks[: trace.left]
         told, y = torch.cat([told, picks]), torch.cat([y, trace.evaluate(picks)])
-        model = _fit(SingleTaskGP(U[told], y.unsqueeze(-1)))
+        model = fit(SingleTaskGP(U[told], y.unsqueeze(-1)))
         trace.offers(lambda model=model, told=told: told[_place(model, U[told])])
         if not trace.left:
             return
@@ -209,7 +209,7 @@ def _turbo_model(X: Tensor, y: Tensor, scale: Standardize | None = None) -> Sing
     kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=X.shape[1], lengthscale_constraint=Interval(0.005, 4.0)))
     model = SingleTaskGP(X, y.unsqueeze(-1), covar_module=kernel, likelihood=likelihood, outcome_transform=scale)
     with settings.max_cholesky_size(float("inf")):
-        return _fit(model)
+        return fit(model)
 
 
 @dataclass
