@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -178,7 +179,8 @@ def settings(options: Namespace) -> None:
         say(f"  {name:24} {one.admitted}" + ("" if one.default in (None, MISSING) else f" (default {one.default})"))
     for base in kind.__mro__:
         if is_dataclass(base) and (base is kind or inspect.get_annotations(base)):
-            say(f"\n{base.__name__}: {inspect.getdoc(base)}")
+            text = re.sub(r":\w+:`[.~]?([^`]+)`", r"\1", inspect.getdoc(base) or "")  # :class:`.BBKB` -> BBKB
+            say(f"\n{base.__name__}: {text}")
 
 
 class Contestant(NamedTuple):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -68,11 +69,10 @@ class Arms(Domain):
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`."""
         try:
-            rows = torch.as_tensor(where, device=self.points.device)
+            rows = torch.as_tensor(np.array(where) if hasattr(where, "to_numpy") else where, device=self.points.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"expected {name} to be rows of the arms, got {type(where).__name__}; use torch.as_tensor(…)"
-            ) from error
+            fix = "pass integers, or a table with a column arm or name (of arms with names=)"
+            raise TypeError(f"expected {name} to be row numbers of the arms, got {type(where).__name__}; {fix}") from error
         return check_indices(name, rows, size=self.count)
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:
@@ -137,7 +137,7 @@ class NamedArms(Arms):
             raise ValueError(f"expected a name for each of {self.count:,} arms, got {len(self.names):,}; pass one for each")
         if len(self._rows) != self.count:
             twice = next(name for row, name in enumerate(self.names) if self._rows[name] != row)
-            raise ValueError(f"expected distinct names of arms, got {twice!r} twice; add a number to one of them")
+            raise ValueError(f"expected distinct names of arms, got {twice!r} twice; drop one of the arms, or rename it")
 
     @cached_property
     def _rows(self) -> dict[str, int]:

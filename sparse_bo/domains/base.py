@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -134,7 +134,8 @@ class Box(Domain):
         bounds = self.bounds
         if not isinstance(bounds, Tensor):
             got = type(bounds).__name__
-            raise TypeError(f"expected bounds to be a torch.Tensor of shape 2 x d, got {got}; use torch.tensor([lower, upper])")
+            fix = "named parameters are space=" if isinstance(bounds, Mapping) else "use torch.tensor([lower, upper])"
+            raise TypeError(f"expected bounds to be a torch.Tensor of shape 2 x d, got {got}; {fix}")
         if bounds.dim() != 2 or bounds.shape[0] != 2 or bounds.shape[1] == 0:
             got = f"shape {tuple(bounds.shape)}"
             raise ValueError(f"expected bounds of shape 2 x d, got {got}; use torch.stack([lower, upper]) of two corners")
@@ -147,8 +148,8 @@ class Box(Domain):
         if wrong:
             got = f"[{float(bounds[0, wrong[0]])}, {float(bounds[1, wrong[0]])}] for input {wrong[0]}"
             fix = "exchange them, or leave out an input that is constant"
-            if len(wrong) == bounds.shape[1] == 2 and bool((bounds[:, 0] < bounds[:, 1]).all()):
-                fix = "rows of a tensor are the two corners, those of a list or an array are inputs: transpose it"
+            if bounds.shape[1] == 2 and bool((bounds[:, 0] < bounds[:, 1]).all()):
+                fix += "; rows of a tensor are the two corners, those of a list or an array are inputs: transpose it if need be"
             raise ValueError(f"expected lower < upper bounds, got {got}; {fix}")
         check_range("bounds", bounds[0], bounds[1])
 

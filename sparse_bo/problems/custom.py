@@ -98,7 +98,8 @@ def own_problem(
         others = "--grid low:high:points,..., or --space FILE.toml"
         raise ValueError(f"expected arms for --objective, got none; pass --arms-file FILE.npy, or {others}")
     vectorized = named is None and not one_by_one
-    return OwnProblem(objective.split(":")[1], arms, imported(objective), vectorized, described, named, several)
+    function = imported(objective)
+    return OwnProblem(objective.partition(":")[2], arms, function, vectorized, described, named, several)
 
 
 def own_arms(file: Path | None, grid: str | None) -> LazyArms | None:
@@ -170,6 +171,7 @@ def imported(path: str) -> Callable[..., Any]:
     parts = [*module_name.split("."), *name.split(".")]
     if not all(part.isidentifier() for part in parts) or parts[1:2] == ["py"]:
         hint = "; write the module without .py and with dots" if ".py" in path or os.sep in path else ""
+        hint = hint if name else "; name a function, which may start a program by subprocess.run"
         raise ValueError(f"expected --objective like package.module:function, got {path!r}{hint}")
     here = os.getcwd()
     if not {here, ""} & set(sys.path):

@@ -70,7 +70,7 @@ def tensor_of(name: str, value: T | Rows) -> T | Tensor:
     """Return a NumPy array or a list of numbers as a tensor, and integers as float64, of arms bits too; all else as it is.
 
     Raises:
-        TypeError: If an array or a list has other entries than numbers.
+        TypeError: If an array, a list or a table has other entries than numbers and truth values.
     """
     if isinstance(value, Tensor):
         bits = value.dtype == torch.bool and name != "arms"  # bounds of bits are a mistake
@@ -86,12 +86,15 @@ def tensor_of(name: str, value: T | Rows) -> T | Tensor:
     except ValueError as error:
         raise TypeError(f"expected {name} as rows of equal length, got others ({error}); pass one number per input") from error
     if array.dtype.kind not in "biuf":
-        got, fix = f"{type(value).__name__} of dtype {array.dtype}", "convert it to float"
-        columns = {column: np.asarray(cast("Any", value)[column]).dtype for column in getattr(value, "columns", ())}
-        for column, dtype in columns.items():
-            if dtype.kind not in "biuf":
-                got, fix = f"column {column!r} of dtype {dtype}", "convert it to float, or drop it (names of arms: names=)"
-        raise TypeError(f"expected {name} of numbers, got {got}; {fix}")
+        columns = getattr(value, "columns", ())
+        if others := [str(column) for column in columns if np.asarray(cast("Any", value)[column]).dtype.kind not in "biuf"]:
+            fix = "convert them (decimal commas: read_csv(…, decimal=','); categories: pandas.get_dummies), or drop them"
+            got = f"other entries in the column{'s' * (len(others) > 1)} {', '.join(others)}"
+            raise TypeError(f"expected {name} of numbers, got {got}; {fix} (names of arms: names=)")
+        if not len(columns):
+            got = f"{type(value).__name__} of dtype {array.dtype}"
+            raise TypeError(f"expected {name} of numbers, got {got}; convert it to float")
+        array = cast("Any", value).to_numpy(np.float64, na_value=np.nan)  # truth values, or nullable numbers, of pandas
     return torch.from_numpy(np.require(array, np.float32 if array.dtype == np.float32 else np.float64, ["C", "W"]))
 
 

@@ -96,8 +96,8 @@ def carrying(
     except EvaluationFailed as error:
         reason = f"the objective failed {error}"
         message = (
-            f"{reason}. Return NaN for an evaluation that has to count as failed, or pass Workers(on_error='drop'). "
-            "All earlier results are in .result and .loop; tell or fail the tickets in .loop.pending, then continue with "
+            f"{reason}. Return NaN for an evaluation that has to count as failed, or pass executor=Workers(…, on_error='drop')."
+            " All earlier results are in .result and .loop; tell or fail the tickets in .loop.pending, then continue with "
             ".loop.run(...)"
         )
         raise ObjectiveError(message, loop=loop, result=so_far(), reason=reason) from error.__cause__

@@ -89,6 +89,8 @@ class Result(Report):
     def best(self) -> Best:
         """The best point in plain types, with the fields ``x``, ``mean``, ``sd``, ``parameters``, ``outcomes`` and ``name``.
 
+        With constraints: the best feasible one; while none is feasible, that of the least violation.
+
         Raises:
             ValueError: If no evaluation has succeeded, or there are several objectives.
         """

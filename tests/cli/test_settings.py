@@ -71,6 +71,7 @@ def test_settings_show_types_and_defaults():
     assert "stop_rule 'global' or 'local' or 'gp-bucb' or 'repeat' (default global)" in shown
     assert "max_batch_size a whole number (default 10000)" in shown
     assert "width a number or a name or none" in shown
+    assert ":class:" not in shown
     assert "expected POLICY to be one of 'bbkb'," in invoke("settings", "magic").stderr
 
 

@@ -134,6 +134,11 @@ def test_an_objective_that_cannot_be_imported_is_named(path, message, folder):
         imported(path)
 
 
+def test_a_program_as_the_objective_is_named():
+    with pytest.raises(ValueError, match=r"like package.module:function, got '\./sim.sh'; name a function"):
+        own_problem(objective="./sim.sh", arms_file=None, grid="0:1:3", one_by_one=True)
+
+
 def test_the_home_folder_is_found_in_every_path(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(Path.cwd()))
     done = invoke(*RUN, "--arms-file=~/arms.npy", "--out=~/out")

@@ -270,11 +270,33 @@ def test_numbers_of_any_kind_are_values(y):
     assert run.history.rows[0].values == [0.5, 3.0]
 
 
+def test_a_table_of_arms_may_have_columns_of_truth_values_beside_numbers():
+    """``pandas.get_dummies`` makes truth values, ``convert_dtypes`` and ``Result.to_pandas`` nullable integers."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"share": [0.5, 0.25, 1.5], "hours": pandas.array([4, 8, 2], dtype="Int64")})
+    table["MEK"] = [True, False, True]
+    loop = AskTell(table, initial=(pandas.Series([1, 2], index=[11, 7]), [1.0, 2.0]))
+    assert loop.history.indices == [1, 2]
+    assert loop.result().best_x.tolist() == [1.5, 2.0, 1.0]
+
+
+def test_all_columns_that_are_no_numbers_are_named():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"id": ["F-1", "F-2"], "share": ["44,0", "54,9"], "hours": [4, 8]})
+    with pytest.raises(TypeError, match=r"other entries in the columns id, share; convert them .*get_dummies.*names="):
+        AskTell(table)
+    with pytest.raises(ValueError, match="finite arms, got NaN or infinite entries in 1 row"):
+        AskTell(table[["hours"]].assign(MEK=pandas.array([1, None], dtype="Int64")))
+    missing = table[["hours"]].assign(MEK=pandas.array([True, None], dtype="boolean"))
+    with pytest.raises(TypeError, match="other entries in the column MEK;"):
+        AskTell(missing)
+    with pytest.raises(TypeError, match="row numbers of the arms, got DataFrame; pass integers, or a table with"):
+        AskTell(ROWS, initial=(table, [1.0, 2.0]))
+
+
 def test_a_table_of_one_column_is_its_column():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"x1": [0.1, 0.2], "value": [0.5, 3.0]})
-    with pytest.raises(TypeError, match="got column 'of' of dtype object; convert it to float, or drop it .*names="):
-        AskTell(table.assign(of=np.array(["a", "b"], dtype=object)))
     X, bounds = ROWS[:2] / 9.0, [(0.0, 1.0)] * 3
     with pytest.raises(TypeError, match=r"one column, got a table of x1, value; pass one of them: table\['value'\]$"):
         AskTell(bounds=bounds, initial=(X, table))
@@ -367,8 +389,10 @@ def test_advice_on_inputs_of_another_dtype_is_code():
         (
             {"bounds": [[0.0, 0.0], [1.0, 1.0]]},
             ValueError,
-            r"expected lower < upper bounds, got \[0.0, 0.0\] for input 0; rows of a tensor",
+            r"expected lower < upper bounds, got \[0.0, 0.0\] for input 0; .*rows of a tensor",
         ),
+        ({"bounds": [[0.0, 0.0], [1.0, 10.0]]}, ValueError, "input 0; exchange them, .*rows of a tensor.*: transpose it"),
+        ({"bounds": {"chord": (0.0, 1.0)}}, TypeError, "got dict; named parameters are space="),
         ({"bounds": [(0.0, 1.0), (2.0,)]}, TypeError, "expected bounds as rows of equal length"),
         ({"bounds": [(0.0, None)]}, TypeError, "expected bounds of numbers, got list of dtype object; convert it to float"),
         ({"bounds": [("a", "b")]}, TypeError, "expected bounds of numbers, got list of dtype <U1"),

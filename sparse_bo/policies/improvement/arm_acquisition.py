@@ -227,12 +227,11 @@ class ConditionedArms:
         self.X, self.columns, self.gp, self.variance = X, sweep.columns, sweep.gp, sweep.bound
         self.given = sweep.columns[:0]  # p x a, prior correlations of those conditioned on with all arms
 
-    def condition(self, arms: Tensor) -> None:
-        """Condition on ``p`` more arms; repeats are allowed. O(a (n + p) p), and p kernel values for each arm."""
+    def condition(self, arms: Tensor, across: Tensor) -> None:
+        """Condition on ``p`` more arms; repeats are allowed. ``across``: their :func:`correlations`. O(a (n + p) p)."""
         if not len(arms):
             return
         gp, n = self.gp, len(self.columns)
-        across = correlations(gp.prior.kernel, self.X, self.X[arms])
         K_DF = torch.cat([self.columns[:, arms], self.given[:, arms]])
         weights = gp.root.lift(gp.root.columns(K_DF)).mT
         C = across - weights[:, :n] @ self.columns - weights[:, n:] @ self.given
@@ -355,6 +354,8 @@ class OutcomePicks:
         return Cells.of(front, self.gain.reference)
 
     def _condition(self, arms: Tensor) -> None:
+        kernels, X = dict.fromkeys(one.gp.prior.kernel for one in self.each), self.each[0].X  # one, if the user's is given
+        across = {kernel: correlations(kernel, X, X[arms]) for kernel in kernels}
         for one in self.each:
-            one.condition(arms)
+            one.condition(arms, across[one.gp.prior.kernel])
         self.exact = torch.zeros(len(self.mean), dtype=torch.bool, device=self.mean.device)

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from sparse_bo.gp.expected_improvement import least_crowded
 from sparse_bo.policies.bandits.state import ArmState
-from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ConditionedArms, OutcomePicks, moments_of_all
+from sparse_bo.policies.improvement.arm_acquisition import (
+    ArmSweep,
+    ConditionedArms,
+    OutcomePicks,
+    correlations,
+    moments_of_all,
+)
 from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, learned_model, modelled_arms
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, sized, thaw_fields
@@ -188,5 +194,5 @@ def _exact(before: ArmSweep, model: ArmModel, X: Tensor, new: Tensor) -> ArmSwee
     if not bool(torch.isin(torch.cat([before.support, new]), sweep.support).all()):  # some left the model
         return replace(sweep, bound=moments_of_all(sweep.gp, X, sweep.columns).variance)
     given = ConditionedArms(before, X)
-    given.condition(new)
+    given.condition(new, correlations(before.gp.prior.kernel, X, X[new]))
     return replace(sweep, bound=given.variance)
