@@ -153,7 +153,8 @@ class PointColumns(NamedTuple):
         """Return the columns of a recorded run from its description."""
         space: Space | None = None
         kinds: Mapping[str, Parameter] = {}
-        numbered = [f"x{k + 1}" for k in range(about["dims"] if "dims" in about else about["arms"][1])]
+        dims = about["dims"] if "dims" in about else about["arms"][1]
+        numbered = about.get("inputs") or [f"x{k + 1}" for k in range(dims)]
         inputs, beside = numbered, list[str]()
         recorded: Callable[[Sequence[Any]], list[Any]] = list
         if "space" in about:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ class Arms(Domain):
     Attributes:
         points: ``a x d`` candidates, float64 or float32, in memory or lazy; repeated rows are allowed. A lazy set
             validates its own rows.
+        columns: Names of the inputs; empty: ``x1``, ``x2``, …
 
     Raises:
         TypeError: If ``points`` is not a float tensor.
@@ -34,6 +35,7 @@ class Arms(Domain):
     """
 
     points: ArmSet
+    columns: tuple[str, ...] = ()
     indexed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -83,10 +85,16 @@ class Arms(Domain):
         """See :meth:`Domain.stacked`."""
         return torch.tensor(picks, dtype=torch.long, device=self.points.device)
 
+    @property
+    def input_names(self) -> list[str]:
+        """See :attr:`Domain.input_names`."""
+        return [*self.columns] or super().input_names
+
     def describe(self) -> dict[str, Any]:
         """See :meth:`Domain.describe`."""
-        arms = self.points
-        return {"arms": list(arms.shape), "dtype": str(arms.dtype), "device": str(arms.device), "arms_hash": digest(arms)}
+        arms, named = self.points, {"inputs": [*self.columns]} if self.columns else {}
+        about = {"arms": list(arms.shape), "dtype": str(arms.dtype), "device": str(arms.device), "arms_hash": digest(arms)}
+        return {**about, **named}
 
     def double(self) -> Arms:
         """See :meth:`Domain.double`."""
@@ -168,17 +176,19 @@ class NamedArms(Arms):
         return {**super().describe(), "names": list(self.names)}
 
 
-def with_names(domain: Domain, names: Iterable[str] | None) -> Domain:
-    """Return arms with names; ``None``: the domain as it is.
+def with_names(domain: Domain, names: Iterable[str] | None, columns: Sequence[str] = ()) -> Domain:
+    """Return arms with names, and with those of their inputs; without both, the domain as it is.
 
     Raises:
         TypeError: If the names are one text, or are no texts.
         ValueError: If the domain is not a set of arms, or the names do not fit them.
     """
+    if columns and isinstance(domain, Arms):
+        domain = replace(domain, columns=tuple(columns))
     if names is None:
         return domain
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"expected names as a list of texts, one for each arm, got {type(names).__name__}; use a list")
     if type(domain) is not Arms:
         raise ValueError("expected names= with arms=, got it without; parameters of a space have names")
-    return NamedArms(domain.points, names=tuple(names))
+    return NamedArms(domain.points, domain.columns, names=tuple(names))

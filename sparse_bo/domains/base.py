@@ -70,6 +70,11 @@ class Domain(ABC):
     def stacked(self, picks: Sequence[Any]) -> Tensor:
         """Return recorded picks (integers, or float64 arrays of ``d``) as one tensor of picks."""
 
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the ``d`` inputs in results, reports and files: ``x1``, ``x2`` and so on, unless they were given."""
+        return [f"x{j + 1}" for j in range(self.dims)]
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return a JSON description that identifies the domain. O(a d) for arms in memory or in a file: they are hashed."""

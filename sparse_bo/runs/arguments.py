@@ -241,7 +241,7 @@ def completed_inputs(
                 _check_columns(where, domain.space.parameters, outcomes)
             where = completed(domain, points, suggested(len(points), generator), generator=generator)
     elif isinstance(domain, Box):
-        names = [f"x{j + 1}" for j in range(domain.dims)]
+        names = domain.input_names
         if table and not set(names).isdisjoint(where.columns):  # else it is taken by position
             _check_columns(where, names, outcomes)
             where = where.reindex(columns=names)
@@ -250,6 +250,19 @@ def completed_inputs(
             X = X.to(domain.like) if is_plain(where) else X
             where = torch.where(X.isnan(), suggested(len(X), generator).to(X), X)
     return checked_inputs("enqueued", where, domain)
+
+
+def input_names_of(arms: Any) -> list[str]:
+    """Return the names of the columns of a table of arms, with ``_`` behind a name that another column of a run has.
+
+    None if some are no texts, or if it is no table.
+    """
+    found = list[str]()
+    for name in getattr(arms, "columns", ()):
+        if not isinstance(name, str):
+            return []
+        found.append(unused(name, ["arm", "name", *found]))
+    return found
 
 
 def _check_columns(table: Any, names: Collection[str], outcomes: Sequence[str]) -> None:
@@ -267,7 +280,7 @@ def _check_columns(table: Any, names: Collection[str], outcomes: Sequence[str]) 
 def _columns_of(table: Any, domain: Domain) -> Any:
     """Return inputs of a run without named parameters (``x1``, … of a box, ``name`` or ``arm``); another table as it is."""
     by_name = isinstance(domain, NamedArms) and "name" in table.columns  # a number may be that of another order of the arms
-    names = ["name" if by_name else "arm"] if domain.indexed else [f"x{j + 1}" for j in range(domain.dims)]
+    names = ["name" if by_name else "arm"] if domain.indexed else domain.input_names
     if missing := [name for name in names if name not in table.columns]:
         if not set(names).isdisjoint(str(one).strip().lower() for one in table.columns):
             raise ValueError(f"expected columns {names[0]} to {names[-1]}, got no {missing[0]!r}; name all inputs so, or none")

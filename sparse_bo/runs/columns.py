@@ -267,7 +267,7 @@ def _inputs(domain: Domain) -> tuple[list[str], list[Tensor]]:
     """Return the names of the inputs that vary, and the columns of each."""
     columns = torch.arange(domain.dims, device=domain.device)
     if not isinstance(domain, SpaceArms | SpaceBox):
-        return [f"x{j + 1}" for j in range(domain.dims)], list(torch.split(columns, 1))
+        return domain.input_names, list(torch.split(columns, 1))
     names = [name for name, parameter in domain.space.parameters.items() if parameter.width]
     widths = [domain.space.parameters[name].width for name in names]
     return names, list(torch.split(columns, widths))

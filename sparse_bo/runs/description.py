@@ -85,7 +85,21 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Tensor, list[Value]
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run for its history."""
-    names = ("policy", "why", "taken", "seed", "minimize", "outcomes", "arms", "names", "bounds", "space", "versions", "device")
+    names = (
+        "policy",
+        "why",
+        "taken",
+        "seed",
+        "minimize",
+        "outcomes",
+        "arms",
+        "names",
+        "inputs",
+        "bounds",
+        "space",
+        "versions",
+        "device",
+    )
     return {name: about[name] for name in names if name in about}
 
 
@@ -200,7 +214,7 @@ def domain_of(
             )
         domain = check_domain(arms if device is None else arms.to(device))
     with as_written(path, "the names of the arms"):
-        return with_names(domain, about.get("names"))
+        return with_names(domain, about.get("names"), about.get("inputs", ()))
 
 
 def _recorded_device(name: str, path: Path) -> torch.device:

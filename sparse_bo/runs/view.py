@@ -241,7 +241,7 @@ def view_of(
             return {}
         if isinstance(domain, SpaceArms | SpaceBox):
             return domain.space.decode(x.unsqueeze(0))[0]
-        return dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
+        return dict(zip(names or domain.input_names, x.tolist(), strict=True))
 
     several, best_x = history.outcome_columns(report), report.best_x
     if several is not None:
@@ -360,7 +360,7 @@ def columns_of(history: History, domain: Domain | None) -> tuple[list[str], dict
         return [*logs], {name: [point.get(name, math.nan) for point in points] for name in logs}, logs
     if (X := inputs_of(history, domain)) is None:
         return [], {}, {}
-    names = [f"x{j + 1}" for j in range(X.shape[1])]
+    names = history.info.get("inputs") or [f"x{j + 1}" for j in range(X.shape[1])]
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)
 
 

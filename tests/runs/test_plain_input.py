@@ -280,6 +280,24 @@ def test_a_table_of_arms_may_have_columns_of_truth_values_beside_numbers():
     assert loop.result().best_x.tolist() == [1.5, 2.0, 1.0]
 
 
+@pytest.mark.parametrize("names", [None, ["A", "B", "C"]])
+def test_results_have_the_names_of_the_columns_of_a_table_of_arms(names, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"share (%)": [0.5, 0.25, 1.5], "name": [4.0, 8.0, 2.0], "arm": [1, 1, 2], "arm_": [3, 1, 2]})
+    run = AskTell(table, names=names, seed=0, storage=tmp_path / "run.journal")
+    run.tell(run.ask(3).tickets, [0.5, 1.0, 2.0])
+    run.close()
+    with AskTell.resume(tmp_path / "run.journal") as again:
+        for result in (run.result(), again.result()):
+            frame = result.to_pandas()
+            assert [*frame.columns[:4]] == ["share (%)", "name_", "arm_", "arm__"]
+            assert frame["share (%)"].tolist() == table["share (%)"].iloc[frame["arm"]].tolist()
+            assert "share (%)" in result.report()
+    plain = AskTell(pandas.DataFrame(table.to_numpy()), seed=0)  # columns 0, 1, … are no names
+    plain.tell(plain.ask(1).tickets, [0.5])
+    assert [*plain.result().to_pandas().columns[:4]] == ["x1", "x2", "x3", "x4"]
+
+
 def test_all_columns_that_are_no_numbers_are_named():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"id": ["F-1", "F-2"], "share": ["44,0", "54,9"], "hours": [4, 8]})
