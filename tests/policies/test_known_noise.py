@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from sparse_bo import AskTell, Measured, TrustRegion, optimize
+from sparse_bo import AskTell, Measured, TrustRegion, maximize, optimize
 from sparse_bo.gp.learn import PRIORS, Given, LogPosterior
 from sparse_bo.gp.likelihood import Scatter, correlation_of
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement
-from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp
+from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
 from tests.builders import unit_box
 
 BOX = unit_box(2)
@@ -104,6 +104,22 @@ def test_noise_in_warped_units_is_that_of_the_slope(kind, unit):
     sd = 0.01 * unit
     found = bend.noise(y, torch.full_like(y, sd))[: len(slope)]
     assert torch.allclose(found.sqrt(), sd * slope, rtol=1e-4)
+
+
+def test_no_logarithm_ends_within_the_noise_above_the_best_result():
+    y = -(10.0 ** torch.linspace(-1.0, 2.0, 41)).double()
+    width = 0.3 * float(y.max() - y.median())
+    assert [made.kind for made in warps(y, sd=0.49 * width)] == [*KINDS]
+    assert [made.kind for made in warps(y, sd=0.51 * width)] == [kind for kind in KINDS if kind != "log"]
+
+
+def test_the_best_arm_is_found_where_the_noise_is_known():
+    X = torch.rand(500, 4, dtype=torch.float64, generator=generator(1))
+    y = -2.0 * (X - 0.35).square().sum(dim=-1)
+    noise = iter((0.1 * torch.randn(40, dtype=torch.float64, generator=generator(11))).tolist())
+    how = {"arms": X, "budget": 40, "seed": 0, "call_with": "indices", "vectorized": False}
+    result = maximize(lambda i: Measured(y[i] + next(noise), 0.1), **how)
+    assert float(y.max() - y[result.best_index]) < 0.05
 
 
 @pytest.mark.parametrize("theta", [[-1.0, 0.3, 0.2], [0.5, -0.7, -0.4]])

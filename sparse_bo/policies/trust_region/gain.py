@@ -235,11 +235,11 @@ class OutcomeGain:
         """Return the function with a reference point below the front that the models expect, by their means ``N x m``.
 
         One below the front that was reached may exclude its ends: they have the best value of one objective and, in another, a
-        worse one than any so far.
+        worse one than any so far. A front of one objective has none: improvement is that on the best value that was reached.
         """
         if self.reference is not None or not len(self.reached):
             return self
-        expected = means[self.limits.kept(means), : self.objectives]
+        expected = means[self.limits.kept(means) & (self.objectives > 1), : self.objectives]
         return replace(self, reference=reference_point(torch.cat([self.reached, expected])))
 
     def worthwhile(self, at: OutcomeMoments) -> bool:

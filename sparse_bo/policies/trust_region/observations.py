@@ -59,6 +59,11 @@ class Replicates(NamedTuple):
         """
         return self.values if self.sds is None else self.values - math.sqrt(2.0 * math.log(max(len(self.rows), 2))) * self.sds
 
+    @property
+    def typical_sd(self) -> float:
+        """Median of the known standard deviations (y) of the noise of an observation; 0 if they are not known."""
+        return 0.0 if self.sds is None else float((self.sds * self.counts.sqrt())[self.rows].median())
+
     def noise(self, rows: Tensor, warp: Warp) -> Tensor | None:
         """Return the known noise variances of the means at ``rows`` (``m``) in warped units; ``None``: they are not known."""
         return None if self.sds is None else warp.noise(self.values[rows], self.sds[rows])
@@ -221,10 +226,11 @@ class Warp:
         return 0.5 * self.inverse(mean + sd) - 0.5 * self.inverse(mean - sd)
 
 
-def warp(kind: str, y: Tensor) -> Warp | None:
+def warp(kind: str, y: Tensor, sd: float = 0.0) -> Warp | None:
     """Return the transformation of a kind that observations (``n``, finite) suggest; ``None`` if half of them are equal.
 
-    The plain one is always there.
+    The plain one is always there. ``sd`` (y) is the known standard deviation of the noise of an observation: a logarithm that
+    ends less than two of them above the best observation is left out. There its slope, by which it magnifies noise, is largest.
     """
     unit = unit_of(y)
     v = (y / unit).clamp(-LARGEST, LARGEST)
@@ -236,14 +242,16 @@ def warp(kind: str, y: Tensor) -> Warp | None:
         origin, width = best, DEPTHS[kind] * (best - median)
     if kind != "plain" and width <= SMALLEST * max(abs(origin), abs(median)):
         return None
+    if kind in DEPTHS and width < 2.0 * sd / unit:
+        return None
     bent = Warp(kind, unit, origin, width, 0.0, 1.0)(y)
     spread = float(bent.std(correction=0))
     return Warp(kind, unit, origin, width, float(bent.mean()), spread if spread > SMALLEST * float(bent.abs().max()) else 1.0)
 
 
-def warps(y: Tensor, kinds: Sequence[str] = KINDS) -> Iterator[Warp]:
-    """Yield the transformations of some kinds that observations (``n``, finite) allow, in order."""
+def warps(y: Tensor, kinds: Sequence[str] = KINDS, sd: float = 0.0) -> Iterator[Warp]:
+    """Yield the transformations of some kinds that observations (``n``, finite) allow, in order; ``sd``: :func:`warp`."""
     for kind in kinds:
-        made = warp(kind, y)
+        made = warp(kind, y, sd)
         if made is not None:
             yield made

@@ -159,11 +159,14 @@ class OutcomeModels(State):
 
     @cached_property
     def estimates(self) -> Tensor:
-        """``n x m`` results in the user's units; of :attr:`estimated` outcomes the models' medians there."""
-        columns = list(self.Y.unbind(-1))
+        """``n x m`` results in the user's units; of :attr:`estimated` outcomes the models' medians there.
+
+        Those of one point are equal to the last bit, so that a front has it once.
+        """
+        columns, (first, group) = list(self.Y.unbind(-1)), distinct_rows(self.points)
         for j, fitted in enumerate(self.fitted):
             if self.estimated[j]:
-                columns[j] = self.signs[j] * fitted.warp.inverse(fitted.gp.mean(self.U))
+                columns[j] = self.signs[j] * fitted.warp.inverse(fitted.gp.mean(self.U[first]))[group]
         return torch.stack(columns, dim=-1).where(~self.Y.isnan(), torch.nan)
 
     @cached_property

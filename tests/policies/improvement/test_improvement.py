@@ -451,11 +451,15 @@ def doses(*, unit=1.0):
     return X * torch.tensor([unit, 1.0, 1.0], dtype=torch.float64), y
 
 
-def test_a_model_knows_a_column_over_decades_by_its_logarithms():
-    X, _ = doses()
+@pytest.mark.parametrize("unit", [1.0, -1.0])
+@pytest.mark.parametrize("controls", [0, 7_000])
+def test_a_model_knows_a_column_over_decades_by_its_logarithms(unit, controls):
+    X, _ = doses(unit=unit)
+    X = torch.cat([X, X[:1].expand(controls, -1)])
     logs = torch.asinh(X[:, :1] / 1e-3)
     linear = (X[:, 1:] - X[:, 1:].amin(dim=0)) / (X[:, 1:].amax(dim=0) - X[:, 1:].amin(dim=0))
-    torch.testing.assert_close(modelled_arms(Arms(X), X, None), torch.cat([logs / logs.max(), linear], dim=1))
+    logs = (logs - logs.min()) / (logs.max() - logs.min())
+    torch.testing.assert_close(modelled_arms(Arms(X), X, None), torch.cat([logs, linear], dim=1))
 
 
 @pytest.mark.parametrize(
@@ -466,6 +470,8 @@ def test_a_model_knows_a_column_over_decades_by_its_logarithms():
         10.0 ** torch.linspace(-3.0, 3.0, 300).double() - 1.0,  # negative numbers
         torch.full((300,), 3.0).double(),
         torch.zeros(300).double(),
+        torch.cat([torch.zeros(240), torch.linspace(0.004, 1.0, 60)]).double(),  # few have any
+        torch.cat([1e-17 * torch.linspace(-1.0, 1.0, 240), torch.linspace(0.004, 1.0, 60)]).double(),  # up to round-off
         torch.cat([torch.full((1,), 1e-310).double(), torch.full((299,), 1e10).double()]),  # more decades than numbers have
         torch.cat([-1e-300 * torch.linspace(0.1, 1.0, 299).double(), torch.full((1,), 1e10).double()]),  # on both sides of 0
     ],
@@ -477,19 +483,28 @@ def test_other_columns_are_known_as_they_are(column):
 
 
 @pytest.mark.parametrize("missing", [-999.0, 1e6])
-def test_numbers_far_from_the_others_leave_these_apart(missing):
+@pytest.mark.parametrize("most", [False, True])
+def test_numbers_far_from_the_others_leave_these_apart(missing, most):
     X = arms(300, 2) - 0.5
-    X[::9, 0] = missing
-    ranked = X[:, 0].sort().values
-    middle, half = ranked[149], ranked[224] - ranked[74]  # of 299 steps a quarter, a half and three quarters, rounded down
+    apart = torch.arange(300) % 5 < 2 if most else torch.arange(300) % 9 > 0
+    X[~apart, 0] = missing
+    ranked = X[:, 0].unique()
+    size = len(ranked) * 9 // 10
+    shortest = (ranked[size - 1 :] - ranked[: len(ranked) - size + 1]).min()
     known = modelled_arms(Arms(X), X, None)
-    bent = torch.asinh((X[:, 0] - middle) / half)
+    bent = torch.asinh((X[:, 0] - ranked[(len(ranked) - 1) // 2]) / (0.25 * shortest))
     torch.testing.assert_close(known[:, 0], (bent - bent.min()) / (bent.max() - bent.min()))
-    apart = torch.arange(len(X)) % 9 > 0
     assert float(known[apart, 0].max() - known[apart, 0].min()) > 0.08
     y = waves(X.clamp(-1.0, 1.0)) - X[:, 0].abs().clamp(max=1.0)
     result = maximize(lambda i: y[i], arms=X, budget=60, seed=0, call_with="indices")
     assert y[result.best_index] == y.max()
+
+
+@pytest.mark.parametrize("missing", [-999.0, 99_999.0])
+def test_two_values_stay_apart_beside_missing_ones(missing):
+    X = torch.tensor([0.0, 1.0, missing]).double().repeat(20).unsqueeze(-1)
+    known = modelled_arms(Arms(X), X, None)
+    assert float((known[0] - known[1]).abs()) > 0.1
 
 
 @pytest.mark.parametrize("policy", [ExpectedImprovement(batch_size=4), TwoStage(after=12)])

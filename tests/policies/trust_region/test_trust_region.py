@@ -437,7 +437,7 @@ def test_a_limit_that_is_kept_or_not_is_looked_for_until_it_is_kept_once():
         return {"y": float(sum(x)), "c": float(np.linalg.norm(np.asarray(x) - 0.3) < 0.25)}
 
     result = optimize(inside, bounds=[(0.0, 1.0)] * 3, objectives={"y": "max"}, constraints={"c": (1, None)}, budget=60, seed=0)
-    assert result.feasible > 5
+    assert result.feasible > 3
     assert result.best.outcomes["y"] > 1.2
 
 
