@@ -9,6 +9,7 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
 from botorch.models.transforms import Log
 from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
@@ -60,6 +61,23 @@ def test_no_points_have_an_empty_posterior(shape, configuration):
 def test_posterior_broadcasts_points_without_the_models_batch(configuration):
     exact, sparse = pair(configuration)
     agree(sparse.posterior(points(3)), exact.posterior(points(3)))
+
+
+@pytest.mark.parametrize("dense", [4096, 2], ids=["few points", "many points"])
+@pytest.mark.parametrize("configuration", ["plain", "two outputs"])
+def test_points_of_a_narrower_dtype_have_the_posterior_of_wider_ones(configuration, dense, scale):
+    """As of float32 bounds or whole-numbered choices beside float64 data, which GPyTorch joins."""
+    scale(joint={"dense": dense})
+    exact, sparse = pair(configuration)
+    for X in (points(3).float(), torch.tensor([[0, 1], [1, 0], [1, 1]])):
+        agree(sparse.posterior(X), exact.posterior(X), joint=dense > 2)
+    sampler = SobolQMCNormalSampler(torch.Size([2]), seed=0)
+    agree(*(model.fantasize(points(1).float(), sampler).posterior(points(1)) for model in (sparse, exact)))
+    drawn = []
+    for model in (sparse, exact):
+        torch.manual_seed(0)
+        drawn.append(draw_matheron_paths(model, torch.Size([2]))(points(3).float()))
+    torch.testing.assert_close(*drawn, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs, known noise", "batch"])

@@ -10,7 +10,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models import DictionarySettings, LearningSettings, RefinementSettings
+from sparse_bo.models import DictionarySettings, LearningSettings, RefinementSettings, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.refinement import euclidean, kernel_distances, last_groups
 from sparse_bo.models.sparse_gp.training import TrainingCovariance
@@ -207,6 +207,22 @@ def test_groups_are_the_sum_of_their_likelihoods(kernel):
             gradients.append(torch.autograd.grad(found[-1].sum(), model.covar_module.raw_lengthscale)[0])
     torch.testing.assert_close(found[0], sum(found[1:]) / 3)
     torch.testing.assert_close(gradients[0], sum(gradients[1:]) / 3)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")  # of linear_operator
+def test_groups_of_several_tasks_are_the_sum_of_their_likelihoods():
+    """BoTorch's covariance of tasks reads the tensors that it saved for the gradient twice."""
+    X, Y = data()
+    X = torch.cat([X, torch.arange(len(X)).remainder(2).unsqueeze(-1).to(X)], dim=-1)
+    model = make_sparse(X, Y, kind=SparseMultiTaskGP, task_feature=-1)
+    parameters, groups = [*model.covar_module.parameters(), *model.mean_module.parameters()], torch.arange(60).reshape(3, 20)
+    gradients = []
+    for stage in (groups, *groups):
+        with model.learner.learning_from(stage):
+            noisy = model.likelihood(model(*model.train_inputs), *model.train_inputs)
+            gradients.append(torch.autograd.grad(noisy.log_prob(model.train_targets), parameters))
+    for whole, *each in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, sum(each) / 3)
 
 
 def test_few_data_are_searched_once(monkeypatch, scale):

@@ -66,7 +66,7 @@ from sparse_bo.models.sparse_gp.state import (
     Appended,
     PosteriorCache,
     Stamp,
-    check_width,
+    checked_points,
     joined,
     mapped,
     masked_rows,
@@ -333,7 +333,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         if self.training:
             prior = self.learner.prior(self, X)
             return super().__call__(X, **kwargs) if prior is None else prior
-        check_width(X, self._stored_inputs)
+        X = checked_points(X, self._stored_inputs)
         process = self.process()
         broadcast_shapes(X.shape[:-2], process.posterior.batch_shape)  # raises what SingleTaskGP raises
         few = X.shape[-2] <= self.settings.joint.dense
@@ -361,8 +361,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         self.eval()
         if X.dim() < 2 or self.lacks_posterior():
             return super().posterior(X, output_indices, observation_noise, posterior_transform)
-        inputs = self.transform_inputs(X)
-        check_width(inputs, self._stored_inputs)
+        inputs = checked_points(self.transform_inputs(X), self._stored_inputs)
         with gpt_posterior_settings():
             outputs = self._num_outputs
             constant = constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1))

@@ -35,7 +35,7 @@ from sparse_bo.models.sparse_gp.leverage_sampling import data_points
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import exact_representation
 from sparse_bo.models.sparse_gp.row_sums import left_out_of_dtc, left_out_of_exact
-from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, check_training_data, check_width, row_count
+from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, check_training_data, checked_points, row_count
 
 Sparse = TypeVar("Sparse", bound=Model)
 """A sparse model."""
@@ -314,8 +314,7 @@ def _errors_at(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | No
         raise InputDataError("held-out rows have entries that are not finite: leave those rows out")
     if Yvar is not None and bool((Yvar < 0.0).any()):
         raise InputDataError("Yvar has negative entries; expected variances")
-    inputs = model.transform_inputs(X)
-    check_width(inputs, model.train_inputs[0])
+    inputs = checked_points(model.transform_inputs(X), model.train_inputs[0])
     if hasattr(model, "outcome_transform"):
         Y, Yvar = model.outcome_transform(Y, Yvar, X=X)
     points = add_output_dim(inputs, batch_shape)[0] if outputs > 1 else inputs

@@ -41,7 +41,7 @@ from sparse_bo.models.sparse_gp.state import (
     Appended,
     PosteriorCache,
     Stamp,
-    check_width,
+    checked_points,
     parameters_of,
     row_count,
     same_parameters,
@@ -320,7 +320,7 @@ def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor
     (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
     X = X.unsqueeze(-1) if X.dim() == 1 else X
     below, targets_below = model._stored_inputs, model._stored_targets
-    check_width(X, below)
+    X = checked_points(X, below)
     if targets.shape[-1] != X.shape[-2]:
         raise RuntimeError(f"expected an observation of each of {X.shape[-2]} points, got {targets.shape[-1]}")
     batch_shape = _fantasy_batch_shape(X, targets, below.batch_shape if isinstance(below, Appended) else below.shape[:-2])

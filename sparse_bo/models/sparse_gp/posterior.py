@@ -233,7 +233,7 @@ class DictionaryMap(KernelEvaluationMap):  # type: ignore[misc]  # the base clas
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``… x q x m`` of ``… x q x d``."""
-        return cross_covariance(self.kernel, x, self.points)
+        return cross_covariance(self.kernel, x.to(torch.promote_types(x.dtype, self.points.dtype)), self.points)
 
 
 class DictionaryPath(GeneralizedLinearPath):  # type: ignore[misc]  # the base class ships no types

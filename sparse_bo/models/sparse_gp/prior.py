@@ -122,6 +122,11 @@ def check_prior(model: Any) -> None:
 PriorKernel: TypeAlias = Kernel | ForwardKernel
 
 
+def parameters_of_prior(kernel: PriorKernel) -> list[Tensor]:
+    """Return the parameters of a prior covariance."""
+    return list((kernel.model if isinstance(kernel, ForwardKernel) else kernel).parameters())
+
+
 def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
     """Return ``k(X, Y)``, ``batch_shape x q x m``, as a dense tensor with gradients. O(q m d)."""
     if isinstance(kernel, ForwardKernel):

@@ -72,17 +72,19 @@ def row_count(rows: Tensor | Appended) -> int:
     return rows.rows if isinstance(rows, Appended) else rows.shape[-2]
 
 
-def check_width(X: Tensor, rows: Tensor | Appended) -> None:
-    """Refuse points of another width than the training inputs, both transformed: a kernel would broadcast a single column.
+def checked_points(X: Tensor, rows: Tensor | Appended) -> Tensor:
+    """Return points in the wider dtype of theirs and the training inputs', both transformed, as GPyTorch joins them.
 
-    ``RuntimeError``, the type that GPyTorch raises when it joins them.
+    ``RuntimeError``, as GPyTorch raises, if they have another width: a kernel would broadcast a single column.
     """
-    width = (rows.extra if isinstance(rows, Appended) else rows).shape[-1]
+    known = rows.extra if isinstance(rows, Appended) else rows
+    width = known.shape[-1]
     if X.shape[-1] != width:
         raise RuntimeError(
             f"expected X with {width} columns, as train_X (after the input transform, if there is one), got shape "
             f"{tuple(X.shape)}; X is batch_shape x q x d"
         )
+    return X.to(torch.promote_types(X.dtype, known.dtype))
 
 
 class Stamp:

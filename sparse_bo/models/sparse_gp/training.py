@@ -24,12 +24,11 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.gp.likelihood import gaussian_log_likelihood, log_likelihood_from_sums, stationary_log_likelihood
 from sparse_bo.linalg.chunking import broadcast_shapes
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, parameters_of_prior, stationary_parts
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
 
 _LOGGER = logging.getLogger(__name__)
@@ -120,7 +119,8 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         if not grouped:
             return self._exact(points, residuals, noise)
         groups = zip(points.unbind(-3), residuals.unbind(-2), noise.unbind(-2), strict=True)
-        each = [checkpoint(self._exact, *group, use_reentrant=False, preserve_rng_state=False) for group in groups]
+        parameters = parameters_of_prior(self.kernel)
+        each: list[Tensor] = [Recomputed.apply(self._exact, 3, *group, *parameters) for group in groups]  # type: ignore[no-untyped-call]  # torch ships no types
         return torch.stack(each, dim=-1).sum(dim=-1)
 
     def __add__(self, other: Any) -> LinearOperator:
@@ -191,6 +191,31 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
                 "predictions use model.leave_one_out()"
             )
         return self._noiseless().expand(self.shape)
+
+
+class Recomputed(torch.autograd.Function):
+    """A function of tensors whose gradient computes it again: the memory of one at a time.
+
+    ``torch.utils.checkpoint`` refuses operators of linear_operator, which unpack their saved tensors twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], arguments: int, *tensors: Tensor) -> Tensor:
+        """Return ``function`` of the first tensors, the ``arguments``; the others are parameters that it reads."""
+        ctx.function, ctx.parameters = function, tensors[arguments:]
+        ctx.save_for_backward(*tensors[:arguments])
+        return function(*tensors[:arguments])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradients with respect to arguments and parameters."""
+        given = [part.detach().requires_grad_(part.requires_grad) for part in ctx.saved_tensors]
+        with torch.enable_grad():
+            value = ctx.function(*given)
+        needs = ctx.needs_input_grad[2:]
+        needed = [part for part, needs_it in zip((*given, *ctx.parameters), needs, strict=True) if needs_it]
+        found = iter(torch.autograd.grad(value, needed, gradient, allow_unused=True))
+        return None, None, *(next(found) if needs_it else None for needs_it in needs)
 
 
 class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class ships no types
