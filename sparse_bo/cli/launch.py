@@ -175,7 +175,7 @@ def _summarise(outcome: RunEnd, loop: AskTell, problem: AnyProblem, storage: Pat
     others["regret"] = None if regret is None else regret.tolist()
     view = view_of(history, result.state, result.domain, loop.certificate(), most_slices=0, **others)
     now = _updated(history) - outcome.before
-    each = f" ({1e6 * outcome.seconds / now:.0f} µs per evaluation)" if now else ""
+    each = f" ({1e3 * outcome.seconds / now:.3g} ms per evaluation)" if now else ""
     lines = {"seconds": f"{outcome.seconds:.2f} {'since the resume' if outcome.before else 'in all'}{each}"}
     title = f"{loop.policy.name} on {problem.name}: {problem.description}"
     show(table(title, facts(view) | problem.truth_at(result) | lines), advice_of(view))
