@@ -103,14 +103,7 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
     linear = (ranked / largest.unsqueeze(-1))[wide].where(ranked[wide] != 0.0, torch.nan)  # whose cubes are in range
     straighter = _skewness((linear * (largest / least)[wide].unsqueeze(-1)).asinh()) < _skewness(linear)
     least[wide] = torch.where(straighter, least[wide], 0.0)
-    place = (ranked.diff(dim=-1, prepend=ranked[:, :1]) > 0.0).cumsum(dim=-1)  # of each among the distinct numbers, from 0
-    last = place[:, -1:]
-    end = torch.searchsorted(place, place + (last + 1) * 9 // 10 - 1)
-    low = (
-        (ranked.gather(-1, end.clamp_max(len(points) - 1)) - ranked).masked_fill(end == len(points), torch.inf).argmin(-1, True)
-    )
-    at = torch.cat([low, end.gather(-1, low), torch.searchsorted(place, last // 2)], dim=-1)
-    low, high, median = ranked.gather(-1, at).unbind(-1)
+    low, high, median = _bulk(ranked)
     ends = _transformed(torch.stack([lower, low, high, upper]), torch.zeros_like(least), least)
     unit = 0.25 * (high - low)
     far = (unit > 0.0) & (ends[3] - ends[0] >= 0.25 * MANY * (ends[2] - ends[1])) & torch.isfinite((upper - lower) / unit)
@@ -120,6 +113,18 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
 def _transformed(points: Tensor, origins: Tensor, units: Tensor) -> Tensor:
     """Return ``asinh((x − o)/u)`` in the columns of ``n x d`` points where ``u > 0``, the others as they are."""
     return torch.where(units > 0.0, ((points - origins) / units).asinh(), points)
+
+
+def _bulk(ranked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the ends of the shortest range of nine tenths of the distinct numbers of each ascending row, and their median."""
+    place = (ranked.diff(dim=-1, prepend=ranked[:, :1]) > 0.0).cumsum(dim=-1)  # of each among the distinct numbers, from 0
+    last, n = place[:, -1:], ranked.shape[-1]
+    end = torch.searchsorted(place, place + (last + 1) * 9 // 10 - 1)  # of the range that begins at each
+    width = ranked.gather(-1, end.clamp_max(n - 1)) - ranked
+    start = width.masked_fill(end == n, torch.inf).argmin(dim=-1, keepdim=True)
+    rows = torch.cat([start, end.gather(-1, start), torch.searchsorted(place, last // 2)], dim=-1)
+    low, high, median = ranked.gather(-1, rows).unbind(-1)
+    return low, high, median
 
 
 def _skewness(rows: Tensor) -> Tensor:
