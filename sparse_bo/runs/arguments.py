@@ -258,7 +258,7 @@ def input_names_of(arms: Any) -> list[str]:
     None if some are no texts, or if it is no table.
     """
     found = list[str]()
-    for name in getattr(arms, "columns", ()):
+    for name in arms.columns if hasattr(arms, "columns") and hasattr(arms, "to_numpy") else ():
         if not isinstance(name, str):
             return []
         found.append(unused(name, ["arm", "name", *found]))
