@@ -119,7 +119,7 @@ def _molecules() -> tuple[Tensor, dict[str, Tensor]]:
     return bits, {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
 
 
-def random_points(make: Callable[[], Any], count: int = 10_000, counted: tuple[int, ...] = (100, 250, 500, 1000)) -> Library:
+def random_points(make: Callable[[], Any], count: int = 10_000, counted: tuple[int, ...] = (50, 100, 250, 500)) -> Library:
     """Return random points of a problem's box, with its first two objectives."""
     problem = make().double()
     U = torch.rand(count, problem.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
