@@ -39,7 +39,7 @@ from sparse_bo.gp.expected_improvement import log_expected_improvement
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement
 
-NAMES = {"default": "expected improvement", "bbkb": "BBKB", "botorch": "BoTorch's loop", "random": "random plates"}
+NAMES = {"improvement": "expected improvement", "bbkb": "BBKB", "botorch": "BoTorch's loop", "random": "random plates"}
 MOLECULES = BENCHMARKS / "data" / "Lipophilicity.csv"
 POLAR = 75.0
 """Least polar surface (Å²) of a molecule in the library with a limit: that of about half of them."""
@@ -58,8 +58,8 @@ class Library:
     objectives: int
     plates: tuple[int, ...]
     """Numbers of evaluations after which sought candidates are counted."""
-    size: int | None = None
-    """Candidates of a plate; ``None``: the default's own batches."""
+    size: int
+    """Candidates of a plate."""
 
     @property
     def fingerprints(self) -> bool:
@@ -119,12 +119,14 @@ def _molecules() -> tuple[Tensor, dict[str, Tensor]]:
     return bits, {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
 
 
-def random_points(make: Callable[[], Any], count: int = 10_000, counted: tuple[int, ...] = (50, 100, 250, 500)) -> Library:
+def random_points(
+    make: Callable[[], Any], count: int = 10_000, counted: tuple[int, ...] = (48, 96, 240, 480), size: int = 48
+) -> Library:
     """Return random points of a problem's box, with its first two objectives."""
     problem = make().double()
     U = torch.rand(count, problem.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     lower, upper = problem.bounds
-    return Library(U, -problem(lower + U * (upper - lower))[:, :2], 2, counted)
+    return Library(U, -problem(lower + U * (upper - lower))[:, :2], 2, counted, size)
 
 
 LIBRARIES: dict[str, Callable[[], Library]] = {
@@ -133,13 +135,13 @@ LIBRARIES: dict[str, Callable[[], Library]] = {
     "DTLZ2-6": lambda: random_points(lambda: multi_objective.DTLZ2(dim=6, num_objectives=2)),
     "ZDT3-6": lambda: random_points(lambda: multi_objective.ZDT3(dim=6)),
     "vehicle safety": lambda: random_points(multi_objective.VehicleSafety),
-    "small": lambda: random_points(lambda: multi_objective.ZDT1(dim=4), 200, (16, 32)),
+    "small": lambda: random_points(lambda: multi_objective.ZDT1(dim=4), 200, (16, 32), 8),
 }
 """By name; the last one is that of the tests."""
 library_of = cache(lambda name: LIBRARIES[name]())
 
 
-def run_loop(library: Library, policy: sparse_bo.Policy | None, budget: int, seed: int) -> list[int]:
+def run_loop(library: Library, policy: sparse_bo.Policy, budget: int, seed: int) -> list[int]:
     """Return the rows that a policy of the package evaluates, in their order."""
     names = [f"y{j}" for j in range(library.Y.shape[1])]
     several = {}
@@ -148,29 +150,25 @@ def run_loop(library: Library, policy: sparse_bo.Policy | None, budget: int, see
         several["constraints"] = dict.fromkeys(names[library.objectives :], (POLAR, None)) or None
     loop, rows = sparse_bo.AskTell(library.X.numpy(), policy, seed=seed, **several), list[int]()
     while len(rows) < budget:
-        batch = loop.ask(min(library.size or budget, budget - len(rows)))
+        batch = loop.ask(min(library.size, budget - len(rows)))
         Y = library.Y[batch.indices]
         loop.tell(batch.tickets, Y if several else Y[:, 0])
         rows += batch.indices.tolist()
     return rows
 
 
-def run_default(library: Library, budget: int, seed: int) -> list[int]:
-    """Run expected improvement: without settings, or with plates and the kernel of fingerprints."""
+def run_improvement(library: Library, budget: int, seed: int) -> list[int]:
+    """Run expected improvement in plates."""
     size = library.size
-    policy = None if size is None else ExpectedImprovement(batch_size=size, initial_design=size, covar_module=library.kernel)
+    policy = ExpectedImprovement(batch_size=size, initial_design=size, covar_module=library.kernel)
     return run_loop(library, policy, budget, seed)
 
 
 def run_bbkb(library: Library, budget: int, seed: int) -> list[int]:
     """Run BBKB in plates, each candidate once."""
     size = library.size
-    return run_loop(
-        library,
-        sparse_bo.BBKB(covar_module=library.kernel, batch_size=size, initial_design=size, repeats=False),
-        budget,
-        seed,
-    )
+    policy = sparse_bo.BBKB(batch_size=size, initial_design=size, covar_module=library.kernel, repeats=False)
+    return run_loop(library, policy, budget, seed)
 
 
 def run_random(library: Library, budget: int, seed: int) -> list[int]:
@@ -185,7 +183,7 @@ def run_botorch(library: Library, budget: int, seed: int) -> list[int]:
     the logarithm of the probability to keep it is added, by a model of that outcome.
     """
     torch.manual_seed(seed)
-    size, X, k = library.size or 48, library.X.double(), library.objectives
+    size, X, k = library.size, library.X.double(), library.objectives
     rows = run_random(library, size, seed)
     while len(rows) < budget:
         made, left, parts = torch.tensor(rows), min(size, budget - len(rows)), SCALARISATIONS if k > 1 else 1
@@ -216,7 +214,7 @@ def predicted(library: Library, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor
 
 
 METHODS: dict[str, Callable[[Library, int, int], list[int]]] = {
-    "default": run_default, "bbkb": run_bbkb, "botorch": run_botorch, "random": run_random,
+    "improvement": run_improvement, "bbkb": run_bbkb, "botorch": run_botorch, "random": run_random,
 }  # fmt: skip
 
 
@@ -284,12 +282,12 @@ sees all three only of molecules that it has made; sought is the front among the
 **ZDT3-6**, **vehicle safety**: 10,000 random points of a problem's box with its first two objectives, which are minimised;
 sought is their front.
 
-Expected improvement over molecules is `ExpectedImprovement(batch_size=96, initial_design=96, covar_module=TanimotoKernel())`,
-BBKB has the same settings and `repeats=False`; over points it is the default without settings. BoTorch's loop is
-`SingleTaskGP`, with the same kernel over molecules, and log expected improvement: the best candidates that are not made yet
-(plates of 48 over points); with two objectives four Chebyshev scalarisations a plate (ParEGO), with the limit the logarithm
-of the probability to keep it is added. The first plate of BoTorch's loop is random. `python benchmarks/libraries.py --help`
-says where the molecules come from. One thread.
+Every method works in plates, of 96 molecules or of 48 points, and begins with a random one. Expected improvement is
+`ExpectedImprovement(batch_size=size, initial_design=size)`, over molecules with `covar_module=TanimotoKernel()`; BBKB has the
+same settings and `repeats=False`. BoTorch's loop is `SingleTaskGP`, with the same kernel over molecules, and log expected
+improvement: the best candidates that are not made yet; with two objectives four Chebyshev scalarisations a plate (ParEGO),
+with the limit the logarithm of the probability to keep it is added. `python benchmarks/libraries.py --help` says where the
+molecules come from. One thread.
 """,
     jobs=jobs,
     page=page,
@@ -298,7 +296,7 @@ says where the molecules come from. One thread.
         "libraries": Option(
             "to search", tuple(LIBRARIES)[:-1], ("vehicle safety",), ("small",), choices=tuple(LIBRARIES), parse=str
         ),
-        "methods": Option("to run", tuple(NAMES), ("default", "random"), choices=tuple(NAMES), parse=str),
+        "methods": Option("to run", tuple(NAMES), ("improvement", "random"), choices=tuple(NAMES), parse=str),
     },
     seeds=(5, 1, 1),
     devices=("cpu",),

@@ -24,7 +24,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_overview_has_every_benchmark() -> None:
     assert sorted(importlib.import_module("report").SCRIPTS) == SCRIPTS
-    assert len(SCRIPTS) == 25
+    assert len(SCRIPTS) == 26
 
 
 def test_an_unknown_method_of_bbob_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

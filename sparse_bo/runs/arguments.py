@@ -34,6 +34,8 @@ from sparse_bo.validation import check_callable, check_choice, check_count, chec
 
 MOST = 10**9
 """Largest budget: a run stores every evaluation in at least 100 bytes of memory, so this takes 100 GB."""
+RECORDED = ("ticket", "batch", "arm", "name", "added", "feasible")
+"""Columns of :meth:`.Result.to_pandas` beside inputs and results."""
 
 Rows = NDArray[Any] | Sequence[Sequence[float]]
 """A NumPy array, or a list of rows of numbers."""
@@ -252,22 +254,24 @@ def completed_inputs(
     return checked_inputs("enqueued", where, domain)
 
 
-def input_names_of(arms: Any) -> list[str]:
+def input_names_of(arms: Any, outcomes: Outcomes | None) -> list[str]:
     """Return the names of the columns of a table of arms, with ``_`` behind a name that another column of a run has.
 
-    None if some are no texts, or if it is no table.
+    Without blanks around them, as in a file. None if some are no texts, or if it is no table.
     """
-    found = list[str]()
-    for name in arms.columns if hasattr(arms, "columns") and hasattr(arms, "to_numpy") else ():
-        if not isinstance(name, str):
-            return []
-        found.append(unused(name, ["arm", "name", *found]))
-    return found
+    results = ["value"] if outcomes is None else outcomes.names
+    found = [*RECORDED, *results, *(f"{name}_sd" for name in results)]
+    given = list(arms.columns) if hasattr(arms, "columns") and hasattr(arms, "to_numpy") else []
+    if not all(isinstance(name, str) for name in given):
+        return []
+    for name in given:
+        found.append(unused(name.strip(), found))
+    return found[len(found) - len(given) :]
 
 
 def _check_columns(table: Any, names: Collection[str], outcomes: Sequence[str]) -> None:
     """Raise a ``ValueError`` if a table lacks some of the ``names``, and has a column that a run does not write."""
-    recorded = {*outcomes, "ticket", "batch", "arm", "name", "added", "value", "feasible"}
+    recorded = {*outcomes, *RECORDED, "value"}
     missing = [name for name in names if name not in table.columns]
     others = [c for c in table.columns if c not in names and recorded.isdisjoint((c, str(c).rstrip("_").removesuffix("_sd")))]
     if missing and others:

@@ -172,6 +172,8 @@ class _RecordedRun(NamedTuple):
         X = self.picks if self.arms is None else self.arms[torch.from_numpy(self.picks.copy())].double().numpy()
         if X.shape[1] != domain.dims:
             raise ValueError(f"expected a run of {domain.dims} inputs, got {self.path} of {X.shape[1]}; take it out")
+        if (mine := self.about.get("inputs")) and {*mine} == {*domain.input_names}:  # a table may have them in another order
+            X = X[:, [mine.index(name) for name in domain.input_names]]
         if isinstance(domain, Box):
             lower, upper = domain.bounds.double().cpu().numpy()
             slack, here = 1e-6 * (upper - lower), domain.recorded(torch.from_numpy(np.array(X)))  # as Box.check; in its dtype

@@ -249,7 +249,8 @@ class Result(Report):
     def to_pandas(self) -> DataFrame:
         """Return one row per evaluation, in order: its inputs by name, ``ticket``, ``batch`` and ``value`` (y).
 
-        Candidates have ``arm``, their row number, too; inputs of a pandas table have the names of its columns.
+        Candidates have ``arm``, their row number, too; inputs of a pandas table have the names of its columns, with ``_``
+        behind one that is the name of another column here.
 
         ``initial=``, :meth:`sparse_bo.AskTell.add` and ``enqueue`` take the table, without failed rows, as inputs: a parameter
         that is not there has an empty cell. Arms with names have ``name``, too; ``added`` says which evaluations the run has

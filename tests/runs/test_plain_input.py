@@ -298,6 +298,21 @@ def test_results_have_the_names_of_the_columns_of_a_table_of_arms(names, tmp_pat
     assert [*plain.result().to_pandas().columns[:4]] == ["x1", "x2", "x3", "x4"]
 
 
+@pytest.mark.parametrize("objectives", [None, {"yield": "max"}])
+def test_inputs_of_a_table_are_not_taken_for_results(objectives):
+    pandas = pytest.importorskip("pandas")
+    named = "value" if objectives is None else "yield"
+    table = pandas.DataFrame({named: [0.5, 0.25, 1.5], f"{named}_sd": [4.0, 8.0, 2.0], " ticket ": [7, 8, 9]})
+    run = AskTell(table, seed=0, objectives=objectives)
+    batch = run.ask(3)
+    run.tell(batch.tickets, [1.0, 2.0, 3.0])
+    frame = run.result().to_pandas()
+    assert [*frame.columns[:4]] == [f"{named}_", f"{named}_sd_", "ticket_", "ticket"]
+    again = AskTell(table, seed=0, objectives=objectives, initial=(frame, frame[named] if objectives is None else frame))
+    assert again.result().to_pandas()[named].tolist() == [1.0, 2.0, 3.0]
+    assert f"{named}_sd" not in again.result().to_pandas()
+
+
 def test_all_columns_that_are_no_numbers_are_named():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"id": ["F-1", "F-2"], "share": ["44,0", "54,9"], "hours": [4, 8]})

@@ -128,6 +128,15 @@ def test_arms_are_found_by_their_inputs(tmp_path):
     assert started(box).points == old[before.indices].tolist()
 
 
+def test_arms_of_tables_are_found_by_the_names_of_their_columns(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame([(a, b) for a in range(4) for b in range(4)], columns=["resin", "filler"])  # either order is there
+    recorded(tmp_path / "a.journal", lambda X: 10.0 * X[:, 0] + X[:, 1], arms=table, vectorized=True)
+    loop = AskTell(table[["filler", "resin"]], RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
+    found = loop.result().to_pandas()
+    assert found["value"].tolist() == (10.0 * found["resin"] + found["filler"]).tolist()
+
+
 def test_a_resume_with_the_same_call_goes_on(tmp_path):
     recorded(tmp_path / "a.journal")
     call = {"bounds": [(0.0, 1.0)] * 2, "initial": observations_of(tmp_path / "a.journal"), "resume": True, "vectorized": False}

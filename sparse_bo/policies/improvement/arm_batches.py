@@ -89,21 +89,24 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
 
     Numbers over decades (doses, concentrations, counts) are known by their logarithms: of one sign, the largest at least
     :data:`MANY` times the smallest, which is u, if they are less skewed for it; zeros do not count. Else u is a quarter of the
-    shortest range of nine tenths of the distinct numbers, and o their median, where the whole range is at least :data:`MANY`
-    times u (of numbers over decades on that scale): a few numbers are far off, as −999 or 99999 for a missing one is.
-    O(a d log a). See docs/decisions/181.
+    shortest range of nine tenths of the distinct numbers (of few all but two), and o their median, where the whole range is at
+    least :data:`MANY` times u (of numbers over decades on that scale): a few numbers are far off, as −999 or 99999 for a
+    missing one is. Sizes and differences up to 2·10⁻¹⁴ of the largest are rounding, and count as zero. O(a d log a). See
+    docs/decisions/181.
     """
     points, (lower, upper) = domain.points, domain.hull()
     assert isinstance(points, Tensor)
-    ranked = points.mT.sort(dim=-1).values
-    least, largest = points.abs().masked_fill(points == 0.0, torch.inf).amin(dim=0), torch.maximum(-lower, upper)
+    ranked, largest = points.mT.sort(dim=-1).values, torch.maximum(-lower, upper)
+    rounding = MANY * torch.finfo(torch.float64).eps * largest.unsqueeze(-1)
+    zero = ranked.abs() <= rounding
+    least = ranked.abs().masked_fill(zero, torch.inf).amin(dim=-1)
     decades = ((lower >= 0.0) | (upper <= 0.0)) & (largest >= MANY * least) & torch.isfinite(largest / least)
     least = torch.where(decades, least, 0.0)
     wide = least.nonzero().squeeze(-1)
-    linear = (ranked / largest.unsqueeze(-1))[wide].where(ranked[wide] != 0.0, torch.nan)  # whose cubes are in range
+    linear = (ranked / largest.unsqueeze(-1)).masked_fill(zero, torch.nan)[wide]  # whose cubes are in range
     straighter = _skewness((linear * (largest / least)[wide].unsqueeze(-1)).asinh()) < _skewness(linear)
     least[wide] = torch.where(straighter, least[wide], 0.0)
-    low, high, median = _bulk(ranked)
+    low, high, median = _bulk(ranked, rounding)
     ends = _transformed(torch.stack([lower, low, high, upper]), torch.zeros_like(least), least)
     unit = 0.25 * (high - low)
     far = (unit > 0.0) & (ends[3] - ends[0] >= 0.25 * MANY * (ends[2] - ends[1])) & torch.isfinite((upper - lower) / unit)
@@ -115,11 +118,15 @@ def _transformed(points: Tensor, origins: Tensor, units: Tensor) -> Tensor:
     return torch.where(units > 0.0, ((points - origins) / units).asinh(), points)
 
 
-def _bulk(ranked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ends of the shortest range of nine tenths of the distinct numbers of each ascending row, and their median."""
-    place = (ranked.diff(dim=-1, prepend=ranked[:, :1]) > 0.0).cumsum(dim=-1)  # of each among the distinct numbers, from 0
+def _bulk(ranked: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the ends of the shortest range of nine tenths of the distinct numbers of each ascending row, and their median.
+
+    Of up to ten all but two, at least two. Numbers are distinct if they differ by more than ``rounding``, one number a row.
+    """
+    place = (ranked.diff(dim=-1, prepend=ranked[:, :1]) > rounding).cumsum(dim=-1)  # of each among the distinct numbers, from 0
     last, n = place[:, -1:], ranked.shape[-1]
-    end = torch.searchsorted(place, place + (last + 1) * 9 // 10 - 1)  # of the range that begins at each
+    size = torch.minimum((last + 1) * 9 // 10, (last - 1).clamp_min(2))
+    end = torch.searchsorted(place, place + size - 1)  # of the range that begins at each
     width = ranked.gather(-1, end.clamp_max(n - 1)) - ranked
     start = width.masked_fill(end == n, torch.inf).argmin(dim=-1, keepdim=True)
     rows = torch.cat([start, end.gather(-1, start), torch.searchsorted(place, last // 2)], dim=-1)

@@ -472,6 +472,8 @@ def test_a_model_knows_a_column_over_decades_by_its_logarithms(unit, controls):
         torch.zeros(300).double(),
         torch.cat([torch.zeros(240), torch.linspace(0.004, 1.0, 60)]).double(),  # few have any
         torch.cat([1e-17 * torch.linspace(-1.0, 1.0, 240), torch.linspace(0.004, 1.0, 60)]).double(),  # up to round-off
+        torch.cat([1e-17 * torch.linspace(0.0, 1.0, 240), torch.linspace(0.004, 1.0, 60)]).double(),  # without negative ones
+        torch.cat([1e-17 * torch.linspace(-1.0, 1.0, 285), torch.linspace(0.004, 1.0, 15)]).double(),  # most distinct ones
         torch.cat([torch.full((1,), 1e-310).double(), torch.full((299,), 1e10).double()]),  # more decades than numbers have
         torch.cat([-1e-300 * torch.linspace(0.1, 1.0, 299).double(), torch.full((1,), 1e10).double()]),  # on both sides of 0
     ],
@@ -505,6 +507,13 @@ def test_two_values_stay_apart_beside_missing_ones(missing):
     X = torch.tensor([0.0, 1.0, missing]).double().repeat(20).unsqueeze(-1)
     known = modelled_arms(Arms(X), X, None)
     assert float((known[0] - known[1]).abs()) > 0.1
+
+
+@pytest.mark.parametrize("missing", [[-999.0, -998.0], [-999.0, 99_999.0]])
+def test_few_values_stay_apart_beside_missing_ones_of_two_kinds(missing):
+    X = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, *missing]).double().repeat(20).unsqueeze(-1)
+    known = modelled_arms(Arms(X), X, None)
+    assert float((known[5] - known[0]).abs()) > 0.1
 
 
 @pytest.mark.parametrize("policy", [ExpectedImprovement(batch_size=4), TwoStage(after=12)])

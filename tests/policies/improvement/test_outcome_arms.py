@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from sparse_bo import maximize, optimize
@@ -403,6 +404,20 @@ def test_fingerprints_under_a_kernel_of_the_users():
     assert hypervolume(state.Y, reference) > hypervolume(Y[evaluated], reference)
     assert ask(mechanism, mechanism.thaw(mechanism.freeze(state)), 5) == ask(mechanism, state, 5)
     assert start.hypervolume > 0.0
+
+
+def test_a_kernel_is_not_asked_for_no_points():
+    class Own(RBFKernel):
+        def forward(self, x1, x2, diag=False, **params):
+            assert diag or x1.numel() > 0 < x2.numel()
+            return super().forward(x1, x2, diag=diag, **params)
+
+    X = arms(60)
+    policy = ExpectedImprovement(covar_module=Own(), initial_design=8, batch_size=2)
+    mechanism, state = told(TWO, X, torch.arange(8), results(TWO, X[:8]), policy=policy)
+    picks = torch.tensor(ask(mechanism, state, 2))
+    Y = results(TWO, X[picks]) * torch.tensor([1.0, math.nan], dtype=torch.float64)
+    assert len(ask(mechanism, mechanism.tell(state, picks, Y, generator=generator()), 2)) == 2
 
 
 @pytest.mark.slow
