@@ -125,11 +125,11 @@ def _bulk(ranked: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     place = (ranked.diff(dim=-1, prepend=ranked[:, :1]) > rounding).cumsum(dim=-1)  # of each among the distinct numbers, from 0
     last, n = place[:, -1:], ranked.shape[-1]
-    size = torch.minimum((last + 1) * 9 // 10, (last - 1).clamp_min(2))
+    size = torch.minimum((9 * (last + 1)).div(10, rounding_mode="floor"), (last - 1).clamp_min(2))
     end = torch.searchsorted(place, place + size - 1)  # of the range that begins at each
     width = ranked.gather(-1, end.clamp_max(n - 1)) - ranked
     start = width.masked_fill(end == n, torch.inf).argmin(dim=-1, keepdim=True)
-    rows = torch.cat([start, end.gather(-1, start), torch.searchsorted(place, last // 2)], dim=-1)
+    rows = torch.cat([start, end.gather(-1, start), torch.searchsorted(place, last.div(2, rounding_mode="floor"))], dim=-1)
     low, high, median = ranked.gather(-1, rows).unbind(-1)
     return low, high, median
 
