@@ -113,6 +113,17 @@ def test_no_logarithm_ends_within_the_noise_above_the_best_result():
     assert [made.kind for made in warps(y, sd=0.51 * width)] == [kind for kind in KINDS if kind != "log"]
 
 
+@pytest.mark.parametrize(("highest", "logarithmic"), [(1e-6, True), (1.0, False)])
+def test_the_noise_of_the_best_result_decides_on_logarithms(highest, logarithmic):
+    """Noise that grows with the value: its median says nothing about the best result, at which a logarithm is steepest."""
+    X = torch.rand(60, 2, dtype=torch.float64, generator=generator(1))
+    y = -(10.0 ** (4.0 * (X - 0.4).square().sum(dim=-1)))
+    sd = torch.where(y > y.topk(10).values[-1], highest * float(y.max() - y.median()), 1e-6)
+    results = [Measured(*pair) for pair in zip(y.tolist(), sd.tolist(), strict=True)]
+    state = AskTell(X, policy=ExpectedImprovement(), initial=([*range(60)], results)).state
+    assert (state.surrogate.warp.kind == "log") == logarithmic
+
+
 def test_the_best_arm_is_found_where_the_noise_is_known():
     X = torch.rand(500, 4, dtype=torch.float64, generator=generator(1))
     y = -2.0 * (X - 0.35).square().sum(dim=-1)

@@ -60,9 +60,10 @@ class Replicates(NamedTuple):
         return self.values if self.sds is None else self.values - math.sqrt(2.0 * math.log(max(len(self.rows), 2))) * self.sds
 
     @property
-    def typical_sd(self) -> float:
-        """Median of the known standard deviations (y) of the noise of an observation; 0 if they are not known."""
-        return 0.0 if self.sds is None else float((self.sds * self.counts.sqrt())[self.rows].median())
+    def sd_of_highest(self) -> float:
+        """Known standard deviation (y) of the noise of an observation at the point of the highest mean; 0: unknown."""
+        highest = self.values.argmax()
+        return 0.0 if self.sds is None else float(self.sds[highest] * self.counts[highest].sqrt())
 
     def noise(self, rows: Tensor, warp: Warp) -> Tensor | None:
         """Return the known noise variances of the means at ``rows`` (``m``) in warped units; ``None``: they are not known."""
@@ -229,8 +230,8 @@ class Warp:
 def warp(kind: str, y: Tensor, sd: float = 0.0) -> Warp | None:
     """Return the transformation of a kind that observations (``n``, finite) suggest; ``None`` if half of them are equal.
 
-    The plain one is always there. ``sd`` (y) is the known standard deviation of the noise of an observation: a logarithm that
-    ends less than two of them above the best observation is left out. There its slope, by which it magnifies noise, is largest.
+    The plain one is always there. ``sd`` (y) is the known standard deviation of the noise of the best observation: a logarithm
+    that ends less than two of them above it is left out. There its slope, by which it magnifies noise, is largest.
     """
     unit = unit_of(y)
     v = (y / unit).clamp(-LARGEST, LARGEST)

@@ -85,11 +85,26 @@ class OutcomeModels(State):
         """
         if min(len(seen.y) for seen in self.replicates) < 2:
             return True
-        outcomes, Y = self.outcomes, self.Y
-        equal = {name for name, y in zip(outcomes.names, Y.unbind(-1), strict=True) if len(torch.unique(y[~y.isnan()])) == 1}
-        violations = zip(outcomes.constraints, outcomes.violations(Y).unbind(-1), strict=True)
+        outcomes, equal = self.outcomes, self._constant
+        violations = zip(outcomes.constraints, outcomes.violations(self.Y).unbind(-1), strict=True)
         missed = {name for name, away in violations if bool((away > 0.0).any())}
         return bool(equal & missed) or (not missed and equal >= {*outcomes.objectives})
+
+    @property
+    def _constant(self) -> set[str]:
+        """Outcomes whose results are all equal."""
+        columns = zip(self.outcomes.names, self.Y.unbind(-1), strict=True)
+        return {name for name, y in columns if len(torch.unique(y[~y.isnan()])) == 1}
+
+    def design_left(self, size: int, *, batch: int = 0) -> int:
+        """See :meth:`.State.design_left`. Up to twice its size, the design goes on while one of several objectives is constant.
+
+        The model of such an objective expects no improvement anywhere, so that the search would be for the others alone.
+        """
+        left = super().design_left(size, batch=batch)
+        if self.outcomes.only is not None or self.pulls >= 2 * size:
+            return left
+        return batch if left <= 0 < batch and not self._constant.isdisjoint(self.outcomes.objectives) else left
 
     @property
     @abstractmethod

@@ -161,14 +161,14 @@ def fitted_region(
     some = rows[known_rows(U, ranking[rows], centre=centre, learned=now, most=LEARNED_FROM)]
     data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
     with one_thread():
-        same = None if before is None or n >= growth * before.chosen_at else warp(before.warp.kind, v, seen.typical_sd)
+        same = None if before is None or n >= growth * before.chosen_at else warp(before.warp.kind, v, seen.sd_of_highest)
         if before is not None and same is not None:
             chosen, learned, at_size = same, before.learned, before.chosen_at
             if bool((at >= since).any()):
                 axes = learned.axes if learned.rotated else None
                 learned = data.learned(same, [learned.family], priors, start=learned, axes=axes, max_steps=15)
         else:
-            candidates, at_size = list(warps(v, kinds, seen.typical_sd)), n
+            candidates, at_size = list(warps(v, kinds, seen.sd_of_highest)), n
             if kernel is None:
                 _, chosen, learned = _chosen(data, candidates, start=now, priors=priors, rotates=rotates)
             else:

@@ -266,7 +266,8 @@ def test_an_outcome_that_does_not_vary(outcome):
     values = results(LIMITED, X)
     values[:, outcome] = 0.5
     evaluated = torch.cat([torch.arange(0, 120, 10), torch.tensor([0])])
-    mechanism, state = told(LIMITED, X, evaluated, values[evaluated])
+    policy = ExpectedImprovement(initial_design=len(evaluated) // 2, batch_size=8)  # twice its length
+    mechanism, state = told(LIMITED, X, evaluated, values[evaluated], policy=policy)
     for _ in range(2):
         picks = torch.tensor(ask(mechanism, state, 4))
         assert len(set(picks.tolist())) == 4

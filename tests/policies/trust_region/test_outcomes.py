@@ -214,6 +214,19 @@ def test_the_design_goes_on_while_an_outcome_has_no_results():
     assert len(mechanism.tell(state, picks, limited(picks), generator=generator).fitted) == 3
 
 
+def test_the_design_is_up_to_twice_as_long_while_one_of_several_objectives_is_constant():
+    def plateau(X):
+        return pair(X) * X.new_tensor([0.0, 1.0])
+
+    policy = TrustRegion(initial_design=6)
+    for n, designing in ((6, True), (11, True), (12, False)):
+        mechanism, state, _ = told(TWO, plateau, n, policy=policy)
+        assert (state.fitted == ()) == designing
+        design = mechanism.box.design(4, start=n, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(asked(mechanism, state).picks, design) == designing
+    assert told(TWO, pair, 6, policy=policy)[1].fitted
+
+
 def test_without_a_feasible_point_the_least_violation_is_sought_and_reported():
     never = Outcomes.of({"cost": "min"}, {"width": (3.0, None)})
     _, state = searched(TrustRegion(), unit_box(), never, lambda X: limited(X)[:, :2], budget=13)
