@@ -367,8 +367,8 @@ def miscalibrated(
     elif inside > WITHIN_68[1] and found.spread <= MOST_SPREAD:
         yield Advice(
             f"The model was too unsure: {seen}.",
-            "The intervals are wider than they need be; the best point stands. Where kernel or noise were given "
-            "(covar_module=, regularization=), leave them out: then they are learned.",
+            "The intervals are wider than they need be. Where kernel or noise were given (covar_module=, regularization=, "
+            "standard deviations of results), leave them out: then they are learned. Noise given too large hides the objective.",
         )
 
 
