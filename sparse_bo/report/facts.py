@@ -368,7 +368,8 @@ def miscalibrated(
         yield Advice(
             f"The model was too unsure: {seen}.",
             "The intervals are wider than they need be. Where kernel or noise were given (covar_module=, regularization=, "
-            "standard deviations of results), leave them out: then they are learned. Noise given too large hides the objective.",
+            "standard deviations of results), leave them out: then they are learned. "
+            "Noise given too large hides the objective.",
         )
 
 
