@@ -231,7 +231,8 @@ def warp(kind: str, y: Tensor, sd: float = 0.0) -> Warp | None:
     """Return the transformation of a kind that observations (``n``, finite) suggest; ``None`` if half of them are equal.
 
     The plain one is always there. ``sd`` (y) is the known standard deviation of the noise of the best observation: a logarithm
-    that ends less than two of them above it is left out. There its slope, by which it magnifies noise, is largest.
+    that ends less than two of them above it is left out. There its slope, by which it magnifies noise, is largest
+    (docs/decisions/183).
     """
     unit = unit_of(y)
     v = (y / unit).clamp(-LARGEST, LARGEST)

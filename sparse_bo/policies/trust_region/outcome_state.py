@@ -99,7 +99,8 @@ class OutcomeModels(State):
     def design_left(self, size: int, *, batch: int = 0) -> int:
         """See :meth:`.State.design_left`. Up to twice its size, the design goes on while one of several objectives is constant.
 
-        The model of such an objective expects no improvement anywhere, so that the search would be for the others alone.
+        The model of such an objective expects no improvement anywhere, so that the search would be for the others alone
+        (docs/decisions/184).
         """
         left = super().design_left(size, batch=batch)
         if self.outcomes.only is not None or self.pulls >= 2 * size:
