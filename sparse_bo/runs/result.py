@@ -40,7 +40,7 @@ class Best:
     sd: float
     """Posterior standard deviation there; NaN without a model."""
     parameters: Mapping[str, Any]
-    """The point by name; empty without a space of named parameters."""
+    """The point by name; empty without a space, or a table of arms with names of columns."""
     outcomes: Mapping[str, float] = field(default_factory=dict)
     """Mean of the observed outcomes there, by name; empty with one outcome."""
     name: str | None = None
@@ -56,7 +56,7 @@ class FrontPoint:
     index: int | None
     """Row of the arm; ``None`` on a box."""
     parameters: Mapping[str, Any]
-    """The point by name; empty without a space of named parameters."""
+    """The point by name; empty without a space, or a table of arms with names of columns."""
     outcomes: Mapping[str, float]
     """Observed outcomes by name."""
     estimates: Mapping[str, float]
@@ -138,7 +138,7 @@ class Result(Report):
             FrontPoint(
                 x=X[k],
                 index=arms[k] if arms else None,
-                parameters={} if named is None else named[k],
+                parameters=(self._named(torch.from_numpy(X[k])) or {}) if named is None else named[k],
                 outcomes=dict(zip(outcomes.names, Y[k].tolist(), strict=True)),
                 estimates=dict(zip(outcomes.names, estimates[k].tolist(), strict=True)),
                 ticket=tickets[k],
@@ -156,16 +156,21 @@ class Result(Report):
 
     @property
     def best_parameters(self) -> dict[str, Any] | None:
-        """:attr:`best_x` by name; ``None`` without data, or without a space of named parameters."""
+        """:attr:`best_x` by name; ``None`` without data, or without a space or a table of arms with names of columns."""
         return self._named(self.best_x)
 
     @property
     def best_observed_parameters(self) -> dict[str, Any] | None:
-        """:attr:`best_observed_x` by name; ``None`` without data, or without a space."""
+        """:attr:`best_observed_x` by name; ``None`` as for :attr:`best_parameters`."""
         return self._named(self.best_observed_x)
 
     def _named(self, x: Tensor | None) -> dict[str, Any] | None:
-        return None if x is None or self.space is None else self.space.decode(x.unsqueeze(0))[0]
+        if x is None:
+            return None
+        if self.space is not None:
+            return self.space.decode(x.unsqueeze(0))[0]
+        columns: list[str] = self.history.info.get("inputs", [])  # of a table of arms
+        return dict(zip(columns, x.tolist(), strict=True)) if columns else None
 
     @property
     def calibration(self) -> Calibration | None:

@@ -293,6 +293,11 @@ def test_results_have_the_names_of_the_columns_of_a_table_of_arms(names, tmp_pat
             assert [*frame.columns[:4]] == ["share (%)", "name_", "arm_", "arm__"]
             assert frame["share (%)"].tolist() == table["share (%)"].iloc[frame["arm"]].tolist()
             assert "share (%)" in result.report()
+            assert [*result.best.parameters.items()] == [*zip(frame, table.iloc[result.best_index], strict=False)]
+    both = AskTell(table, names=names, seed=0, objectives={"a": "max", "b": "max"})
+    both.tell(both.ask(3).tickets, [(0.5, 1.0), (1.0, 0.5), (0.0, 0.0)])
+    for point in both.result().pareto_front:
+        assert [*point.parameters.values()] == table.iloc[point.index].tolist()
     plain = AskTell(pandas.DataFrame(table.to_numpy()), seed=0)  # columns 0, 1, … are no names
     plain.tell(plain.ask(1).tickets, [0.5])
     assert [*plain.result().to_pandas().columns[:4]] == ["x1", "x2", "x3", "x4"]
