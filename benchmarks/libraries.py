@@ -100,12 +100,14 @@ def molecules(*outcomes: str) -> Library:
 @cache
 def _molecules() -> tuple[Tensor, dict[str, Tensor]]:
     """Return Morgan fingerprints of radius 2, ``N x 2048``, and outcomes by name."""
-    from rdkit import Chem, RDLogger
-    from rdkit.Chem import QED, rdFingerprintGenerator, rdMolDescriptors
-
-    RDLogger.DisableLog("rdApp.*")
     if not MOLECULES.exists():
         raise FileNotFoundError(f"expected {MOLECULES}; python benchmarks/libraries.py --help says where it comes from")
+    try:
+        from rdkit import Chem, RDLogger
+        from rdkit.Chem import QED, rdFingerprintGenerator, rdMolDescriptors
+    except ImportError as error:
+        raise ImportError("expected RDKit for the libraries of molecules; pip install rdkit==2026.9.1") from error
+    RDLogger.DisableLog("rdApp.*")
     with MOLECULES.open(newline="") as file:
         rows = [*csv.DictReader(file)]
     each = [Chem.MolFromSmiles(row["smiles"]) for row in rows]

@@ -257,7 +257,7 @@ def completed_inputs(
 def input_names_of(arms: Any, outcomes: Outcomes | None) -> list[str]:
     """Return the names of the columns of a table of arms, with ``_`` behind a name that another column of a run has.
 
-    Without blanks around them, as in a file. None if some are no texts, or if it is no table.
+    Without blanks around them, as in a file. Empty if it is no table, or if a name is no text.
     """
     results = ["value"] if outcomes is None else outcomes.names
     found = [*RECORDED, *results, *(f"{name}_sd" for name in results)]

@@ -86,20 +86,9 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Tensor, list[Value]
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run for its history."""
     names = (
-        "policy",
-        "why",
-        "taken",
-        "seed",
-        "minimize",
-        "outcomes",
-        "arms",
-        "names",
-        "inputs",
-        "bounds",
-        "space",
-        "versions",
+        "policy", "why", "taken", "seed", "minimize", "outcomes", "arms", "names", "inputs", "bounds", "space", "versions",
         "device",
-    )
+    )  # fmt: skip
     return {name: about[name] for name in names if name in about}
 
 
