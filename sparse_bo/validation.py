@@ -169,7 +169,7 @@ def _as_code(name: str) -> str:
     return name if name.isidentifier() else ""
 
 
-def check_finite(name: str, X: Tensor) -> None:
+def check_finite(name: str, X: Tensor, *, fix: str = "drop them") -> None:
     """Check that no entry is NaN or infinite.
 
     Raises:
@@ -183,9 +183,7 @@ def check_finite(name: str, X: Tensor) -> None:
     bad = int((~good).sum())
     if bad:
         row = int((~good).nonzero()[0, 0])
-        raise ValueError(
-            f"expected finite {name}, got NaN or infinite entries in {bad} row(s), the first at row {row}; drop them"
-        )
+        raise ValueError(f"expected finite {name}, got NaN or infinite entries in {bad} row(s), the first at row {row}; {fix}")
 
 
 def check_indices(name: str, indices: Tensor, *, size: int) -> Tensor:

@@ -161,7 +161,7 @@ def tell(options: Namespace) -> None:
             _check_beside(loop, columns, file, new, points)
             loop.tell(batch, results, X=points if elsewhere else None)
         pending = len(loop.pending)
-    failed = sum(all(map(math.isnan, one.values())) if isinstance(one, dict) else math.isnan(one) for one in results)
+    failed = len(results) - sum(map(_measured, results))
     told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
     told += f", {elsewhere:,} at other inputs than asked for" if elsewhere else ""
     again = f"; {_were(len(before))} told before" if before else ""
@@ -212,6 +212,11 @@ def _numbers(result: Any) -> list[float]:
     return [*result.values()] if isinstance(result, dict) else [result]
 
 
+def _measured(result: Any) -> bool:
+    """Return whether an evaluation has a result; with several outcomes at least one of them."""
+    return not all(map(math.isnan, _numbers(result)))
+
+
 def add(options: Namespace) -> None:
     """``add``: add results of points that the run has not asked for, from a CSV file."""
     recorded, file, columns = _read(options)
@@ -238,7 +243,8 @@ def add(options: Namespace) -> None:
     with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
         if new:
             _check_beside(loop, columns, file, [*new], [points[row] for row in new])
-            loop.add([points[row] for row in new], [results[row] for row in new])
+            told = [results[row] if _measured(results[row]) else "failed" for row in new]
+            loop.add([points[row] for row in new], told)
         asked = loop.asked
     again = f"; {_were(len(filled) - len(new))} added before" if len(new) < len(filled) else ""
     say(f"added {len(new):,} result{'s' * (len(new) != 1)}{again}")

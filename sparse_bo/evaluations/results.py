@@ -82,8 +82,8 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
 
     Args:
         tickets: ``q`` tickets.
-        y: ``q`` or ``q x 1`` real values: a tensor, an array, a column of a table or a table of one column, another object with
-            ``tolist``, a list or a tuple.
+        y: ``q`` or ``q x 1`` real values, or the word ``failed`` for NaN: a tensor, an array, a column of a table or a table of
+            one column, another object with ``tolist``, a list or a tuple.
 
     Raises:
         ValueError: If the number of values differs from the number of tickets, or a value is infinite.
@@ -216,6 +216,11 @@ def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
         ) from error
 
 
+def says_failed(value: Any) -> bool:
+    """Return whether a result is the word ``failed``, as in files of results."""
+    return isinstance(value, str) and value.strip().casefold() == "failed"
+
+
 def failed_of(outcomes: Sequence[str]) -> Value:
     """Return the result of a failed evaluation, in a run with these outcomes (none: the plain objective)."""
     return (FAILED,) * len(outcomes) if outcomes else FAILED
@@ -232,8 +237,8 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
     Args:
         tickets: ``q`` tickets.
         y: ``q x m`` real values; ``q`` dictionaries by name, or rows of ``m``; or ``q`` values by name, as a dictionary or a
-            pandas table. NaN or ``None``: the outcome is missing; in place of a row: the evaluation failed. Other names are
-            ignored. A value may be a :class:`Measured`, or a pair of a number and the standard deviation of its noise
+            pandas table. NaN, ``None`` or ``failed``: the outcome is missing; in place of a row: the evaluation failed. Other
+            names are ignored. A value may be a :class:`Measured`, or a pair of a number and the standard deviation of its noise
             (``None``: not known).
         names: Of the ``m`` outcomes, in the order of rows without names.
         order: Of the outcomes that are returned; default: that of ``names``.
@@ -286,7 +291,9 @@ def noisy_columns(sds: Mapping[Any, str], *tables: Any) -> dict[Any, list[Any]]:
         known = next((table[column] for table in tables if column in table), None)
         if known is not None:
             told = zip(made[name], known.tolist(), known.isna().tolist(), strict=True)
-            made[name] = [value if unknown or value is None else Measured(value, sd) for value, sd, unknown in told]
+            made[name] = [
+                value if unknown or value is None or says_failed(value) else Measured(value, sd) for value, sd, unknown in told
+            ]
     return made
 
 
@@ -338,7 +345,7 @@ def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
         _check_names(row, names)
         row = [row[name] for name in names]
     values = _listed(row)
-    if len(values) == 1 and len(names) > 1 and isinstance(values[0], float) and math.isnan(values[0]):
+    if len(values) == 1 < len(names) and (says_failed(values[0]) or values[0] != values[0]):
         values = values * len(names)
     if len(values) != len(names):
         raise ValueError(
@@ -351,7 +358,7 @@ def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
 def _outcome(name: str, value: Any) -> float:
     check_kind(value)
     (value,) = _listed(value) if len(_listed(value)) == 1 else (value,)
-    if value is None:
+    if value is None or says_failed(value):
         return FAILED
     if isinstance(value, Measured):
         return value if value == value else FAILED
@@ -401,6 +408,8 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
             raise _wrong_shape(tickets, _shape(_rows(tickets, y)))
         (value,) = value
         value = value.tolist() if hasattr(value, "tolist") else value
+    if says_failed(value):
+        return FAILED
     if isinstance(value, complex):
         raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
     if isinstance(value, (str, bytes, bytearray)):

@@ -18,6 +18,7 @@ from sparse_bo.domains import ArmSet, Box, Domain, NamedArms, SpaceArms, SpaceBo
 from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.results import (
+    FAILED,
     Measured,
     Value,
     check_kind,
@@ -26,6 +27,7 @@ from sparse_bo.evaluations.results import (
     noisy_columns,
     only_column,
     outcomes_of,
+    says_failed,
     sd_column,
     unused,
 )
@@ -319,9 +321,11 @@ def checked_observations(
     y = _with_noise(y, where, domain, outcomes)
     if outcomes is not None:
         rows = list(outcomes_of(range(len(picks)), y, names or outcomes.names, outcomes.names).values())
-        if (failed := next((k for k, row in enumerate(rows) if is_failed(row)), None)) is not None:
+        missing = [k for k, row in enumerate(rows) if is_failed(row)]
+        if missing and (empty := [k for k, failed in zip(missing, _say_failed(y, missing), strict=True) if not failed]):
             raise ValueError(
-                f"expected at least one outcome of every {kind} observation, got none in row {failed}; leave it out"
+                f"expected at least one outcome of every {kind} observation, got none in row {empty[0]}; leave it out, or, "
+                "if it failed, write 'failed' in place of its results"
             )
         return picks, rows
     if isinstance(y, Tensor) and y.is_complex():
@@ -330,8 +334,18 @@ def checked_observations(
     if len(values) != len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many {kind} values as inputs, got {got}; pass one value for each")
-    check_finite(f"{kind} values", torch.tensor(values, dtype=torch.float64, device="cpu"))
-    return picks, [*values]
+    known = torch.tensor([0.0 if value is None else value for value in values], dtype=torch.float64, device="cpu")
+    check_finite(f"{kind} values", known, fix="drop them, or write 'failed' in place of the results of failed evaluations")
+    return picks, [FAILED if value is None else value for value in values]
+
+
+def _say_failed(y: Any, rows: Sequence[int]) -> list[bool]:
+    """Return whether each of some rows of several outcomes has the word ``failed``, and not only empty cells."""
+    y = y.to_dict("list") if hasattr(y, "columns") else y
+    columns = [[*column] for column in y.values()] if isinstance(y, Mapping) else None
+    found: list[Any] = [[column[k] for column in columns] if columns else y[k] for k in rows]
+    cells = [row.values() if isinstance(row, Mapping) else [row] if isinstance(row, str | float) else row for row in found]
+    return [any(map(says_failed, row)) for row in cells]
 
 
 def _with_noise(y: Any, where: Any, domain: Domain, outcomes: Outcomes | None) -> Any:
@@ -351,8 +365,11 @@ def _with_noise(y: Any, where: Any, domain: Domain, outcomes: Outcomes | None) -
     return y.to_dict("list") | noisy_columns(sds, y, where)
 
 
-def _numbers(kind: str, y: Any) -> list[float]:
-    """Return a user's values as floats, those of known noise as they are; a ``TypeError`` names the first that is no number."""
+def _numbers(kind: str, y: Any) -> list[float | None]:
+    """Return a user's values as floats, those of known noise as they are, ``None`` for the word ``failed``.
+
+    A ``TypeError`` names the first that is no number.
+    """
     if isinstance(y, Tensor) and not y.is_meta:
         check_finite(f"{kind} values", y)  # of a dense tensor
         return [float(value) for value in y.detach().flatten().tolist()]
@@ -360,11 +377,14 @@ def _numbers(kind: str, y: Any) -> list[float]:
     if isinstance(rows, str | bytes | Tensor) or not (isinstance(rows, Sequence) or hasattr(rows, "__array__")):
         fix = "pass a list, an array or a tensor, one number per input"
         raise TypeError(f"expected {kind} values to be numbers, got {type(y).__name__}; {fix}")
-    found = []
+    found = list[float | None]()
     for i, row in enumerate(rows if isinstance(rows, Sequence) else np.asarray(rows).flat):
         check_kind(row)
         value = row.tolist() if hasattr(row, "tolist") else row
         value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+        if says_failed(value):
+            found.append(None)
+            continue
         try:
             found.append(value if isinstance(value, Measured) else float("" if isinstance(value, str) else value))
         except (TypeError, ValueError, OverflowError) as error:

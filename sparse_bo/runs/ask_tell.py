@@ -325,7 +325,8 @@ class AskTell:
         Args:
             X: ``n`` indices or names of arms; on a box ``n x d`` points, with a space ``n`` dictionaries; or a pandas table
                 with their columns.
-            y: ``n`` finite values (y), or rows of outcomes as those of :meth:`tell`, NaN for one that is missing.
+            y: ``n`` finite values (y), or rows of outcomes as those of :meth:`tell`, NaN for one that is missing; the word
+                ``failed`` for an evaluation that failed. NaN alone is refused: an empty cell may be of one not made yet.
 
         Raises:
             TypeError: If inputs or values have the wrong type or dtype.

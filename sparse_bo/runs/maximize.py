@@ -87,8 +87,8 @@ def maximize(
             patients or customers. Ignored with a ``policy`` and for a resumed run.
         seed: Seed of the policy.
         initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``, or those of
-            recorded runs, of other bounds or parameters too: :func:`sparse_bo.observations_of`. They do not count against the
-            budget. For a resumed run: those of its start, or none.
+            recorded runs, of other bounds or parameters too: :func:`sparse_bo.observations_of`. The word ``failed`` in place of
+            a result: the evaluation failed. They do not count against the budget. For a resumed run: those of its start.
         call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
             :meth:`AskTell.run`.
         vectorized: Whether the objective takes many points at once; default: where arms or bounds are tensors.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, NamedArms, ProductGrid, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.sharded import has_hash
+from sparse_bo.evaluations.results import says_failed
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
 from sparse_bo.runs.description import checked_about, recorded_outcomes
@@ -81,8 +82,10 @@ class RunObservations:
                     taken.append((x, y))
                     new += [key] if added else []
             known_keys.update(new)
-            left.update({"failed": run.failed, "without a result": run.pending})
+            left.update({"without these outcomes": run.unrelated, "without a result": run.pending})
         summary = f"{len(taken):,} observations of {', '.join(path.name for path in self.journals)}"
+        if failed := sum(map(says_failed, (y for _, y in taken))):
+            summary += f", {failed:,} of them failed"
         if parts := [f"{count:,} {why}" for why, count in left.items() if count]:
             summary += f"; left out: {', '.join(parts)}"
         summary += self._changes(space, runs)
@@ -105,17 +108,17 @@ class RunObservations:
 
 
 class _RecordedRun(NamedTuple):
-    """The successful evaluations of a recorded run."""
+    """The evaluations of a recorded run that have a result of another one's outcomes, or have failed."""
 
     path: Path
     about: Mapping[str, Any]
     picks: NDArray[Any]
     """``n`` arms or ``n x d`` points."""
     values: list[Any]
-    """``n`` results, or dictionaries of outcomes by name."""
+    """``n`` results, or dictionaries of outcomes by name; the word ``failed``."""
     added: list[bool]
     """``n``: whether the run has not asked for it."""
-    failed: int
+    unrelated: int
     pending: int
     arms: torch.Tensor | ProductGrid | None
     """``a x d``, if they are in the journal."""
@@ -130,19 +133,20 @@ class _RecordedRun(NamedTuple):
             if known is not None:
                 got, fix = f"the outcomes {', '.join(known.names)}", "pass objectives="
             raise ValueError(f"the run in {path} has {got}, this one has others; {fix}")
-        good = every.succeeded
+        taken, failed = every.known, every.known & ~every.succeeded
         if known is not None and outcomes is not None:
             shared = [k for k, name in enumerate(known.names) if name in outcomes.names]
-            good = np.asarray(np.isfinite(every.values[:, shared]).any(axis=1))
-        failed, pending = int((every.known & ~good).sum()), int((~every.known).sum())
+            taken = failed | np.isfinite(every.values[:, shared]).any(axis=1)
+        unrelated, pending = int((every.known & ~taken).sum()), int((~every.known).sum())
         arms = journal.arms() if every.picks.ndim == 1 else None
-        values: list[Any] = every.results(good)
-        added = every.added[good].tolist()
+        values: list[Any] = every.results(taken)
+        added = every.added[taken].tolist()
         if known is not None and outcomes is not None:  # those that were not measured then are missing
             absent = dict.fromkeys(outcomes.names, math.nan)
             rows = (dict(zip(known.names, row, strict=True)) for row in values)
             values = [{name: row.get(name, missing) for name, missing in absent.items()} for row in rows]
-        return _RecordedRun(path, about, every.picks[good], values, added, failed, pending, arms)
+        values = ["failed" if none else value for value, none in zip(values, failed[taken].tolist(), strict=True)]
+        return _RecordedRun(path, about, every.picks[taken], values, added, unrelated, pending, arms)
 
     def configurations(self, domain: Domain, space: Space, defaults: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         """Return the dictionaries of a space, ``None`` for those outside of it."""
@@ -252,10 +256,10 @@ def _placed(domain: Domain, space: Space, point: dict[str, Any]) -> dict[str, An
 def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, Any] | None = None) -> RunObservations:
     """Return the observations of one or more recorded runs, to begin another run with: ``initial=observations_of(…)``.
 
-    The other run may have other bounds, arms, choices or parameters, policy, seed and direction. Observations outside its
-    domain are left out, so are failed evaluations, and rows added to several of the runs alike, for each but one. The log,
-    ``AskTell.about["taken"]`` and the report say how many. Arms are found by their inputs: of several equal ones that of the
-    same name, or else the first.
+    The other run may have other bounds, arms, choices or parameters, policy, seed and direction. Failed evaluations are taken
+    over, too. Observations outside its domain are left out, and so are rows added to several of the runs alike, for each but
+    one. The log, ``AskTell.about["taken"]`` and the report say how many. Arms are found by their inputs: of several equal ones
+    that of the same name, or else the first.
 
     Args:
         journals: Paths of their journals; runs may still be going on.

@@ -257,11 +257,12 @@ class Result(Report):
         Candidates have ``arm``, their row number, too; inputs of a pandas table have the names of its columns, with ``_``
         behind one that is the name of another column here.
 
-        ``initial=``, :meth:`sparse_bo.AskTell.add` and ``enqueue`` take the table, without failed rows, as inputs: a parameter
-        that is not there has an empty cell. Arms with names have ``name``, too; ``added`` says which evaluations the run has
-        not asked for, if there are any. A failed evaluation has the value NaN. With several outcomes there is a column for
-        each, and ``feasible``. Where the noise of some results is known, there are their standard deviations: ``value_sd``, or
-        one for each outcome. Of columns of one name, inputs first, later ones end in ``_``.
+        ``initial=``, :meth:`sparse_bo.AskTell.add` and ``enqueue`` take the table as inputs: a parameter that is not there has
+        an empty cell. Arms with names have ``name``, too; ``added`` says which evaluations the run has not asked for, if there
+        are any. A failed evaluation has the value NaN; ``initial=`` takes the word ``failed`` in its place. With several
+        outcomes there is a column for each, and ``feasible``. Where the noise of some results is known, there are their
+        standard deviations: ``value_sd``, or one for each outcome. Of columns of one name, inputs first, later ones end in
+        ``_``.
 
         Raises:
             ImportError: If pandas is not installed.

@@ -297,6 +297,10 @@ def test_a_colleagues_results_are_added_and_points_queued(lab):
         {"temperature": 60.0, "hours": 4, "solvent": "DMF", "grade": 2},
     ]
     assert recorded.evaluations.values.tolist() == [1.5, 2.0]
+    write("crash.csv", [{"temperature": "55", "hours": "4", "solvent": "water", "value": "failed"}])
+    assert invoke("add", "lab.journal", "crash.csv").stdout.startswith("added 1 result\n")
+    assert invoke("add", "lab.journal", "crash.csv").stdout.startswith("added 0 results; 1 was added before\n")
+    assert read_run(journal).failed == 1
     write("try.csv", [{"temperature": "70", "solvent": "ethanol"}, {"temperature": "80", "solvent": ""}])
     assert invoke("enqueue", "lab.journal", "try.csv").stdout.startswith("queued 2 points, which the run evaluates first\n")
     first, second = csv.DictReader(invoke("ask", "lab.journal", 2).stdout.splitlines())
@@ -391,7 +395,6 @@ WRONG = {
     ),
     "a missing value": (COLLEAGUE + "50,,water,2\n", "add", "got no 'hours' in line 3; add it"),
     "a missing result": (COLLEAGUE + "50,4,water,\n", "add", "a result in each line of file.csv, got no value in line 3"),
-    "a failed result": (COLLEAGUE + "50,4,water,failed\n", "add", "the first at line 3"),
     "outside the bounds": (
         COLLEAGUE + "\n150,4,water,1\n",
         "add",

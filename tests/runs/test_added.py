@@ -6,6 +6,7 @@ import math
 import warnings
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -129,7 +130,7 @@ def test_both_are_in_the_journal_and_resumed(kind, seconds, tmp_path):
         evaluate(loop, loop.ask(1))
         loop = resumed(loop)
         evaluate(loop, loop.ask())
-        loop.add(X[:1], y[:1])
+        loop.add(X[:2], [y[0], "failed"])
         loop = resumed(loop)
         evaluate(loop, loop.ask(4))
         return loop
@@ -140,7 +141,7 @@ def test_both_are_in_the_journal_and_resumed(kind, seconds, tmp_path):
     assert again.history.column("values") == whole.history.column("values")
     assert again.history.column("added") == whole.history.column("added")
     recorded = read_run(storage.path)
-    assert (recorded.asked, recorded.added) == (whole.asked, len(y) + 1)
+    assert (recorded.asked, recorded.added, recorded.failed) == (whole.asked, len(y) + 2, 1)
     assert recorded.told == whole.state.pulls
     assert recorded.history.column("added") == whole.history.column("added")
 
@@ -452,6 +453,40 @@ FROM_1200 = {
     "outcomes": ({"bounds": [(0.0, 1.0)] * 2, "objectives": {"a": "max", "b": "max"}}, None),
     "arms": ({"arms": torch.rand(1300, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)}, 1200),
 }
+
+
+@pytest.mark.parametrize("kind", ["outcomes", "box", "arms"])
+def test_failed_evaluations_of_an_archive_are_avoided_and_no_picks(kind):
+    X = torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    crashes = X[:, 0] > 0.5
+    values = [{"a": a, "b": b} if kind == "outcomes" else a + b for a, b in X.tolist()]
+    y = ["failed" if crash else value for crash, value in zip(crashes.tolist(), values, strict=True)]
+    domain = {"arms": X} if kind == "arms" else {"bounds": [(0.0, 1.0)] * 2}
+    initial = (torch.arange(60) if kind == "arms" else X[:60], y[:60])
+    domain |= {"objectives": {"a": "max", "b": "max"}} if kind == "outcomes" else {}
+    loop = AskTell(**domain, initial=initial)
+    assert loop.history.rows[0].failed == int(crashes[:60].sum())
+    assert loop.state.picked(0) == 0
+    assert float(loop.ask(12).X[:, 0].max()) < 0.75
+
+
+def test_the_word_failed_is_a_result_of_every_kind_of_run():
+    loop = AskTell(arms())
+    loop.tell(loop.ask(2), [1.0, " Failed"])
+    loop.add([3, 4], np.array(["failed", 2.0], dtype=object))
+    assert [row.failed for row in loop.history.rows] == [1, 1]
+    several = {"objectives": {"a": "max", "b": "min"}}
+    table = pandas.DataFrame({"a": [1.0, None, "failed"], "b": [2.0, 3.0, "failed"]}, dtype=object)
+    for y in (table, [[1.0, 2.0], {"a": None, "b": 3.0}, "failed"], {"a": [1.0, None, "failed"], "b": [2.0, 3.0, None]}):
+        loop = AskTell(arms(), **several, initial=([0, 1, 2], y))
+        assert str(loop.history.rows[0].outcomes) == "[(1.0, 2.0), (nan, 3.0), (nan, nan)]"
+    loop.tell(loop.ask(2), ["failed", {"a": 1.0, "b": "failed"}])
+    assert loop.history.rows[1].failed == 1
+    for y in ([math.nan], [{"a": None, "b": None}], pandas.DataFrame({"a": [None], "b": [None]}), torch.full((1, 2), math.nan)):
+        with pytest.raises(ValueError, match="got none in row 0; leave it out, or, if it failed, write 'failed' in place of"):
+            loop.add([0], y)
+    with pytest.raises(ValueError, match=r"in 1 row\(s\), the first at row 1; drop them, or write 'failed' in place of the"):
+        AskTell(arms(), initial=([0, 1, 2], ["failed", math.nan, 1.0]))
 
 
 @pytest.mark.parametrize("kind", FROM_1200)

@@ -41,8 +41,7 @@ def test_other_bounds_leave_out_what_is_outside(tmp_path, caplog):
     inside = [x for x, y in zip(before.points, [v for row in before.rows for v in row.values], strict=True) if x[0] <= 0.5]
     assert started(loop).points == inside
     assert started(loop).values == [bowl(x) for x in inside]
-    good = len(values(before))
-    line = f"{len(inside)} observations of a.journal; left out: {good - len(inside)} outside the domain, {20 - good} failed"
+    line = f"{len(inside)} observations of a.journal; left out: {20 - len(inside)} outside the domain"
     assert loop.about["taken"] == line
     assert f"starts from {line}" in caplog.text
     assert line in loop.result().report()
@@ -66,11 +65,34 @@ def test_journals_are_merged_and_what_one_took_from_another_counts_once(tmp_path
     third = recorded(c, bounds=bounds["bounds"], initial=observations_of(a), seed=2).history
     loop = AskTell(**bounds, policy=RandomSearch(), initial=observations_of(a, b, c))
     own = [v for history in (second, third) for row in history.rows if not row.added for v in row.values if math.isfinite(v)]
-    assert sorted(started(loop).values) == sorted([*values(first), *own])
-    n = len(values(first))
-    assert f"{2 * n} in several journals" in loop.about["taken"]
+    assert sorted(values(loop.history)) == sorted([*values(first), *own])
+    assert "40 in several journals" in loop.about["taken"]
     without = AskTell(**bounds, policy=RandomSearch(), initial=observations_of(b, c))
-    assert sorted(started(without).values) == sorted([*values(first), *own])
+    assert sorted(values(without.history)) == sorted([*values(first), *own])
+
+
+def test_failed_evaluations_are_taken_over(tmp_path):
+    before = recorded(tmp_path / "a.journal").history
+    failed = [x for x, y in zip(before.points, [y for row in before.rows for y in row.values], strict=True) if math.isnan(y)]
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, initial=observations_of(tmp_path / "a.journal"))
+    assert failed
+    assert loop.about["taken"] == f"20 observations of a.journal, {len(failed)} of them failed"
+    assert sorted(loop.state.failures.where.tolist()) == sorted(failed)
+    assert loop.state.picked(0) == 0
+
+
+def test_failed_evaluations_of_several_outcomes_are_taken_over(tmp_path):
+    def yields(x):
+        return {"yield": x[0], "cost": math.nan if x[0] < 0.3 else x[1], "waste": x[1]} if x[0] < 0.9 else math.nan
+
+    path, bounds = tmp_path / "a.journal", [(0.0, 1.0)] * 2
+    several = {"objectives": {"yield": "max", "cost": "min"}, "constraints": {"waste": (None, 0.9)}}
+    before = optimize(yields, bounds=bounds, **several, budget=20, policy=None, storage=path).history
+    failed, lacking = ([test(x[0]) for x in before.points].count(True) for test in (lambda x: x >= 0.9, lambda x: x < 0.3))
+    loop = AskTell(bounds=bounds, objectives={"cost": "min"}, initial=observations_of(path))
+    assert min(failed, lacking) > 0
+    line = f"{20 - lacking} observations of a.journal, {failed} of them failed; left out: {lacking} without these outcomes"
+    assert loop.about["taken"] == line
 
 
 SPACE = {"lr": Float(1e-3, 1.0, log=True), "kind": Choice("a", "b", "c"), "depth": Int(1, 5)}
