@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Collection, Iterator, Mapping, MappingView, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -269,6 +269,14 @@ def input_names_of(arms: Any, outcomes: Outcomes | None) -> list[str]:
     for name in given:
         found.append(unused(name.strip(), found))
     return found[len(found) - len(given) :]
+
+
+def names_of(arms: Any, names: Iterable[str] | None) -> Iterable[str] | None:
+    """Return the names of arms: given ones, or the index of a pandas table if it has distinct texts."""
+    index = getattr(arms, "index", None) if names is None and hasattr(arms, "columns") else None
+    if index is None or not index.is_unique or not all(isinstance(label, str) for label in index):
+        return names
+    return list(map(str, index))
 
 
 def _check_columns(table: Any, names: Collection[str], outcomes: Sequence[str]) -> None:

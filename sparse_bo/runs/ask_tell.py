@@ -110,7 +110,7 @@ class AskTell:
             domain = check_domain(arguments.tensor_of("arms", arms), arguments.bounds_of(bounds), space, feasible)
             minimize = check_flag("minimize", minimize)
             outcomes = arguments.checked_outcomes(objectives, constraints, reference, minimize=minimize)
-            self._domain = with_names(domain, names, arguments.input_names_of(arms, outcomes))
+            self._domain = with_names(domain, arguments.names_of(arms, names), arguments.input_names_of(arms, outcomes))
             given, taken = resolved(initial, self._domain, outcomes)
             before = None if given is None else arguments.checked_observations("initial", given, self._domain, outcomes)
             observed = 0 if before is None else len(before[1])

@@ -73,6 +73,7 @@ def maximize(
         arms: ``a x d`` candidates: a tensor, an array or a list; a table, of which the objective gets rows of numbers without
             the columns' names; or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
         names: A name for each arm: in batches, results, report and journal; :meth:`AskTell.add` and ``initial=`` take them.
+            Default: the index of a pandas table, if it has distinct texts.
         bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
             the lower and the upper corner (``2 x d``), as in BoTorch.
         feasible: With ``space``: feasibility function of a dictionary. On a box an infeasible pick is replaced by the nearest
@@ -294,7 +295,8 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
     try:
         with group.checked(ARGUMENTS):
             other = _difference(loop, run, corners, asked, several)
-            if run["names"] is not None and list(run["names"]) != loop.about.get("names"):
+            names = arguments.names_of(run["arms"], run["names"])
+            if names is not None and list(names) != loop.about.get("names"):
                 other = other or "has other names of its arms, or none"
             if other is None and run["initial"] is not None:
                 domain, outcomes = loop._domain, loop._engine.outcomes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -100,6 +101,20 @@ def test_a_table_of_results_gives_them_to_the_arms_of_its_names():
     assert AskTell(**given, initial=initial).history.indices == [1, 0]
     by_row = (table.drop(columns="name"), table["value"])
     assert AskTell(**given, names=["c", "b", "a"], initial=by_row).history.names == ["b", "c"]
+
+
+def test_an_index_of_distinct_texts_names_the_candidates(tmp_path):
+    table = pandas.DataFrame({"x": torch.arange(12.0).numpy(), "id": NAMES[:12]})
+    call = {"arms": table.set_index("id"), "storage": tmp_path / "a.journal", "policy": RandomSearch()}
+    result = maximize(lambda x: float(x[0]), budget=3, **call)
+    assert result.history.names == [NAMES[i] for i in result.history.indices]
+    assert result.best.name == NAMES[max(result.history.indices)]
+    assert maximize(lambda x: float(x[0]), budget=4, resume=True, **call).history.observations == 4
+    with pytest.raises(ValueError, match="has other names of its arms, or none"):
+        maximize(lambda x: float(x[0]), budget=5, resume=True, **{**call, "arms": table.set_index(table["id"] + "b")[["x"]]})
+    for index in (range(12), ["a"] * 12, [*NAMES[:11], 3]):
+        assert "names" not in AskTell(table[["x"]].set_index(pandas.Index(index, dtype=object))).about
+    assert AskTell(table.set_index("id"), names=NAMES[12:24]).about["names"] == NAMES[12:24]
 
 
 def test_a_journal_has_the_names(tmp_path):
