@@ -65,7 +65,8 @@ class ArmPrior:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
     repeats: Tensor | None = None
-    """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.linalg.reductions.repeated_rows`)."""
+    """Arms that are never picked: those that equal one of lower index (:func:`sparse_bo.linalg.reductions.repeated_rows`), and
+    the :attr:`sparse_bo.domains.Arms.others`."""
     prepared: bool = True
     """Whether the kernel's inputs are prepared once for all arms in memory: their last bits depend on which arms are there, so
     not for a rank's part of them."""
@@ -79,11 +80,18 @@ class ArmPrior:
         sweep_dtype: torch.dtype = torch.float64,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         current: ArmPrior | None = None,
+        others: int = 0,
     ) -> ArmPrior:
-        """Return the prior over some arms; repeated arms and the budget are those of a ``current`` one over the same arms."""
+        """Return the prior over some arms, of which the last ``others`` are never picked.
+
+        Repeated arms and the budget are those of a ``current`` one over the same arms.
+        """
         covariance = covariance_function(prior.covar_module, like=arms[:2])
         if current is None:
             repeats = repeated_rows(arms) if isinstance(arms, Tensor) else None
+            if others:
+                last = torch.arange(arms.shape[0] - others, arms.shape[0], device=arms.device)
+                repeats = last if repeats is None else torch.unique(torch.cat([repeats, last]))
             current = ArmPrior(arms, covariance, 0.0, 1.0, sweep_dtype, memory_bytes, repeats)
         return replace(current, covariance=covariance, prior_mean=prior.prior_mean, regularization=prior.regularization)
 

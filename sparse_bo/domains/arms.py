@@ -17,6 +17,7 @@ from sparse_bo.domains.base import Domain, check_range
 from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid, digest
 from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.sharded import ShardedArms, cache_rows
+from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.validation import check_indices, check_points, nearest
 
 
@@ -28,6 +29,8 @@ class Arms(Domain):
         points: ``a x d`` candidates, float64 or float32, in memory or lazy; repeated rows are allowed. A lazy set
             validates its own rows.
         columns: Names of the inputs; empty: ``x1``, ``x2``, …
+        others: Number of last rows of ``points`` that are no candidates, but inputs of observations from before the run: models
+            know them, and no policy picks them.
 
     Raises:
         TypeError: If ``points`` is not a float tensor.
@@ -36,12 +39,13 @@ class Arms(Domain):
 
     points: ArmSet
     columns: tuple[str, ...] = ()
+    others: int = 0
     indexed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.points, LazyArms):
             check_points("arms", self.points)
-            low, high = (2.0 * self.count * float(extreme) for extreme in torch.aminmax(self.points))
+            low, high = (2.0 * len(self.points) * float(extreme) for extreme in torch.aminmax(self.points))
             if not math.isfinite(high - low):
                 self.hull()
         elif isinstance(self.points, ProductGrid | MemmapArms | ShardedArms):  # of other sets it may take long
@@ -49,8 +53,8 @@ class Arms(Domain):
 
     @property
     def count(self) -> int:
-        """Number a of arms."""
-        return self.points.shape[0]
+        """Number a of arms that may be picked."""
+        return self.points.shape[0] - self.others
 
     @property
     def like(self) -> Tensor:
@@ -94,11 +98,11 @@ class Arms(Domain):
         """See :meth:`Domain.describe`."""
         arms, named = self.points, {"inputs": [*self.columns]} if self.columns else {}
         about = {"arms": list(arms.shape), "dtype": str(arms.dtype), "device": str(arms.device), "arms_hash": digest(arms)}
-        return {**about, **named}
+        return {**about, **named, **({"others": self.others} if self.others else {})}
 
     def double(self) -> Arms:
         """See :meth:`Domain.double`."""
-        return self if self.points.dtype == torch.float64 else Arms(self.points.double())
+        return self if self.points.dtype == torch.float64 else Arms(self.points.double(), others=self.others)
 
     def uniform(self, q: int, *, seen: Tensor, generator: torch.Generator) -> Tensor:
         """Draw ``q`` arms uniformly: distinct and not in ``seen`` while such arms remain, then any arms.
@@ -141,9 +145,10 @@ class NamedArms(Arms):
         other = next((name for name in self.names if not isinstance(name, str)), None)
         if other is not None:
             raise TypeError(f"expected names of arms as text, got {other!r}; use list(map(str, names))")
-        if len(self.names) != self.count:
-            raise ValueError(f"expected a name for each of {self.count:,} arms, got {len(self.names):,}; pass one for each")
-        if len(self._rows) != self.count:
+        count = self.points.shape[0]
+        if len(self.names) != count:
+            raise ValueError(f"expected a name for each of {count:,} arms, got {len(self.names):,}; pass one for each")
+        if len(self._rows) != count:
             twice = next(name for row, name in enumerate(self.names) if self._rows[name] != row)
             raise ValueError(f"expected distinct names of arms, got {twice!r} twice; drop one of the arms, or rename it")
 
@@ -191,4 +196,31 @@ def with_names(domain: Domain, names: Iterable[str] | None, columns: Sequence[st
         raise TypeError(f"expected names as a list of texts, one for each arm, got {type(names).__name__}; use a list")
     if type(domain) is not Arms:
         raise ValueError("expected names= with arms=, got it without; parameters of a space have names")
-    return NamedArms(domain.points, domain.columns, names=tuple(names))
+    return NamedArms(domain.points, domain.columns, domain.others, names=tuple(names))
+
+
+def with_inputs(domain: Arms, X: Tensor, labels: Sequence[str]) -> tuple[Arms, Tensor]:
+    """Return arms in memory with the inputs ``X`` (``n x d``) of earlier observations, and the ``n`` rows of these in them.
+
+    Inputs that equal those of an arm are the first such arm; the others follow the arms (:attr:`Arms.others`), equal ones once,
+    and their names are ``labels``, with ``_`` behind one that another has. O((a + n) d).
+    """
+    assert isinstance(domain.points, Tensor)
+    X = X.to(domain.points)
+    known = len(domain.points)
+    first, group = distinct_rows(torch.cat([domain.points, X]))
+    rows = first[group][known:]
+    new, place = torch.unique(rows[rows >= known], return_inverse=True)  # the first of equal ones
+    rows[rows >= known] = known + place
+    if not len(new):
+        return domain, rows
+    changed: dict[str, Any] = {"points": torch.cat([domain.points, X[new - known]]), "others": domain.others + len(new)}
+    if isinstance(domain, NamedArms):
+        names = dict.fromkeys(domain.names)
+        for k in (new - known).tolist():
+            label = labels[k]
+            while label in names:
+                label += "_"
+            names[label] = None
+        changed["names"] = tuple(names)
+    return replace(domain, **changed), rows

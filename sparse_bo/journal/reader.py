@@ -195,10 +195,19 @@ class Journal:
 
     def arms(self) -> Tensor | ProductGrid | None:
         """Return the arms, ``a x d``; ``None`` if they were too large or in a file, or are damaged."""
-        stored = {} if self._arms < 0 else records.unpack(records.record_at(self._data, self._arms)[1])
+        stored = self._stored
         axes = [stored[name] for name in (f"axis {j}" for j in range(len(stored))) if name in stored]
         arms = ProductGrid(axes) if axes else stored.get("arms")
         return arms if isinstance(arms, Tensor | ProductGrid) else None
+
+    def last_arms(self, count: int) -> Tensor:
+        """Return the last ``count`` ≥ 1 arms, which a journal has of arms that are too large for it, too."""
+        stored = self._stored
+        return stored["last"] if "last" in stored else stored["arms"][-count:]
+
+    @property
+    def _stored(self) -> dict[str, Tensor]:
+        return {} if self._arms < 0 else records.unpack(records.record_at(self._data, self._arms)[1])
 
     def same_events(self, end: End) -> bool:
         """Return whether the file once ended at ``end``, and no event was added since."""

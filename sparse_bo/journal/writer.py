@@ -43,9 +43,15 @@ class Writer:
 
     @staticmethod
     def create(
-        storage: str | Path | Storage, about: Mapping[str, Any], arms: Tensor | ProductGrid | None, initial: Event | None = None
+        storage: str | Path | Storage,
+        about: Mapping[str, Any],
+        arms: Tensor | ProductGrid | None,
+        initial: Event | None = None,
+        last: int = 0,
     ) -> Writer:
         """Create a journal. The file appears with everything known before the run, or not at all.
+
+        Of arms that are too large for it the ``last`` ones are recorded.
 
         Raises:
             FileExistsError: If the file exists.
@@ -56,7 +62,9 @@ class Writer:
         stored: dict[str, Tensor] = {} if arms is None or isinstance(arms, ProductGrid) else {"arms": arms}
         if isinstance(arms, ProductGrid):
             stored = {f"axis {j}": axis for j, axis in enumerate(arms.axes)}
-        if stored and sum(part.numel() * part.element_size() for part in stored.values()) <= storage.arms_bytes:
+        if sum(part.numel() * part.element_size() for part in stored.values()) > storage.arms_bytes:
+            stored = {"last": stored["arms"][-last:].clone()} if last else {}
+        if stored:
             records.append((ARMS, pack(stored)))
         if initial is not None:
             records.append(encode(initial))

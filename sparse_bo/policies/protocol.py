@@ -129,6 +129,8 @@ class Mechanism(ABC, Generic[S]):
     or no evaluation is pending. Otherwise the state is updated before every ask."""
     knows_any_input: bool = True
     """Whether it takes results at inputs that it has not asked for."""
+    knows_others: bool = False
+    """Whether it leaves out the arms that are no candidates (:attr:`sparse_bo.domains.Arms.others`)."""
     has_certificates: bool = False
     """Whether :func:`sparse_bo.certify` can measure its approximation."""
     on_cpu: bool = False

@@ -160,8 +160,10 @@ def searched(view: RunView) -> str:
     if "space" in about:
         return _several(len(about["space"]["parameters"]), "named parameter")
     if "arms" in about:
-        some = "" if view.distinct is None else f", {view.distinct:,} of them evaluated"
-        return f"{_several(about['arms'][0], 'arm')} with {_several(about['arms'][1], 'input')}{some}"
+        (rows, dims), others = about["arms"], about.get("others", 0)
+        some = "" if view.distinct is None else f", {view.distinct - others:,} of them evaluated"
+        more = f"; earlier observations at {_several(others, 'other')}" if others else ""
+        return f"{_several(rows - others, 'arm')} with {_several(dims, 'input')}{some}{more}"
     return f"a box of {_several(len(about.get('bounds', [[]])[0]), 'input')}"
 
 

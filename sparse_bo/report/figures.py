@@ -345,7 +345,7 @@ def _title(about: Mapping[str, Any]) -> str:
         parts.append(f"{', '.join(names[:6])}{', …' if len(names) > 6 else ''}")
     elif "arms" in about:
         arms, dims = about["arms"]
-        parts.append(f"{arms:,} arms x {dims} inputs")
+        parts.append(f"{arms - about.get('others', 0):,} arms x {dims} inputs")
     elif "bounds" in about:
         parts.append(f"a box of {len(about['bounds'][0])} inputs")
     if "seed" in about:

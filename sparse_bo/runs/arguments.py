@@ -303,11 +303,18 @@ def _columns_of(table: Any, domain: Domain) -> Any:
 
 
 def checked_observations(
-    kind: str, given: tuple[Any, Any], domain: Domain, outcomes: Outcomes | None = None, names: Sequence[str] = ()
+    kind: str,
+    given: tuple[Any, Any],
+    domain: Domain,
+    outcomes: Outcomes | None = None,
+    names: Sequence[str] = (),
+    *,
+    picks: Tensor | None = None,
 ) -> tuple[Tensor, list[Value]]:
     """Return the ``n`` picks and results of observations that a run has not asked for.
 
-    ``names`` of outcomes are in the order of rows without names; by default in that of the run.
+    ``names`` of outcomes are in the order of rows without names; by default in that of the run. ``picks`` are those of the
+    inputs, if they are known.
     """
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         got = f"{len(given)} parts" if isinstance(given, (tuple, list)) else type(given).__name__
@@ -325,7 +332,7 @@ def checked_observations(
         )
     _check_ordered(f"{kind} values", y)
     check_unmasked(f"{kind} values", y)
-    picks = checked_inputs(kind, where, domain)
+    picks = checked_inputs(kind, where, domain) if picks is None else picks
     y = _with_noise(y, where, domain, outcomes)
     if outcomes is not None:
         rows = list(outcomes_of(range(len(picks)), y, names or outcomes.names, outcomes.names).values())

@@ -34,7 +34,7 @@ from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.interrupts import carrying
 from sparse_bo.runs.lockstep import ARGUMENTS, Lockstep
-from sparse_bo.runs.previous import RunObservations, resolved
+from sparse_bo.runs.previous import RunObservations, earlier_inputs, resolved
 from sparse_bo.runs.recording import Recorder, opened, replay
 from sparse_bo.runs.result import Result, result_of
 from sparse_bo.runs.steps import Steps
@@ -112,7 +112,9 @@ class AskTell:
             outcomes = arguments.checked_outcomes(objectives, constraints, reference, minimize=minimize)
             self._domain = with_names(domain, arguments.names_of(arms, names), arguments.input_names_of(arms, outcomes))
             given, taken = resolved(initial, self._domain, outcomes)
-            before = None if given is None else arguments.checked_observations("initial", given, self._domain, outcomes)
+            self._domain, rows = earlier_inputs(given, self._domain)
+            about_them = (self._domain, outcomes)
+            before = None if given is None else arguments.checked_observations("initial", given, *about_them, picks=rows)
             observed = 0 if before is None else len(before[1])
             planned: dict[str, Any] = {"budget": budget, "workers": workers, "observed": observed}
             planned["certified"] = certify_every is not None

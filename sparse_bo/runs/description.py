@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,8 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Tensor, list[Value]
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run for its history."""
     names = (
-        "policy", "why", "taken", "seed", "minimize", "outcomes", "arms", "names", "inputs", "bounds", "space", "versions",
-        "device",
+        "policy", "why", "taken", "seed", "minimize", "outcomes", "arms", "others", "names", "inputs", "bounds", "space",
+        "versions", "device",
     )  # fmt: skip
     return {name: about[name] for name in names if name in about}
 
@@ -102,6 +103,9 @@ def checked_about(journal: Journal) -> Mapping[str, Any]:
     wrong += ["workers"] if type(about.get("workers", 1)) is not int else []
     if "arms" in domain and not wrong and [type(size) for size in about["arms"]] != [int, int]:
         wrong.append("arms")
+    others = about.get("others", 0)
+    if "arms" in domain and not wrong and (type(others) is not int or not 0 <= others < about["arms"][0]):
+        wrong.append("others")
     if wrong:
         raise StorageError(
             f"the description of the run in {journal.path} lacks {', '.join(wrong)}: it is damaged, or was not written by "
@@ -183,25 +187,31 @@ def domain_of(
         with as_written(path, "the description of the box"):
             dtype = getattr(torch, about["dtype"].removeprefix("torch."))
             return Box(torch.tensor(about["bounds"], dtype=dtype, device=where))
+    others = about.get("others", 0)
     if arms is None:
         with as_written(path, "the arms"):
             arms = journal.arms()
         if arms is None:
             raise ValueError(
-                f"the {about['arms'][0]:,} arms of the run in {path} are not in it (large ones are not recorded, nor those of "
-                "files); pass arms="
+                f"the {about['arms'][0] - others:,} arms of the run in {path} are not in it (large ones are not recorded, nor "
+                "those of files); pass arms="
             )
-        domain: Domain = Arms(arms.to(where))
+        domain: Domain = Arms(arms.to(where), others=others)
     else:
+        shape, wanted = list(arms.shape), [about["arms"][0] - others, about["arms"][1]]
+        if others and isinstance(arms, Tensor) and shape == wanted:
+            with as_written(path, "the inputs of earlier observations"):
+                arms = torch.cat([arms.detach(), journal.last_arms(others).to(arms)])
         checked = Arms(arms).points
         alike = list(checked.shape) == about["arms"] and str(checked.dtype) == about["dtype"]
         if not alike or not has_hash(checked, about["arms_hash"]):  # the hash reads every arm: last
             raise ValueError(
-                f"expected the arms of the run in {path} ({' x '.join(map(str, about['arms']))}, {about['dtype']}), got others "
-                f"({' x '.join(map(str, arms.shape))}, {arms.dtype}): this journal belongs to another problem"
+                f"expected the arms of the run in {path} ({' x '.join(map(str, wanted))}, {about['dtype']}), got others "
+                f"({' x '.join(map(str, shape))}, {arms.dtype}): this journal belongs to another problem"
                 + ("; pass them as they were: a tensor, a MemmapArms or a ProductGrid" if alike else "")
             )
         domain = check_domain(arms if device is None else arms.to(device))
+        domain = replace(domain, others=others) if isinstance(domain, Arms) and others else domain
     with as_written(path, "the names of the arms"):
         return with_names(domain, about.get("names"), about.get("inputs", ()))
 

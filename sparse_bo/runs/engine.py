@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, certify
-from sparse_bo.domains import Box, Domain, SpaceArms
+from sparse_bo.domains import Arms, Box, Domain, SpaceArms
 from sparse_bo.errors import ContradictionError, ResumeWarning, ScheduleComplete, StorageError, warn_caller
 from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import Value, has_sds, is_failed, sds_of
@@ -100,6 +100,11 @@ class Engine:
             raise ValueError(
                 f"certify_every= is for upper-confidence policies over arms, got {policy.name}, whose approximation has no "
                 "certificate; leave it out, or pass policy=BBKB() over arms"
+            )
+        if isinstance(domain, Arms) and domain.others and not self.mechanism.knows_others:
+            raise ValueError(
+                f"policy {policy.name!r} takes earlier observations of candidates alone, got other inputs in initial=; use "
+                "ExpectedImprovement, TwoStage or BBKB, or leave them out"
             )
         if isinstance(domain, Box) and self.mechanism.on_cpu:
             domain = domain.cpu()

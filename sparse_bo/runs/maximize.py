@@ -22,7 +22,7 @@ from sparse_bo.runs.arguments import ArmsLike, BoundsLike, naming_ours
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
 from sparse_bo.runs.lockstep import ARGUMENTS
-from sparse_bo.runs.previous import CAN_LEARN, RunObservations, advice_to_begin, resolved
+from sparse_bo.runs.previous import CAN_LEARN, RunObservations, advice_to_begin, earlier_inputs, resolved
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice, check_flag, check_given
 
@@ -87,7 +87,9 @@ def maximize(
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts, as in an experiment on
             patients or customers. Ignored with a ``policy`` and for a resumed run.
         seed: Seed of the policy.
-        initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``, or those of
+        initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; over arms also
+            ``(X, y)`` with ``n x d`` inputs that need not be among the candidates (their rows in the result follow those of
+            the arms; ExpectedImprovement and upper-confidence policies, arms in memory); or those of
             recorded runs, of other bounds or parameters too: :func:`sparse_bo.observations_of`. The word ``failed`` in place of
             a result: the evaluation failed. They do not count against the budget. For a resumed run: those of its start.
         call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
@@ -296,13 +298,14 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
         with group.checked(ARGUMENTS):
             other = _difference(loop, run, corners, asked, several)
             names = arguments.names_of(run["arms"], run["names"])
-            if names is not None and list(names) != loop.about.get("names"):
+            if names is not None and [*names] != [*getattr(loop._domain, "names", ())][: getattr(loop._domain, "count", None)]:
                 other = other or "has other names of its arms, or none"
             if other is None and run["initial"] is not None:
                 domain, outcomes = loop._domain, loop._engine.outcomes
                 given, _ = resolved(run["initial"], domain, outcomes)
-                before = arguments.checked_observations("initial", given, domain, outcomes, loop._names)
-                if not loop._engine.began_with(*before):
+                same, rows = earlier_inputs(given, domain)
+                before = arguments.checked_observations("initial", given, same, outcomes, loop._names, picks=rows)
+                if same is not domain or not loop._engine.began_with(*before):
                     other = "has other initial observations, or none; initial= can only be passed to a new run"
             if other is not None:
                 path = storage_of(storage).path

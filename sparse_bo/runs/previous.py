@@ -14,15 +14,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from sparse_bo.domains import Arms, Box, Domain, LazyArms, NamedArms, ProductGrid, Space, SpaceArms, SpaceBox
+from sparse_bo.domains import (
+    Arms,
+    ArmSet,
+    Box,
+    Domain,
+    LazyArms,
+    NamedArms,
+    ProductGrid,
+    Space,
+    SpaceArms,
+    SpaceBox,
+    with_inputs,
+)
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.sharded import has_hash
 from sparse_bo.evaluations.results import says_failed
 from sparse_bo.journal import Journal
 from sparse_bo.policies import Outcomes
+from sparse_bo.runs.arguments import names_of, tensor_of
 from sparse_bo.runs.description import checked_about, recorded_outcomes
 from sparse_bo.runs.recording import evaluations_of
+from sparse_bo.validation import check_points
 
 logger = logging.getLogger(__name__)
 CAN_LEARN = "which can learn from the results of this one: initial={}"
@@ -122,6 +137,8 @@ class _RecordedRun(NamedTuple):
     pending: int
     arms: torch.Tensor | ProductGrid | None
     """``a x d``, if they are in the journal."""
+    others: torch.Tensor | None
+    """The last rows of the arms that were no candidates, if there were any."""
 
     @staticmethod
     def read(path: Path, outcomes: Outcomes | None) -> _RecordedRun:
@@ -139,6 +156,7 @@ class _RecordedRun(NamedTuple):
             taken = failed | np.isfinite(every.values[:, shared]).any(axis=1)
         unrelated, pending = int((every.known & ~taken).sum()), int((~every.known).sum())
         arms = journal.arms() if every.picks.ndim == 1 else None
+        others = journal.last_arms(count) if (count := about.get("others", 0)) else None
         values: list[Any] = every.results(taken)
         added = every.added[taken].tolist()
         if known is not None and outcomes is not None:  # those that were not measured then are missing
@@ -146,7 +164,7 @@ class _RecordedRun(NamedTuple):
             rows = (dict(zip(known.names, row, strict=True)) for row in values)
             values = [{name: row.get(name, missing) for name, missing in absent.items()} for row in rows]
         values = ["failed" if none else value for value, none in zip(values, failed[taken].tolist(), strict=True)]
-        return _RecordedRun(path, about, every.picks[taken], values, added, unrelated, pending, arms)
+        return _RecordedRun(path, about, every.picks[taken], values, added, unrelated, pending, arms, others)
 
     def configurations(self, domain: Domain, space: Space, defaults: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         """Return the dictionaries of a space, ``None`` for those outside of it."""
@@ -169,8 +187,8 @@ class _RecordedRun(NamedTuple):
         """Return the arms or points of a domain without names, ``None`` for those that are not in it."""
         if "space" in self.about:
             raise ValueError(f"expected a run without named parameters, got {self.path}, which has them; pass space=")
-        if isinstance(domain, Arms) and "arms" in self.about and has_hash(domain.points, self.about["arms_hash"]):
-            return self._of_one_name(domain, self.picks.tolist())
+        if isinstance(domain, Arms) and "arms" in self.about and has_hash(self._whole(domain), self.about["arms_hash"]):
+            return self._of_one_name(domain, [pick if pick < domain.count else None for pick in self.picks.tolist()])
         if self.picks.ndim == 1 and self.arms is None:
             raise ValueError(f"the arms of the run in {self.path} are not in it, and are not those of this run; take it out")
         X = self.picks if self.arms is None else self.arms[torch.from_numpy(self.picks.copy())].double().numpy()
@@ -191,6 +209,14 @@ class _RecordedRun(NamedTuple):
         for index, row in enumerate(domain.points.double().cpu().numpy().astype(kind) + kind(0.0)):
             rows.setdefault(row.tobytes(), index)
         return self._of_one_name(domain, [rows.get(x.tobytes()) for x in np.ascontiguousarray(X.astype(kind) + kind(0.0))])
+
+    def _whole(self, domain: Arms) -> ArmSet:
+        """Return the arms of a domain with those of the run behind them that were no candidates."""
+        points, others = domain.points, self.others
+        if others is None or not isinstance(points, Tensor):
+            return points
+        shape = [len(points) + len(others), domain.dims]
+        return torch.cat([points, others.to(points)]) if shape == self.about["arms"] else points
 
     def _of_one_name(self, domain: Arms, found: list[int | None]) -> list[int | None]:
         """Return the arms of the ``n`` observations: ``found``, or one of the same inputs that has the name of the observed."""
@@ -286,6 +312,39 @@ def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, An
     if defaults is not None and not isinstance(defaults, Mapping):
         raise TypeError(f"expected defaults as a dictionary, got {type(defaults).__name__}; use {{'momentum': 0.0}}")
     return RunObservations(tuple(paths), dict(defaults or {}))
+
+
+def earlier_inputs(initial: Any, domain: Domain) -> tuple[Domain, Tensor | None]:
+    """Return a domain that has the inputs of earlier observations, and their rows in it.
+
+    ``initial`` is ``(inputs, results)``. ``n x d`` inputs in place of rows or names of arms may be of no candidate: those
+    follow the arms (:func:`.with_inputs`). Of anything else the domain is as it is, and the rows are ``None``.
+
+    Raises:
+        TypeError: If inputs are no numbers.
+        ValueError: If they are not finite or not those of the arms, or the arms are not in memory.
+    """
+    if not isinstance(domain, Arms) or isinstance(domain, SpaceArms):
+        return domain, None
+    X: Any = initial[0] if isinstance(initial, tuple | list) and len(initial) == 2 else None
+    columns = {str(column).strip(): column for column in getattr(X, "columns", ())}
+    rows = isinstance(X, list) and bool(X) and (isinstance(X[0], list | tuple) or getattr(X[0], "ndim", 0) == 1)
+    if not (columns or rows or getattr(X, "ndim", 0) == 2) or not {"arm", "name"}.isdisjoint(columns):
+        return domain, None
+    if columns and domain.columns:
+        if missing := [name for name in domain.columns if name not in columns]:
+            got = f"({', '.join(domain.columns)}), or a column arm or name, got no {missing[0]!r}"
+            raise ValueError(f"expected initial inputs with the columns of the arms {got}")
+        X = X[[columns[name] for name in domain.columns]]
+    inputs = tensor_of("initial inputs", X)
+    if inputs.shape[-1:] != domain.like.shape[-1:]:
+        shape = " x ".join(map(str, inputs.shape))
+        raise ValueError(f"expected initial inputs as rows or names of arms, or n x {domain.dims} inputs, got {shape}")
+    inputs = inputs.double() if inputs.dtype == torch.bool else inputs
+    check_points("initial inputs", inputs)
+    if isinstance(domain.points, LazyArms):
+        raise ValueError("expected initial inputs as rows of the arms, which are not in memory, got their inputs; pass rows")
+    return with_inputs(domain, inputs, [*(names_of(X, None) or (f"initial {k}" for k in range(len(inputs))))])
 
 
 def resolved(initial: Any, domain: Domain, outcomes: Outcomes | None) -> tuple[Any, str | None]:

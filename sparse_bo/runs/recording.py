@@ -287,7 +287,7 @@ class Recorder:
         initial = None if observed is None else Event.of_values("add", observed[1], picks=observed[0].cpu().numpy())
         with group.shielded(step):
             if storage is not None and group.leads:
-                recorder = Recorder(Writer.create(storage, about, arms, initial))
+                recorder = Recorder(Writer.create(storage, about, arms, initial, about.get("others", 0)))
         group.from_first(step)
         return recorder
 

@@ -61,6 +61,7 @@ class ArmUCB(UCBMechanism[BanditState]):
     repeats: bool = True
 
     has_certificates = True
+    knows_others = True
 
     def __post_init__(self) -> None:
         if is_streamed(self.arms) and self.parts.stop_rule.kind == "local":
@@ -285,7 +286,14 @@ class ArmUCB(UCBMechanism[BanditState]):
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, floor=floor, prior=prior, **numbers))
 
     def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:
-        return ArmPrior.over(self.arms, prior, sweep_dtype=self.sweep_dtype, memory_bytes=self.memory_bytes, current=current)
+        return ArmPrior.over(
+            self.arms,
+            prior,
+            sweep_dtype=self.sweep_dtype,
+            memory_bytes=self.memory_bytes,
+            current=current,
+            others=self.domain.others,
+        )
 
 
 def _keys(X: Tensor, whole: bool) -> Tensor:

@@ -407,6 +407,7 @@ def tried_arms(domain: Arms, state: State, pending: Tensor) -> Tensor:
     """
     failed = pending[:0] if state.failures is None else state.failures.where
     tried = torch.unique(torch.cat([state.succeeded, pending, failed]))
+    tried = tried[tried < domain.count]
     if len(tried) == domain.count and not len(pending):
         raise ScheduleComplete(
             f"all {domain.count:,} candidates have been evaluated, or have failed, and repeats=False evaluates none again"

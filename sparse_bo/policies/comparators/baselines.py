@@ -177,6 +177,7 @@ class PosteriorArms(ArmUCB):
     settings: PosteriorPolicy
 
     keeps_batch_open = False
+    knows_others = False
 
     def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return random arms until the initial design is complete, then at most ``batch_size`` arms of the policy's choice."""

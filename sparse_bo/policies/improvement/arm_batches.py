@@ -240,6 +240,8 @@ class ArmBatches(BatchMechanism[S]):
     kernel: GivenKernel | None
     repeats: bool = True
 
+    knows_others = True
+
     @property
     def arms(self) -> Tensor:
         """The candidates, ``a x d``."""
@@ -249,7 +251,7 @@ class ArmBatches(BatchMechanism[S]):
     @property
     def design_size(self) -> int:
         """Distinct random arms before the first model."""
-        return min(self.settings.design_size(self.domain.dims), len(self.arms))
+        return min(self.settings.design_size(self.domain.dims), self.domain.count)
 
     @abstractmethod
     def picks(self, state: S, *, pending: Tensor, failing: Tensor, noisy: bool) -> ImprovingArms | OutcomePicks:
@@ -274,7 +276,9 @@ class ArmBatches(BatchMechanism[S]):
         once = {"failures": state.failures, "known": tried is not None or state.noise_shown}
 
         def pick(q: int, pending: Tensor) -> Tensor:
-            replicate = unrepeated(state.told, state.ranking, pending, **once)[:q]
+            mine = state.told < self.domain.count
+            told, y = state.told[mine], state.ranking[mine]
+            replicate = unrepeated(told, y, pending, **once)[:q] if len(told) else told
             others = self._improving(state, q - len(replicate), pending=torch.cat([pending, replicate]), tried=tried)
             return torch.cat([replicate, others])
 
@@ -287,11 +291,12 @@ class ArmBatches(BatchMechanism[S]):
 
         Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then
         evaluated ones, then only those refused. So are evaluated arms that a model does not know, which would look as promising
-        as before. Arms of ``tried`` are left out in any case.
+        as before. Arms of ``tried``, and inputs of earlier observations that are no candidates, are left out in any case.
         """
         arms = torch.arange(len(self.arms), device=self.domain.device)
         refuse, noisy = state.refusal(pending), state.exact is False
-        done = torch.zeros_like(arms, dtype=torch.bool) if tried is None else torch.isin(arms, tried)
+        done = arms >= self.domain.count
+        done = done if tried is None else done | torch.isin(arms, tried)
         refused = done if refuse is None else done | refuse(arms)
         refused = done if bool(refused.all()) else refused
         failures = state.failures  # recent ones count as pending

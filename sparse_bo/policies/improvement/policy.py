@@ -229,7 +229,8 @@ class ExpectedImprovement(ImprovementSettings):
         memory_bytes = SweepSettings().sweep_budget(domain.device)
         arms = arms_of(domain, policy=self.name, memory_bytes=memory_bytes).double()
         kernel = None if self.covar_module is None else GivenKernel.of(self.covar_module, arms)
-        return {"domain": Arms(arms), "settings": self, "kernel": kernel, "repeats": self.repeats}
+        others = as_arms(domain, policy=self.name).others
+        return {"domain": Arms(arms, others=others), "settings": self, "kernel": kernel, "repeats": self.repeats}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -247,6 +248,7 @@ class ArmStages(Mechanism[BanditState]):
     after: int
 
     keeps_batch_open = True  # as `then` does; `first` asks for results whenever a place is free
+    knows_others = True
     has_certificates = True
 
     def init(self) -> BanditState:
@@ -345,4 +347,4 @@ class TwoStage:
         arms = first.arms
         if self.then.given.covar_module is None and first.kernel is None and bool(column_units(first.domain)[1].any()):
             arms = modelled_arms(first.domain, arms, None)
-        return ArmStages(first=first, then=self.then.on_arms(Arms(arms)), after=self.after)
+        return ArmStages(first=first, then=self.then.on_arms(Arms(arms, others=first.domain.others)), after=self.after)

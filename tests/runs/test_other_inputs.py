@@ -1,0 +1,177 @@
+"""Earlier observations of inputs that are none of the candidates: models know them, no policy picks them."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from sparse_bo import BBKB, BKB, AskTell, Storage, maximize, observations_of
+from sparse_bo.domains import ProductGrid
+from sparse_bo.errors import ResumeWarning, ScheduleComplete
+from sparse_bo.policies import GPUCB, SBPE, ExpectedImprovement, TwoStage
+from tests.builders import arms, waves
+
+LIBRARY = arms()
+OLD = torch.cat([0.5 * LIBRARY[::7] + 0.25, LIBRARY[3:5], LIBRARY[:1] + 0.01, LIBRARY[:1] + 0.01])
+NEW = len(OLD) - 3
+"""Distinct rows that are no candidates."""
+
+
+def run(policy, rounds=6, **domain):
+    loop = AskTell(LIBRARY, policy, initial=(OLD, waves(OLD)), seed=1, **domain)
+    picks = []
+    for _ in range(rounds):
+        batch = loop.ask(4)
+        picks += batch.indices.tolist()
+        loop.tell(batch, waves(batch.X))
+    return loop, picks
+
+
+POLICIES = {
+    "default": None,
+    "no repeats": ExpectedImprovement(repeats=False),
+    "bbkb": BBKB(),
+    "local": BBKB(stop_rule="local"),
+    "repeat": BBKB(stop_rule="repeat"),
+    "plates": BBKB(batch_size=4, repeats=False),
+    "bkb": BKB(),
+    "gp-ucb": GPUCB(),
+    "stages": TwoStage(after=len(OLD) + 8),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_they_are_known_and_never_picked(policy):
+    loop, picks = run(policy)
+    assert max(picks) < len(LIBRARY)
+    first = loop.history.rows[0]
+    assert first.added
+    assert max(first.indices) == len(LIBRARY) + NEW - 1
+    assert first.indices[-4:] == [3, 4, len(LIBRARY) + NEW - 1, len(LIBRARY) + NEW - 1]
+    assert torch.equal(loop._domain.points[first.indices], OLD)
+    best = float(waves(LIBRARY).max())
+    assert float(waves(LIBRARY)[picks].max()) > best - 0.3  # they were learned from
+
+
+@pytest.mark.parametrize("policy", [ExpectedImprovement(repeats=False), BBKB(batch_size=4, repeats=False)], ids=["ei", "bbkb"])
+def test_picks_are_those_of_a_run_in_which_they_are_candidates_that_were_evaluated(policy):
+    """Where no candidate is evaluated twice, it makes no difference whether the earlier inputs are candidates."""
+    loop, picks = run(policy)
+    whole, rows = loop._domain.points, loop.history.rows[0].indices
+    other = AskTell(whole, policy, initial=(rows, waves(OLD)), seed=1)
+    for start in range(0, len(picks), 4):
+        batch = other.ask(4)
+        assert batch.indices.tolist() == picks[start : start + 4]
+        other.tell(batch, waves(batch.X))
+
+
+def test_several_outcomes_know_them():
+    Y = torch.stack([waves(OLD), OLD[:, 0]], dim=-1)
+    Y[0, 0] = 9.0
+    loop = AskTell(LIBRARY, objectives={"a": "max", "b": "min"}, initial=(OLD, Y))
+    for _ in range(4):
+        batch = loop.ask(3)
+        assert int(batch.indices.max()) < len(LIBRARY)
+        loop.tell(batch, torch.stack([waves(batch.X), batch.X[:, 0]], dim=-1))
+    assert any(point.index >= len(LIBRARY) for point in loop.result().pareto_front)
+
+
+def test_replicates_of_earlier_inputs_show_noise_and_the_best_of_them_is_not_repeated():
+    y = waves(OLD)
+    y[0] = 9.0
+    loop = AskTell(LIBRARY, initial=(OLD, y))
+    assert loop.result().best_index == len(LIBRARY)
+    assert int(loop.ask(8).indices.max()) < len(LIBRARY)
+
+
+@pytest.mark.parametrize("arms_bytes", [8 * 2**20, 10], ids=["in the journal", "too large"])
+def test_runs_are_resumed_with_them(arms_bytes, tmp_path):
+    storage = Storage(tmp_path / "a.journal", arms_bytes=arms_bytes)
+    names = [f"m{k}" for k in range(len(LIBRARY))]
+    whole, _ = run(None, rounds=2, names=names)
+    loop, _ = run(None, rounds=1, names=names, storage=storage)
+    loop.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResumeWarning)
+        again = AskTell.resume(storage, arms=LIBRARY)
+    batch = again.ask(4)
+    again.tell(batch, waves(batch.X))
+    again.close()
+    assert again.history.indices == whole.history.indices
+    labels = [f"initial {k}" for k in range(len(OLD))]
+    assert again.history.names[: len(OLD)] == [*labels[: NEW - 1], "m3", "m4", *[labels[-2]] * 2]
+    if arms_bytes > 10:
+        AskTell.resume(storage).close()
+    else:
+        with pytest.raises(ValueError, match=f"the {len(LIBRARY)} arms of the run in .* are not in it"):
+            AskTell.resume(storage)
+    with pytest.raises(ValueError, match=rf"expected the arms of the run in .* \({len(LIBRARY)} x 2, torch.float64\)"):
+        AskTell.resume(storage, arms=LIBRARY + 1.0)
+    given = {"arms": LIBRARY, "names": names, "storage": storage, "resume": True, "seed": 1}
+    result = maximize(waves, **given, initial=(OLD, waves(OLD)), budget=9)
+    assert result.history.observations == 9 + len(OLD)
+    for initial in ((OLD + 0.001, waves(OLD)), (OLD, waves(OLD) + 1.0)):
+        with pytest.raises(ValueError, match="has other initial observations"):
+            maximize(waves, **given, initial=initial, budget=10)
+    other = AskTell(LIBRARY, initial=observations_of(storage.path))
+    assert other.about["taken"] == f"11 observations of a.journal; left out: {NEW + 1} outside the domain"
+
+
+def test_tables_are_read_by_their_columns_and_rows():
+    library = pandas.DataFrame(LIBRARY.numpy(), columns=["x", "y"], index=[f"m{k}" for k in range(len(LIBRARY))])
+    old = pandas.DataFrame({"z": 0.0, " y ": OLD[:, 1].numpy(), "x": OLD[:, 0].numpy(), "value": waves(OLD).numpy()})
+    old.index = ["m0", *(f"o{k}" for k in range(1, len(OLD)))]
+    loop = AskTell(library, initial=(old, old["value"]))
+    assert torch.equal(loop._domain.points[loop.history.indices], OLD)
+    assert loop.history.names[:2] == ["m0_", "o1"]
+    assert loop.history.names[-4:] == ["m3", "m4", old.index[-2], old.index[-2]]
+    line = f"{len(LIBRARY)} arms with 2 inputs, 2 of them evaluated; earlier observations at {NEW} others"
+    assert line in loop.result().report()
+    with pytest.raises(ValueError, match=r"with the columns of the arms \(x, y\), or a column arm or name, got no 'x'"):
+        AskTell(library, initial=(old.drop(columns="x"), old["value"]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", [np.asarray, np.ndarray.tolist, torch.from_numpy], ids=["array", "list", "tensor"])
+def test_failed_ones_are_known_in_every_form(form, dtype):
+    points = np.array([[0.5, 0.5], [0.25, 0.75]])
+    loop = AskTell(LIBRARY.to(dtype), initial=(form(points), ["failed", 1.0]))
+    assert loop.history.rows[0].failed == 1
+    assert loop.state.failures.where.tolist() == [len(LIBRARY)]
+
+
+@pytest.mark.parametrize(
+    ("domain", "X", "message"),
+    [
+        ({"arms": LIBRARY}, OLD[:, :1], r"rows or names of arms, or n x 2 inputs, got \d+ x 1"),
+        ({"arms": LIBRARY}, torch.full((1, 2), torch.nan), "expected finite initial inputs"),
+        (
+            {"arms": ProductGrid([LIBRARY[:5, 0].sort().values] * 2)},
+            OLD,
+            "not in memory, got their inputs; pass rows",
+        ),
+        ({"arms": LIBRARY, "policy": SBPE(horizon=40)}, OLD, "'sbpe' takes earlier observations of candidates alone"),
+    ],
+    ids=["width", "nan", "lazy", "policy"],
+)
+def test_wrong_ones_are_named(domain, X, message):
+    with pytest.raises(ValueError, match=message):
+        AskTell(**domain, initial=(X, [1.0] * len(X)))
+
+
+@pytest.mark.parametrize("policy", [ExpectedImprovement(repeats=False), BBKB(batch_size=4, repeats=False)], ids=["ei", "bbkb"])
+def test_every_candidate_is_evaluated_before_the_end(policy):
+    X = LIBRARY[:9]
+    loop = AskTell(X, policy, initial=(OLD, waves(OLD)))
+    picks = []
+    while len(picks) < len(X) - 2:  # two were evaluated before
+        batch = loop.ask()
+        picks += batch.indices.tolist()
+        loop.tell(batch, waves(batch.X))
+    assert sorted([*picks, 3, 4]) == list(range(len(X)))
+    with pytest.raises(ScheduleComplete, match="all 9 candidates have been evaluated"):
+        loop.ask()
