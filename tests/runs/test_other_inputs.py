@@ -80,12 +80,22 @@ def test_several_outcomes_know_them():
     assert any(point.index >= len(LIBRARY) for point in loop.result().pareto_front)
 
 
-def test_replicates_of_earlier_inputs_show_noise_and_the_best_of_them_is_not_repeated():
-    y = waves(OLD)
+def test_the_best_of_them_is_not_repeated_to_look_for_noise():
+    y = waves(OLD[:-1])
     y[0] = 9.0
-    loop = AskTell(LIBRARY, initial=(OLD, y))
+    loop = AskTell(LIBRARY, initial=(OLD[:-1], y))
+    assert loop.state.exact is None
     assert loop.result().best_index == len(LIBRARY)
     assert int(loop.ask(8).indices.max()) < len(LIBRARY)
+
+
+def test_with_noise_they_are_not_picked_again_although_they_are_better_than_all_candidates():
+    far = LIBRARY[:, 0] > 0.5
+    X = torch.cat([LIBRARY[far]] * 2)
+    noise = 0.1 * torch.randn(len(X), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loop = AskTell(LIBRARY[~far], initial=(X, noise - (X[:, 0] - 0.9) ** 2))
+    assert loop.state.exact is False
+    assert int(loop.ask(8).indices.max()) < int((~far).sum())
 
 
 @pytest.mark.parametrize("arms_bytes", [8 * 2**20, 10], ids=["in the journal", "too large"])
