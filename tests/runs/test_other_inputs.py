@@ -21,8 +21,8 @@ NEW = len(OLD) - 3
 """Distinct rows that are no candidates."""
 
 
-def run(policy, rounds=6, **domain):
-    loop = AskTell(LIBRARY, policy, initial=(OLD, waves(OLD)), seed=1, **domain)
+def run(policy, rounds=6, device="cpu", **domain):
+    loop = AskTell(LIBRARY.to(device), policy, initial=(OLD.to(device), waves(OLD)), seed=1, **domain)
     picks = []
     for _ in range(rounds):
         batch = loop.ask(4)
@@ -45,14 +45,14 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_they_are_known_and_never_picked(policy):
-    loop, picks = run(policy)
+def test_they_are_known_and_never_picked(policy, device):
+    loop, picks = run(policy, device=device)
     assert max(picks) < len(LIBRARY)
     first = loop.history.rows[0]
     assert first.added
     assert max(first.indices) == len(LIBRARY) + NEW - 1
     assert first.indices[-4:] == [3, 4, len(LIBRARY) + NEW - 1, len(LIBRARY) + NEW - 1]
-    assert torch.equal(loop._domain.points[first.indices], OLD)
+    assert torch.equal(loop._domain.points[first.indices].cpu(), OLD)
     best = float(waves(LIBRARY).max())
     assert float(waves(LIBRARY)[picks].max()) > best - 0.3  # they were learned from
 
