@@ -262,7 +262,7 @@ def test_every_tensor_is_made_on_a_device_that_is_named() -> None:
 
 UNORDERED = {"cumsum", "index_add", "index_add_", "scatter_add", "scatter_add_"}
 """Sums whose order CUDA leaves open, or that it refuses under ``use_deterministic_algorithms``; of integers they are exact."""
-OF_INTEGERS = {"policies/failures.py", "policies/improvement/arm_batches.py", "arms/batch.py"}
+OF_INTEGERS = {"policies/failures.py", "domains/arms.py", "arms/batch.py"}
 
 
 def test_numbers_are_summed_in_one_order() -> None:

@@ -1,6 +1,6 @@
 """Domains: boxes, arms in memory, in a file or of a product grid, and spaces of named parameters."""
 
-from sparse_bo.domains.arms import Arms, NamedArms, with_inputs, with_names
+from sparse_bo.domains.arms import Arms, NamedArms, column_units, modelled_arms, with_inputs, with_names
 from sparse_bo.domains.base import Box, Domain
 from sparse_bo.domains.encoded import SpaceArms, SpaceBox, check_domain, space_domain
 from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
@@ -28,6 +28,8 @@ __all__ = [
     "SpaceArms",
     "SpaceBox",
     "check_domain",
+    "column_units",
+    "modelled_arms",
     "space_domain",
     "with_inputs",
     "with_names",

@@ -20,6 +20,11 @@ from sparse_bo.domains.sharded import ShardedArms, cache_rows
 from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.validation import check_indices, check_points, nearest
 
+AT_ONCE = 2**23
+"""Numbers of arms, about, that are sorted at once: 200 MB."""
+MANY = 100.0
+"""Ratio of the numbers of a column from which on a model knows them on another scale (:func:`column_units`)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Arms(Domain):
@@ -224,3 +229,79 @@ def with_inputs(domain: Arms, X: Tensor, labels: Sequence[str]) -> tuple[Arms, T
             names[label] = None
         changed["names"] = tuple(names)
     return replace(domain, **changed), rows
+
+
+def modelled_arms(domain: Arms, arms: Tensor) -> Tensor:
+    """Return ``b x d`` arms of a domain in memory as a model with a learned kernel knows them: in the unit cube of all.
+
+    Columns with a unit (:func:`column_units`) are transformed before. Under a kernel of the user's a model knows arms as they
+    are.
+    """
+    origins, units = column_units(domain)
+    lower, upper = _transformed(domain.hull(), origins, units)
+    span = upper - lower
+    return (_transformed(arms, origins, units) - lower) / torch.where(span > 0.0, span, 1.0)
+
+
+def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
+    """Return origins o and units u (``d`` each) of the columns x that a model knows as ``asinh((x − o)/u)``; u = 0: as x.
+
+    Numbers over decades (doses, concentrations, counts) are known by their logarithms: of one sign, the largest at least
+    :data:`MANY` times the smallest, which is u, if they are less skewed for it; zeros do not count. Else u is a quarter of the
+    shortest range of nine tenths of the distinct numbers (of few all but two), and o their median, where the whole range is at
+    least :data:`MANY` times u (of numbers over decades on that scale): a few numbers are far off, as −999 or 99999 for a
+    missing one is. Sizes and differences up to 2·10⁻¹⁴ of the largest are rounding, and count as zero. O(a d log a). See
+    docs/decisions/181.
+    """
+    points, hull = domain.points, domain.hull()
+    assert isinstance(points, Tensor)
+    width = max(AT_ONCE // len(points), 1)
+    parts = zip(points.split(width, dim=-1), hull.split(width, dim=-1), strict=True)
+    origins, units = zip(*(_units(columns, *ends) for columns, ends in parts), strict=True)
+    return torch.cat(origins), torch.cat(units)
+
+
+def _units(points: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Return origins and units of some columns, and their ends: :func:`column_units`."""
+    ranked, largest = points.mT.sort(dim=-1).values, torch.maximum(-lower, upper)
+    rounding = MANY * torch.finfo(torch.float64).eps * largest.unsqueeze(-1)
+    zero = ranked.abs() <= rounding
+    least = ranked.abs().masked_fill(zero, torch.inf).amin(dim=-1)
+    decades = ((lower >= 0.0) | (upper <= 0.0)) & (largest >= MANY * least) & torch.isfinite(largest / least)
+    least = torch.where(decades, least, 0.0)
+    wide = least.nonzero().squeeze(-1)
+    linear = (ranked / largest.unsqueeze(-1)).masked_fill(zero, torch.nan)[wide]  # whose cubes are in range
+    straighter = _skewness((linear * (largest / least)[wide].unsqueeze(-1)).asinh()) < _skewness(linear)
+    least[wide] = torch.where(straighter, least[wide], 0.0)
+    low, high, median = _bulk(ranked, rounding)
+    ends = _transformed(torch.stack([lower, low, high, upper]), torch.zeros_like(least), least)
+    unit = 0.25 * (high - low)
+    far = (unit > 0.0) & (ends[3] - ends[0] >= 0.25 * MANY * (ends[2] - ends[1])) & torch.isfinite((upper - lower) / unit)
+    return torch.where(far, median, 0.0), torch.where(far, unit, least)
+
+
+def _transformed(points: Tensor, origins: Tensor, units: Tensor) -> Tensor:
+    """Return ``asinh((x − o)/u)`` in the columns of ``n x d`` points where ``u > 0``, the others as they are."""
+    return torch.where(units > 0.0, ((points - origins) / units).asinh(), points)
+
+
+def _bulk(ranked: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the ends of the shortest range of nine tenths of the distinct numbers of each ascending row, and their median.
+
+    Of up to ten all but two, at least two. Numbers are distinct if they differ by more than ``rounding``, one number a row.
+    """
+    place = (ranked.diff(dim=-1, prepend=ranked[:, :1]) > rounding).cumsum(dim=-1)  # of each among the distinct numbers, from 0
+    last, n = place[:, -1:], ranked.shape[-1]
+    size = torch.minimum((9 * (last + 1)).div(10, rounding_mode="floor"), (last - 1).clamp_min(2))
+    end = torch.searchsorted(place, place + size - 1)  # of the range that begins at each
+    width = ranked.gather(-1, end.clamp_max(n - 1)) - ranked
+    start = width.masked_fill(end == n, torch.inf).argmin(dim=-1, keepdim=True)
+    rows = torch.cat([start, end.gather(-1, start), torch.searchsorted(place, last.div(2, rounding_mode="floor"))], dim=-1)
+    low, high, median = ranked.gather(-1, rows).unbind(-1)
+    return low, high, median
+
+
+def _skewness(rows: Tensor) -> Tensor:
+    """Return the absolute third standardised moment of each of some rows, without NaN; of a constant one NaN."""
+    z = rows - rows.nanmean(dim=-1, keepdim=True)
+    return z.pow(3).nanmean(dim=-1).abs() / z.square().nanmean(dim=-1) ** 1.5

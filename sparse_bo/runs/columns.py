@@ -16,14 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import Box, Domain, SpaceArms, SpaceBox
+from sparse_bo.domains import Box, Domain, SpaceArms, SpaceBox, modelled_arms
 from sparse_bo.domains.base import sobol_points
 from sparse_bo.gp.expected_improvement import front_rows, reference_point
 from sparse_bo.gp.expected_improvement import hypervolume as volume_of
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.learn import FAMILIES, PRIORS
 from sparse_bo.policies import Outcomes, Report, State
-from sparse_bo.policies.improvement.arm_batches import modelled_arms
 from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.states import BoxState
 from sparse_bo.policies.trust_region.observations import Replicates, warp
@@ -278,7 +277,7 @@ def _placed(domain: SpaceArms | SpaceBox, mean: Callable[[Tensor], Tensor], U: T
     if isinstance(domain, Box):
         return mean(domain.space.snap(U))
     lower, upper = domain.hull()
-    return mean(modelled_arms(domain, domain.space.snap(lower + U * (upper - lower)), None))
+    return mean(modelled_arms(domain, domain.space.snap(lower + U * (upper - lower))))
 
 
 def _shares(names: list[str], effects: Tensor, how: str) -> Importance | None:

@@ -40,7 +40,7 @@ class ArmUCB(UCBMechanism[BanditState]):
     """An upper-confidence policy over arms.
 
     Attributes:
-        domain: The arms, float64. A lazy set that is still lazy here is streamed.
+        domain: The arms as the model knows them, float64. A lazy set that is still lazy here is streamed.
         sweep_dtype: See :class:`sparse_bo.policies.settings.SweepSettings`.
         memory_bytes: See there.
         batch_share: With a learned prior, share of the pulls so far that a batch may add. Once a policy has settled, its stop
@@ -48,6 +48,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         exploration: With a learned prior, t evaluations are of at least ``exploration · √t`` different arms, the best of those
             never evaluated among them. √t evaluations do not change the order of the regret.
         repeats: Whether an arm may be evaluated again.
+        inputs: The arms as the user has them; ``None``: the model knows them as they are.
 
     Raises:
         ValueError: If the stop rule is the local one and the arms are streamed, or the kernel does not fit the arms.
@@ -59,6 +60,7 @@ class ArmUCB(UCBMechanism[BanditState]):
     batch_share: float = 0.25
     exploration: float = 2.0
     repeats: bool = True
+    inputs: Tensor | None = None
 
     has_certificates = True
     knows_others = True
@@ -79,7 +81,11 @@ class ArmUCB(UCBMechanism[BanditState]):
 
     def init(self) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return initial_state(self.arms)
+        return self._as_given(initial_state(self.arms))
+
+    def _as_given(self, state: BanditState) -> BanditState:
+        """Return a state with the arms as the user has them."""
+        return state if self.inputs is None else replace(state, arms=self.inputs, unit=self.arms)
 
     def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former.
@@ -275,7 +281,7 @@ class ArmUCB(UCBMechanism[BanditState]):
 
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is fitted and swept again, O(n m² + a m (d + r))."""
-        state = thaw_evaluated(self.arms, frozen)
+        state = self._as_given(thaw_evaluated(self.arms, frozen))
         if "probabilities" not in frozen:
             return state
         prior, numbers = persistence.thaw_prior(frozen, given=self.given), persistence.thaw_fields(FittedArms, frozen)

@@ -16,7 +16,7 @@ import torch
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.dictionary import AllSampler, LeverageSampler, Sampler
 from sparse_bo.dictionary.leverage_samplers import Inclusion
-from sparse_bo.domains import Arms, Box, Domain
+from sparse_bo.domains import Arms, Box, Domain, column_units, modelled_arms
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.box_mechanism import BoxUCB
@@ -100,11 +100,19 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         )
 
     def on_arms(self, domain: Arms) -> ArmUCB:
-        """Return the mechanism over arms; a lazy set that fits into ``memory_bytes`` is loaded."""
-        memory_bytes = self.sweep_budget(domain.device)
+        """Return the mechanism over arms; a lazy set that fits into ``memory_bytes`` is loaded.
+
+        A learned kernel is of the arms in other coordinates (:func:`sparse_bo.domains.modelled_arms`) if they are a tensor and
+        some of their columns are over decades or have numbers far off. Of a lazy set picks would then depend on the memory.
+        """
+        memory_bytes, inputs = self.sweep_budget(domain.device), None
         points = in_memory(domain.points, memory_bytes=memory_bytes)
+        known = domain if points is domain.points else Arms(points)
+        if isinstance(domain.points, torch.Tensor) and self.given.covar_module is None and bool(column_units(domain)[1].any()):
+            known, inputs = Arms(modelled_arms(domain, domain.points), others=domain.others), domain.points
         return ArmUCB(
-            domain=domain if points is domain.points else Arms(points),
+            domain=known,
+            inputs=inputs,
             parts=self.parts,
             given=self.given,
             design_size=self._design_size(domain),

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from sparse_bo.domains import modelled_arms
 from sparse_bo.gp.expected_improvement import least_crowded
 from sparse_bo.policies.bandits.state import ArmState
 from sparse_bo.policies.improvement.arm_acquisition import (
@@ -18,7 +19,7 @@ from sparse_bo.policies.improvement.arm_acquisition import (
     correlations,
     moments_of_all,
 )
-from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, learned_model, modelled_arms
+from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmModel, learned_model
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, part_of, sized, thaw_fields
 from sparse_bo.policies.protocol import Frozen
@@ -122,7 +123,7 @@ class OutcomeArmSearch(ArmBatches[OutcomeArmState]):
     def init(self) -> OutcomeArmState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         nothing = self.arms.new_empty(0, len(self.outcomes.names))
-        unit = modelled_arms(self.domain, self.arms, self.kernel)
+        unit = self.arms if self.kernel is not None else modelled_arms(self.domain, self.arms)
         return OutcomeArmState(arms=self.arms, unit=unit, told=self.domain.no_picks, Y=nothing, outcomes=self.outcomes)
 
     def design_left(self, state: OutcomeArmState) -> int:

@@ -13,7 +13,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.domains import Arms, Domain
+from sparse_bo.domains import Arms, Domain, modelled_arms
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.policy import BBKB, UCBPolicy
 from sparse_bo.policies.bandits.state import BanditState, initial_state, thaw_evaluated
@@ -22,9 +22,7 @@ from sparse_bo.policies.improvement.arm_batches import (
     ArmBatches,
     ArmModel,
     GivenKernel,
-    column_units,
     learned_model,
-    modelled_arms,
 )
 from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
@@ -110,7 +108,7 @@ class ArmSearch(ArmBatches[ImprovementState]):
 
     def init(self) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        unit = modelled_arms(self.domain, self.arms, self.kernel)
+        unit = self.arms if self.kernel is not None else modelled_arms(self.domain, self.arms)
         nothing = initial_state(self.arms).observations
         return ImprovementState(self.arms, nothing, unit=unit, told=self.domain.no_picks, y=self.arms.new_empty(0))
 
@@ -275,7 +273,7 @@ class ArmStages(Mechanism[BanditState]):
         learned = None if state.surrogate is None or self.first.kernel is not None else state.surrogate.learned
         learned = None if learned is None or learned.rotated else learned  # GPyTorch has no kernel along other directions
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
-        empty = replace(self._in_user_units(self.then.init()), round=state.round, failures=state.failures)
+        empty = replace(self.then.init(), round=state.round, failures=state.failures)
         return self.then.tell(empty, told, results, generator=generator, correlation=learned)
 
     def fail(self, state: Any, picks: Tensor, *, generator: torch.Generator) -> BanditState:
@@ -290,11 +288,7 @@ class ArmStages(Mechanism[BanditState]):
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
         first = part_of(frozen, "first")
-        return self.first.thaw(first) if first else self._in_user_units(self.then.thaw(part_of(frozen, "then")))
-
-    def _in_user_units(self, state: BanditState) -> BanditState:
-        """Return a state of the second policy, whose arms are coordinates, with the arms as the user has them."""
-        return replace(state, arms=self.first.arms, unit=self.then.arms)
+        return self.first.thaw(first) if first else self.then.thaw(part_of(frozen, "then"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,8 +298,7 @@ class TwoStage:
     :class:`sparse_bo.policies.ExpectedImprovement` finds the best region in few evaluations, but each costs it more than the
     one before. :class:`sparse_bo.BBKB` makes ten thousand in seconds, but learns its prior from the first few dozen arms, and
     stays where these led it. Here the second stage begins with all observations of the first, and with its lengthscales, until
-    learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`). Columns that the first
-    knows on another scale the second does, too.
+    learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`).
 
     The first stage has explored, so that the second's intervals can be narrower than those of a policy on its own: half of the
     regret, or less, that a calibrated width pays (docs/decisions/060).
@@ -344,7 +337,4 @@ class TwoStage:
             ValueError: If the arms do not fit into memory, are in shards, or a setting does not fit them.
         """
         first = self.first.on(as_arms(domain, policy=self.name))  # refuses shards, and what does not fit into memory
-        arms = first.arms
-        if self.then.given.covar_module is None and first.kernel is None and bool(column_units(first.domain)[1].any()):
-            arms = modelled_arms(first.domain, arms, None)
-        return ArmStages(first=first, then=self.then.on_arms(Arms(arms, others=first.domain.others)), after=self.after)
+        return ArmStages(first=first, then=self.then.on_arms(first.domain), after=self.after)

@@ -7,7 +7,7 @@ import gpytorch
 import pytest
 import torch
 
-from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, ProductGrid
+from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, ProductGrid, Storage
 from sparse_bo.dictionary import (
     FirstSampler,
     FixedSampler,
@@ -19,7 +19,7 @@ from sparse_bo.dictionary import (
     RecursiveRLSSampler,
     UniformSampler,
 )
-from sparse_bo.domains import Arms, Box
+from sparse_bo.domains import Arms, Box, modelled_arms
 from sparse_bo.widths import BBKBTheory, ConstantWidth
 from tests.builders import arms, noisy, rbf_kernel, unit_box, waves
 
@@ -358,3 +358,31 @@ def test_the_sweep_of_streamed_arms_is_a_phase_of_the_history():
         loop.run(lambda X: X.sum(dim=-1), 5)
     assert all(row.seconds["sweep"] > 0.0 for row in streamed.history.rows)
     assert not any("sweep" in row.seconds for row in held.history.rows)  # there it is part of the fit
+
+
+@pytest.mark.parametrize("policy", [BBKB(), BBKB(repeats=False, batch_size=6), GPUCB()], ids=["bbkb", "plates", "gp-ucb"])
+def test_a_learned_kernel_knows_columns_over_decades_by_their_logarithms(policy, tmp_path):
+    X = arms(300, 2)
+    X = torch.stack([10.0 ** (6.0 * X[:, 0] - 3.0), X[:, 1]], dim=1)
+    y = -((X[:, 0].log10() - 1.0) / 3.0).square() - X[:, 1]
+
+    def course(candidates, loop=None):
+        loop = loop or AskTell(candidates, policy, seed=0)
+        for _ in range(8):
+            batch = loop.ask(6)
+            loop.tell(batch, y[batch.indices])
+        return loop
+
+    known = modelled_arms(Arms(X), X)
+    plain, other = course(X), course(known)
+    assert plain.history.indices == other.history.indices  # as if its user had passed them
+    assert torch.equal(plain.state.arms, X)
+    assert plain.result().best.x.tolist() == X[plain.result().best_index].tolist()
+    assert float(y.max() - y[plain.result().best_index]) < 0.05
+    storage = Storage(tmp_path / "a.journal", replay_seconds=0.0)
+    with AskTell(X, policy, seed=0, storage=storage) as recorded:
+        course(X, recorded)
+    with AskTell.resume(storage) as again:
+        assert torch.equal(again.state.arms, X)
+        assert torch.equal(again.state.observations.X, known[again.state.observations.rows])
+        assert again.ask(3).indices.tolist() == plain.ask(3).indices.tolist()

@@ -9,10 +9,9 @@ import torch
 from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
 
 from sparse_bo import AskTell, History, ProductGrid, maximize, optimize
-from sparse_bo.domains import Arms, Box
+from sparse_bo.domains import Arms, Box, modelled_arms
 from sparse_bo.linalg.chunking import tile_rows
 from sparse_bo.policies import ExpectedImprovement, ImprovementState, RandomSearch, TwoStage, Wait
-from sparse_bo.policies.improvement.arm_batches import modelled_arms
 from sparse_bo.policies.outcomes import Outcomes
 from tests.builders import arms, noisy, unit_box, waves
 from tests.cli.builders import QUICK, invoke
@@ -459,7 +458,7 @@ def test_a_model_knows_a_column_over_decades_by_its_logarithms(unit, controls):
     logs = torch.asinh(X[:, :1] / 1e-3)
     linear = (X[:, 1:] - X[:, 1:].amin(dim=0)) / (X[:, 1:].amax(dim=0) - X[:, 1:].amin(dim=0))
     logs = (logs - logs.min()) / (logs.max() - logs.min())
-    torch.testing.assert_close(modelled_arms(Arms(X), X, None), torch.cat([logs, linear], dim=1))
+    torch.testing.assert_close(modelled_arms(Arms(X), X), torch.cat([logs, linear], dim=1))
 
 
 @pytest.mark.parametrize(
@@ -481,7 +480,7 @@ def test_a_model_knows_a_column_over_decades_by_its_logarithms(unit, controls):
 def test_other_columns_are_known_as_they_are(column):
     X = torch.stack([column, torch.linspace(0.0, 1.0, 300).double()], dim=1)
     span = column.max() - column.min()
-    torch.testing.assert_close(modelled_arms(Arms(X), X, None)[:, 0], (column - column.min()) / (span if span > 0.0 else 1.0))
+    torch.testing.assert_close(modelled_arms(Arms(X), X)[:, 0], (column - column.min()) / (span if span > 0.0 else 1.0))
 
 
 @pytest.mark.parametrize("missing", [-999.0, 1e6])
@@ -493,7 +492,7 @@ def test_numbers_far_from_the_others_leave_these_apart(missing, most):
     ranked = X[:, 0].unique()
     size = len(ranked) * 9 // 10
     shortest = (ranked[size - 1 :] - ranked[: len(ranked) - size + 1]).min()
-    known = modelled_arms(Arms(X), X, None)
+    known = modelled_arms(Arms(X), X)
     bent = torch.asinh((X[:, 0] - ranked[(len(ranked) - 1) // 2]) / (0.25 * shortest))
     torch.testing.assert_close(known[:, 0], (bent - bent.min()) / (bent.max() - bent.min()))
     assert float(known[apart, 0].max() - known[apart, 0].min()) > 0.08
@@ -505,14 +504,14 @@ def test_numbers_far_from_the_others_leave_these_apart(missing, most):
 @pytest.mark.parametrize("missing", [-999.0, 99_999.0])
 def test_two_values_stay_apart_beside_missing_ones(missing):
     X = torch.tensor([0.0, 1.0, missing]).double().repeat(20).unsqueeze(-1)
-    known = modelled_arms(Arms(X), X, None)
+    known = modelled_arms(Arms(X), X)
     assert float((known[0] - known[1]).abs()) > 0.1
 
 
 @pytest.mark.parametrize("missing", [[-999.0, -998.0], [-999.0, 99_999.0]])
 def test_few_values_stay_apart_beside_missing_ones_of_two_kinds(missing):
     X = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, *missing]).double().repeat(20).unsqueeze(-1)
-    known = modelled_arms(Arms(X), X, None)
+    known = modelled_arms(Arms(X), X)
     assert float((known[5] - known[0]).abs()) > 0.1
 
 
@@ -532,10 +531,10 @@ def test_positive_numbers_are_apart_from_one_for_a_missing_one_in_any_unit(size)
     X = arms(300, 2)
     X[:, 0] = size * (290.0 + 20.0 * X[:, 0])  # temperatures in K, whose logarithms are about equal
     X[::100, 0] = size * 99_999.0
-    known, near = modelled_arms(Arms(X), X, None)[:, 0], X[:, 0] < size * 1_000.0
+    known, near = modelled_arms(Arms(X), X)[:, 0], X[:, 0] < size * 1_000.0
     assert float(known[near].max() - known[near].min()) > 0.1
     logs = torch.stack([size * 10.0 ** torch.linspace(-3.0, 3.0, 300).double(), X[:, 1]], dim=1)
-    assert float(modelled_arms(Arms(logs), logs, None)[:, 0].median()) > 0.4
+    assert float(modelled_arms(Arms(logs), logs)[:, 0].median()) > 0.4
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, AskTell, TrustRegion, maximize
-from sparse_bo.domains import Arms, Box
+from sparse_bo.domains import Arms, Box, modelled_arms
 from sparse_bo.policies import BanditState, ExpectedImprovement, ImprovementState, TwoStage
-from sparse_bo.policies.improvement.arm_batches import modelled_arms
 from tests.builders import arms, bbkb, noisy, unit_box, waves
 
 FIRST = ExpectedImprovement(initial_design=6, batch_size=3)
@@ -103,7 +102,7 @@ def test_the_second_stage_knows_columns_over_decades_by_their_logarithms(thawed)
     prior, report = state.posterior.prior, state.report()
     kernel = prior.covariance.kernel.base_kernel
     torch.testing.assert_close(kernel.lengthscale.squeeze(0).detach(), last.surrogate.learned.reach)
-    torch.testing.assert_close(prior.arms, modelled_arms(Arms(X), X, None))
+    torch.testing.assert_close(prior.arms, modelled_arms(Arms(X), X))
     torch.testing.assert_close(state.observations.X, prior.arms[state.observations.rows])
     assert report.best_x.tolist() == X[report.best_index].tolist()
     assert report.best_observed_x.tolist() == X[report.best_observed_index].tolist()
