@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from sparse_bo.cli.presets import given_settings, policy_of
 from sparse_bo.domains.space import Space
 from sparse_bo.evaluations.results import Measured
 from sparse_bo.problems.custom import own_arms
+from sparse_bo.runs.arguments import is_as_written
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import written_whole
 from sparse_bo.runs.recording import Evaluations, Recorded, about_of, read_run
@@ -187,11 +187,7 @@ def _check_beside(loop: AskTell, columns: PointColumns, file: CSVFile, rows: Seq
     for name, inputs in zip(columns.beside, [] if X is None else X.T.tolist(), strict=False):
         for row, arm, x in zip(rows, arms, inputs, strict=True):
             given = file.number(row, name) if file.rows[row].get(name) else x
-            ends = (x, x * (1.0 + 4.0 * sys.float_info.epsilon)) if given != x else ()  # spreadsheets round 0.125 to 0.13
-            rounded = [
-                r for e in ends for r in (*(round(e, k) for k in range(2, 18)), *(float(f"{e:.{k}g}") for k in range(3, 18)))
-            ]
-            if x in (given, float(np.float32(given))) or given in rounded:
+            if is_as_written(given, x):
                 continue
             raise ValueError(
                 f"expected {file.place(row, name)} to be {x!r}, which arm {arm} of the run has, got {given!r}: arm numbers are "

@@ -39,7 +39,8 @@ class Arms(Domain):
 
     Raises:
         TypeError: If ``points`` is not a float tensor.
-        ValueError: If it is empty or not finite, or differences or the sum of a column exceed the largest float64.
+        ValueError: If it is empty or not finite, differences or the sum of a column exceed the largest float64, or there is
+            not a name for each column.
     """
 
     points: ArmSet
@@ -55,6 +56,9 @@ class Arms(Domain):
                 self.hull()
         elif isinstance(self.points, ProductGrid | MemmapArms | ShardedArms):  # of other sets it may take long
             self.hull()
+        if self.columns and (len(self.columns) != self.dims or len({*self.columns}) < self.dims):
+            got = ", ".join(map(repr, self.columns))
+            raise ValueError(f"expected a name for each of {self.dims} columns of arms, all distinct, got {got}")
 
     @property
     def count(self) -> int:
@@ -79,10 +83,13 @@ class Arms(Domain):
 
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`."""
+        fix = "pass integers, or a table with a column arm or name (of arms with names=)"
+        column = getattr(where, "name", None) if hasattr(where, "to_numpy") else None
+        if isinstance(column, str) and column in self.columns:  # its whole numbers would be those of other arms
+            raise TypeError(f"expected {name} to be row numbers of the arms, got their input {column!r}; {fix}")
         try:
             rows = torch.as_tensor(np.array(where) if hasattr(where, "to_numpy") else where, device=self.points.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            fix = "pass integers, or a table with a column arm or name (of arms with names=)"
             raise TypeError(f"expected {name} to be row numbers of the arms, got {type(where).__name__}; {fix}") from error
         return check_indices(name, rows, size=self.count)
 
@@ -248,15 +255,15 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
 
     Numbers over decades (doses, concentrations, counts) are known by their logarithms: of one sign, the largest at least
     :data:`MANY` times the smallest, which is u, if they are less skewed for it; zeros do not count. Else u is a quarter of the
-    shortest range of nine tenths of the distinct numbers (of few all but two), and o their median, where the whole range is at
-    least :data:`MANY` times u (of numbers over decades on that scale): a few numbers are far off, as −999 or 99999 for a
+    shortest range of nine tenths of the distinct numbers (of few all but two), and o their median in it, where the whole range
+    is at least :data:`MANY` times u (of numbers over decades on that scale): a few numbers are far off, as −999 or 99999 for a
     missing one is. Sizes and differences up to 2·10⁻¹⁴ of the largest are rounding, and count as zero. O(a d log a). See
     docs/decisions/181.
     """
     points, hull = domain.points, domain.hull()
     assert isinstance(points, Tensor)
     width = max(AT_ONCE // len(points), 1)
-    parts = zip(points.split(width, dim=-1), hull.split(width, dim=-1), strict=True)
+    parts = zip(torch.split(points, width, dim=-1), torch.split(hull, width, dim=-1), strict=True)
     origins, units = zip(*(_units(columns, *ends) for columns, ends in parts), strict=True)
     return torch.cat(origins), torch.cat(units)
 
@@ -286,7 +293,7 @@ def _transformed(points: Tensor, origins: Tensor, units: Tensor) -> Tensor:
 
 
 def _bulk(ranked: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ends of the shortest range of nine tenths of the distinct numbers of each ascending row, and their median.
+    """Return the ends of the shortest range of nine tenths of the distinct numbers of each ascending row; their median in it.
 
     Of up to ten all but two, at least two. Numbers are distinct if they differ by more than ``rounding``, one number a row.
     """
@@ -298,7 +305,7 @@ def _bulk(ranked: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     start = width.masked_fill(end == n, torch.inf).argmin(dim=-1, keepdim=True)
     rows = torch.cat([start, end.gather(-1, start), torch.searchsorted(place, last.div(2, rounding_mode="floor"))], dim=-1)
     low, high, median = ranked.gather(-1, rows).unbind(-1)
-    return low, high, median
+    return low, high, median.clamp(low, high)  # of four distinct numbers it may be a missing one
 
 
 def _skewness(rows: Tensor) -> Tensor:

@@ -335,7 +335,7 @@ def check_domain(
     if space is not None:
         return space_domain(space, feasible)
     if bounds is not None:
-        return Box(bounds.detach().resolve_neg() if isinstance(bounds, Tensor) else bounds)
+        return Box(bounds.detach().resolve_neg().clone() if isinstance(bounds, Tensor) else bounds)
     if isinstance(arms, Domain):
         return arms
     assert arms is not None

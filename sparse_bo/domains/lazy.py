@@ -201,7 +201,7 @@ class ProductGrid(LazyArms):
             raise ValueError(
                 f"expected fewer than 2^62 arms, got {' x '.join(str(len(axis)) for axis in axes)}; use fewer points"
             )
-        shape = torch.Size((math.prod(map(len, axes)), len(axes)))
+        axes, shape = tuple(axis.clone() for axis in axes), torch.Size((math.prod(map(len, axes)), len(axes)))
         for name, value in {"axes": axes, "shape": shape, "dtype": axes[0].dtype, "device": axes[0].device}.items():
             object.__setattr__(self, name, value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,7 +43,7 @@ class PriorSettings:
     regularization: float | None = None
 
     def __post_init__(self) -> None:
-        check_kernel(self.covar_module)
+        object.__setattr__(self, "covar_module", copied_kernel(self.covar_module))
         check_given(check_number, prior_mean=self.prior_mean)
         if self.regularization is not None:
             number = check_positive("regularization", self.regularization)
@@ -89,11 +90,16 @@ class ConfidenceSettings:
         check_probability("failure_probability", self.failure_probability)
 
 
-def check_kernel(covar_module: object) -> None:
-    """Raise ``TypeError`` unless ``covar_module`` is a GPyTorch kernel or ``None``."""
+def copied_kernel(covar_module: object) -> Kernel | None:
+    """Return a copy of a GPyTorch kernel, as the user's may be trained later; ``None``: none is given.
+
+    Raises:
+        TypeError: If it is none.
+    """
     if covar_module is not None and not isinstance(covar_module, Kernel):
         got = type(covar_module).__name__
         raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel or None, got {got}")
+    return copy.deepcopy(covar_module)
 
 
 def check_sampler(dictionary: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from functools import wraps
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import ArmSet, Box, Domain, NamedArms, SpaceArms, SpaceBox
+from sparse_bo.domains import Arms, ArmSet, Box, Domain, NamedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import completed
 from sparse_bo.evaluations.job import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.results import (
@@ -217,11 +218,47 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
     if hasattr(where, "__len__") and not len(where):
         raise ValueError(f"expected {kind} inputs, at least one, got none; leave them out")
     check_unmasked(f"{kind} inputs", where)
-    if hasattr(where, "columns") and hasattr(where, "isna"):  # a pandas table
-        where = domain.space.points_of(where) if isinstance(domain, SpaceArms | SpaceBox) else _columns_of(where, domain)
+    table = where if hasattr(where, "columns") and hasattr(where, "isna") else None  # of pandas
+    if table is not None:
+        where = domain.space.points_of(table) if isinstance(domain, SpaceArms | SpaceBox) else _columns_of(table, domain)
     if isinstance(domain, Box) and not isinstance(domain, SpaceBox) and is_plain(where):
         where = cast("Tensor", tensor_of(f"{kind} inputs", where)).to(domain.like)
-    return domain.check(f"{kind} inputs", where)
+    picks = domain.check(f"{kind} inputs", where)
+    if table is not None and isinstance(domain, Arms) and not isinstance(domain, SpaceArms) and not _is_by_name(table, domain):
+        _check_inputs_of_arms(kind, table, domain, picks)
+    return picks
+
+
+def _check_inputs_of_arms(kind: str, table: Any, domain: Arms, picks: Tensor) -> None:
+    """Raise a ``ValueError`` if the inputs that a table has beside the numbers of arms in memory are those of others."""
+    if not isinstance(domain.points, Tensor):
+        return
+    for name, inputs in zip(domain.input_names, domain.inputs(picks).double().cpu().numpy().T, strict=True):
+        if name not in table.columns or getattr(getattr(table[name], "dtype", None), "kind", "") not in "biuf":
+            continue
+        given = table[name].to_numpy(np.float64, na_value=np.nan)
+        rounding = 1e-9 * np.abs(inputs).max()  # as of a share 1 − a − b that is computed again
+        for row in np.flatnonzero(np.abs(given - inputs) > rounding).tolist():
+            if not is_as_written(float(given[row]), float(inputs[row])):
+                raise ValueError(
+                    f"expected {kind} inputs with those of their arms, got {given[row]:g} for {name!r} in row {row}, where arm "
+                    f"{int(picks[row])} has {inputs[row]:g}: arm numbers are rows of the run's own candidates; correct them, "
+                    "or drop the columns of inputs"
+                )
+
+
+def is_as_written(given: float, x: float) -> bool:
+    """Return whether a number may be ``x`` as another program writes it: in float32, or rounded, as 0.13 for 0.125.
+
+    It has two decimals or three digits, at least.
+    """
+    with np.errstate(over="ignore"):
+        if x in (given, float(np.float32(given))):
+            return True
+    ends = (x, x * (1.0 + 4.0 * sys.float_info.epsilon))
+    return any(given == round(end, k) for end in ends for k in range(2, 18)) or any(
+        given == float(f"{end:.{k}g}") for end in ends for k in range(3, 18)
+    )
 
 
 def completed_inputs(
@@ -263,7 +300,7 @@ def input_names_of(arms: Any, outcomes: Outcomes | None) -> list[str]:
     """
     results = ["value"] if outcomes is None else outcomes.names
     found = [*RECORDED, *results, *(f"{name}_sd" for name in results)]
-    given = list(arms.columns) if hasattr(arms, "columns") and hasattr(arms, "to_numpy") else []
+    given = list(arms.columns) if isinstance(arms, Arms) or (hasattr(arms, "columns") and hasattr(arms, "to_numpy")) else []
     if not all(isinstance(name, str) for name in given):
         return []
     for name in given:
@@ -291,10 +328,14 @@ def _check_columns(table: Any, names: Collection[str], outcomes: Sequence[str]) 
         )
 
 
+def _is_by_name(table: Any, domain: Domain) -> bool:
+    """Return whether a table names its arms: a number may be that of another order of the arms."""
+    return isinstance(domain, NamedArms) and "name" in table.columns
+
+
 def _columns_of(table: Any, domain: Domain) -> Any:
     """Return inputs of a run without named parameters (``x1``, … of a box, ``name`` or ``arm``); another table as it is."""
-    by_name = isinstance(domain, NamedArms) and "name" in table.columns  # a number may be that of another order of the arms
-    names = ["name" if by_name else "arm"] if domain.indexed else domain.input_names
+    names = ["name" if _is_by_name(table, domain) else "arm"] if domain.indexed else domain.input_names
     if missing := [name for name in names if name not in table.columns]:
         if not set(names).isdisjoint(str(one).strip().lower() for one in table.columns):
             raise ValueError(f"expected columns {names[0]} to {names[-1]}, got no {missing[0]!r}; name all inputs so, or none")

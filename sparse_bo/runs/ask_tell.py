@@ -180,6 +180,12 @@ class AskTell:
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             settings |= {} if (outcomes := recorded_outcomes(journal)) is None else outcomes.describe()
             with group_of(candidates).checked(ARGUMENTS):
+                columns = arguments.input_names_of(arms, outcomes)
+                if columns and columns != about.get("inputs", columns):
+                    raise ValueError(
+                        f"expected the arms of the run in {journal.path} with the columns {', '.join(about['inputs'])}, got "
+                        f"{', '.join(columns)}; pass the table as it was"
+                    )
                 chosen = policy_of(journal, policy)
             loop = cls(domain, chosen, **settings)
             loop._about |= {name: about[name] for name in ("why", "taken", "arrays", "workers") if name in about}

@@ -70,8 +70,9 @@ def maximize(
         space: Named parameters, instead of ``arms`` and ``bounds``: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
             "kind": Choice("a", "b")}``. At most 20,000 combinations are a finite arm set; otherwise the unit box of the encoded
             columns is searched (:class:`sparse_bo.Space`).
-        arms: ``a x d`` candidates: a tensor, an array or a list; a table, of which the objective gets rows of numbers without
-            the columns' names; or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
+        arms: ``a x d`` candidates: a tensor or an array, which are not copied: leave them as they are during the run; a list; a
+            table, of which the objective gets rows of numbers without the columns' names; or a :class:`sparse_bo.MemmapArms` or
+            :class:`sparse_bo.ProductGrid`.
         names: A name for each arm: in batches, results, report and journal; :meth:`AskTell.add` and ``initial=`` take them.
             Default: the index of a pandas table, if it has distinct texts.
         bounds: Of a box, instead of ``arms``: ``d`` pairs ``(lower, upper)`` in a list or an array, as in SciPy, or a tensor of
@@ -291,7 +292,7 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
         asked = None if run["space"] is None else space_domain(run["space"], run["feasible"]).describe()["space"]
         on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
         several = arguments.checked_outcomes(run["objectives"], run["constraints"], run["reference"], minimize=run["minimize"])
-    loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else run["feasible"], policy=run["policy"])
+    loop = AskTell.resume(storage, arms=run["arms"], feasible=None if on_arms else run["feasible"], policy=run["policy"])
     loop._about["arrays"] = arguments.arrays_of(run["arms"], run["bounds"])
     loop._names = () if several is None else several.names
     try:

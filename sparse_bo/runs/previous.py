@@ -187,15 +187,22 @@ class _RecordedRun(NamedTuple):
         """Return the arms or points of a domain without names, ``None`` for those that are not in it."""
         if "space" in self.about:
             raise ValueError(f"expected a run without named parameters, got {self.path}, which has them; pass space=")
-        if isinstance(domain, Arms) and "arms" in self.about and has_hash(self._whole(domain), self.about["arms_hash"]):
+        names, mine = domain.input_names, self.about.get("inputs") or [f"x{j + 1}" for j in range(domain.dims)]
+        by_name = {*mine} == {*names}  # a table may have them in another order
+        if not by_name and isinstance(domain, Arms) and domain.columns and "inputs" in self.about:
+            raise ValueError(
+                f"expected a run of the inputs {', '.join(names)}, got {self.path} of {', '.join(mine)}; rename the columns of "
+                "the table of arms, or take it out"
+            )
+        alike = "arms" in self.about and (mine == names or not by_name)
+        if alike and isinstance(domain, Arms) and has_hash(self._whole(domain), self.about["arms_hash"]):
             return self._of_one_name(domain, [pick if pick < domain.count else None for pick in self.picks.tolist()])
         if self.picks.ndim == 1 and self.arms is None:
             raise ValueError(f"the arms of the run in {self.path} are not in it, and are not those of this run; take it out")
         X = self.picks if self.arms is None else self.arms[torch.from_numpy(self.picks.copy())].double().numpy()
         if X.shape[1] != domain.dims:
             raise ValueError(f"expected a run of {domain.dims} inputs, got {self.path} of {X.shape[1]}; take it out")
-        if (mine := self.about.get("inputs")) and {*mine} == {*domain.input_names}:  # a table may have them in another order
-            X = X[:, [mine.index(name) for name in domain.input_names]]
+        X = X[:, [mine.index(name) for name in names]] if by_name else X
         if isinstance(domain, Box):
             lower, upper = domain.bounds.double().cpu().numpy()
             slack, here = 1e-6 * (upper - lower), domain.recorded(torch.from_numpy(np.array(X)))  # as Box.check; in its dtype
@@ -284,8 +291,8 @@ def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, An
 
     The other run may have other bounds, arms, choices or parameters, policy, seed and direction. Failed evaluations are taken
     over, too. Observations outside its domain are left out, and so are rows added to several of the runs alike, for each but
-    one. The log, ``AskTell.about["taken"]`` and the report say how many. Arms are found by their inputs: of several equal ones
-    that of the same name, or else the first.
+    one. The log, ``AskTell.about["taken"]`` and the report say how many. Arms are found by their inputs, those of pandas tables
+    by the names of the columns: of several equal ones that of the same name, or else the first.
 
     Args:
         journals: Paths of their journals; runs may still be going on.

@@ -104,7 +104,7 @@ class Result(Report):
             every = "" if outcomes is None else f" with all of {', '.join(outcomes.names)}"
             raise ValueError(f"expected a successful evaluation{every}, got none: there is no best point yet; evaluate more")
         sd = math.nan if self.best_sd is None else self.best_sd
-        x = self.best_x.to("cpu", torch.float64).numpy()
+        x = self.best_x.to("cpu", torch.float64, copy=True).numpy()
         observed: dict[str, float] = {}
         if outcomes is not None:
             Y, X, _ = self._evaluations(outcomes)
@@ -367,8 +367,9 @@ def result_of(state: State, history: History, domain: Domain, *, like: Tensor) -
     report = report_of(state, minimize=history.minimize)
     values = {field.name: getattr(report, field.name) for field in fields(Report)}
     for name, value in values.items():
-        if isinstance(value, Tensor):
-            values[name] = value.to(like if name in ("best_x", "best_observed_x") else like.device)
+        if isinstance(value, Tensor):  # a copy: the state keeps its own
+            dtype = like.dtype if name in ("best_x", "best_observed_x") else value.dtype
+            values[name] = value.to(like.device, dtype, copy=True)
     return Result(**values, history=history, state=state, domain=domain)
 
 

@@ -38,3 +38,9 @@ def test_every_unseen_arm_is_as_likely(q, generator):
     assert counts[[7, 8]].tolist() == [0.0, 0.0]
     share = counts[counts > 0] / (3000 * q)
     assert float((share * 38 - 1).abs().max()) < 0.3  # four standard deviations
+
+
+@pytest.mark.parametrize("columns", [("a", "a"), ("a",), ("a", "b", "c")])
+def test_columns_have_a_name_each(columns):
+    with pytest.raises(ValueError, match="a name for each of 2 columns of arms, all distinct, got 'a'"):
+        Arms(torch.rand(5, 2), columns)

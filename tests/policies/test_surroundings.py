@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from sparse_bo import AskTell, TrustRegion
+from sparse_bo import BBKB, AskTell, TrustRegion
 from sparse_bo.domains import Float, Int
 from sparse_bo.policies import QFFTS, SGPTS, ExpectedImprovement, QFFTSArms, SGPTSArms
 from tests.builders import arms, unit_box
@@ -33,6 +34,27 @@ def test_the_default_dtype_changes_no_pick(domain, name, monkeypatch):
     finally:
         torch.set_default_dtype(before)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "where"),
+    [(BBKB, {"arms": arms(60)}), (BBKB, {"bounds": unit_box(2)}), (ExpectedImprovement, {"arms": arms(60)})],
+    ids=["BBKB, arms", "BBKB, box", "expected improvement"],
+)
+def test_a_policy_keeps_its_kernel_although_the_users_is_trained(policy, where):
+    courses = []
+    for trained in (False, True):
+        kernel = ScaleKernel(RBFKernel())
+        made = policy(covar_module=kernel, initial_design=3)
+        kernel.base_kernel.lengthscale = 9.0 if trained else kernel.base_kernel.lengthscale
+        loop, course = AskTell(policy=made, **where), []
+        for _ in range(8):
+            batch = loop.ask(1)
+            loop.tell(batch.tickets, torch.sin(5.0 * batch.X[:, 0]))
+            kernel.base_kernel.lengthscale = 0.01 if trained else kernel.base_kernel.lengthscale
+            course += batch.X.tolist()
+        courses.append(course)
+    assert courses[0] == courses[1]
 
 
 SMALL = {"a": Int(0, 9), "b": Int(0, 2)}

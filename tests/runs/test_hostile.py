@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, Float, Workers, maximize
+from sparse_bo import AskTell, Float, ProductGrid, Workers, maximize
 from sparse_bo.errors import (
     ContradictionError,
     ObjectiveError,
@@ -56,6 +56,33 @@ def test_an_objective_may_write_into_what_it_is_given(where, call_with, arrays, 
     with AskTell.resume(storage) as again:
         assert again.history.points == honest.history.points
         assert again.history.column("values") == honest.history.column("values")
+
+
+@pytest.mark.parametrize("where", [{"arms": torch.rand(20, 2, dtype=torch.float64)}, {"bounds": [(0.0, 1.0)] * 2}])
+@pytest.mark.parametrize("objectives", [None, {"a": "max", "b": "max"}])
+def test_a_user_may_write_into_a_result(where, objectives):
+    loop = AskTell(**where, objectives=objectives)
+    for _ in range(8):
+        batch = loop.ask(1)
+        loop.tell(batch.tickets, batch.X[:, 0] if objectives is None else batch.X)
+    names = ("best_x", "best_observed_x") if objectives is None else ("front", "estimates", "reference")
+    result = loop.result()
+    before = [getattr(result, name).clone() for name in names]
+    for name in names:
+        getattr(result, name).mul_(7)
+    if objectives is None:
+        best = loop.result().best
+        best.x[:] = 7.0
+    after = loop.result()
+    assert all(torch.equal(getattr(after, name), value) for name, value in zip(names, before, strict=True))
+
+
+@pytest.mark.parametrize("domain", [lambda corners: {"bounds": corners}, lambda corners: {"arms": ProductGrid([*corners.T])}])
+def test_boxes_and_grids_stay_as_they_were_although_their_tensors_change(domain):
+    corners = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    loop = AskTell(**domain(corners))
+    corners += 5.0
+    assert float(loop.ask(1).X.max()) <= 1.0
 
 
 def test_what_is_out_is_reissued_as_it_was_handed_out():

@@ -98,8 +98,8 @@ def test_a_table_of_results_gives_them_to_the_arms_of_its_names():
     given = {"arms": torch.tensor([[2.0], [1.0], [0.0]]).double(), "policy": RandomSearch()}
     initial = (table, table["value"])
     assert AskTell(**given, names=["c", "b", "a"], initial=initial).history.names == ["b", "a"]
-    assert AskTell(**given, initial=initial).history.indices == [1, 0]
-    by_row = (table.drop(columns="name"), table["value"])
+    by_row = (table.drop(columns=["name", "x1"]), table["value"])
+    assert AskTell(**given, initial=by_row).history.indices == [1, 0]
     assert AskTell(**given, names=["c", "b", "a"], initial=by_row).history.names == ["b", "c"]
 
 

@@ -154,9 +154,30 @@ def test_arms_of_tables_are_found_by_the_names_of_their_columns(tmp_path):
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame([(a, b) for a in range(4) for b in range(4)], columns=["resin", "filler"])  # either order is there
     recorded(tmp_path / "a.journal", lambda X: 10.0 * X[:, 0] + X[:, 1], arms=table, vectorized=True)
-    loop = AskTell(table[["filler", "resin"]], RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
-    found = loop.result().to_pandas()
-    assert found["value"].tolist() == (10.0 * found["resin"] + found["filler"]).tolist()
+    swapped = table.set_axis(["filler", "resin"], axis=1)  # other inputs, the same numbers
+    for candidates in (table[["filler", "resin"]], swapped):
+        loop = AskTell(candidates, RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
+        found = loop.result().to_pandas()
+        assert found["value"].tolist() == (10.0 * found["resin"] + found["filler"]).tolist()
+    with AskTell(bounds=[(0.0, 3.0)] * 2, policy=RandomSearch(), storage=tmp_path / "box.journal") as box:
+        box.add([[1.0, 2.0]], [12.0])
+    numbered = AskTell(table.set_axis(["x2", "x1"], axis=1), initial=observations_of(tmp_path / "box.journal"))
+    assert numbered.result().best.parameters == {"x2": 2.0, "x1": 1.0}
+    other = table.rename(columns={"filler": "hours"})
+    with pytest.raises(ValueError, match="expected a run of the inputs resin, hours, got .* of resin, filler; rename"):
+        AskTell(other, RandomSearch(), initial=observations_of(tmp_path / "a.journal"))
+
+
+@pytest.mark.parametrize("columns", [["filler", "resin"], ["resin", "hours"]])
+def test_a_run_is_not_resumed_with_a_table_of_other_inputs(columns, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame([(a, b) for a in range(4) for b in range(4)], columns=["resin", "filler"], dtype=float)
+    recorded(tmp_path / "a.journal", arms=table)
+    other = table.set_axis(columns, axis=1)
+    for resumed in (AskTell.resume, lambda path, arms: recorded(path, arms=arms, resume=True)):
+        with pytest.raises(ValueError, match="with the columns resin, filler, got"):
+            resumed(tmp_path / "a.journal", arms=other)
+    AskTell.resume(tmp_path / "a.journal", arms=table.to_numpy()).close()
 
 
 def test_a_resume_with_the_same_call_goes_on(tmp_path):

@@ -90,7 +90,8 @@ class ArmModel:
         rows = at[torch.isin(at, before) | (at > before.max())]
         if len(rows) > most:
             learned = self.fitted.learned if nearby else None
-            rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, learned=learned, most=int(ROOM * most))]
+            room = int(ROOM * most) or 1
+            rows = at[known_rows(unit[told[at]], ranking[at], centre=centre, learned=learned, most=room)]
         warp = self.fitted.warp
         counts = seen.worth(rows, warp, self.fitted.learned)
         sweep = self.sweep.updated(unit, warp(seen.values[rows]), counts, support=told[rows])
@@ -134,7 +135,7 @@ def learned_model(
         news = bool((seen.rows >= before.learned_at).any()) if seen.exact else n > before.learned_at  # repeats show noise
         if not (grown and news):
             return before.after(unit, told, seen, ranking=ranking, centre=centre, most=most, nearby=kernel is None)
-    most = most if len(seen.rows) <= most else int(ROOM * most)
+    most = most if len(seen.rows) <= most else int(ROOM * most) or 1
     start = before if kernel is None else None
     fitted = fitted_region(
         unit[told],

@@ -28,7 +28,7 @@ from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, sized, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, as_arms
-from sparse_bo.policies.settings import SweepSettings, check_kernel
+from sparse_bo.policies.settings import SweepSettings, copied_kernel
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, with_sds
 from sparse_bo.policies.trust_region.region import ImprovementSettings, OneOutcome
@@ -175,10 +175,10 @@ class ExpectedImprovement(ImprovementSettings):
 
     Attributes:
         covar_module: Any GPyTorch kernel without batch shape, of the arms as they are (fingerprints of molecules under a
-            Tanimoto kernel, say). Its hyper-parameters stay as they are; scale, mean, noise and warping are learned. ``None``:
-            a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube. Columns
-            over decades (doses, concentrations, counts) are known by their logarithms, and such with a few numbers far from
-            the others (−999 for a missing one) as ``asinh`` (docs/decisions/181).
+            Tanimoto kernel, say); a copy of it. Its hyper-parameters stay; scale, mean, noise and warping are learned.
+            ``None``: a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube.
+            Columns over decades (doses, concentrations, counts) are known by their logarithms, and such with a few numbers far
+            from the others (−999 for a missing one) as ``asinh`` (docs/decisions/181).
         repeats: Whether an arm may be evaluated again. ``False`` (one of each candidate): no arm is, not even a failed one, and
             the run ends once all have been evaluated.
 
@@ -196,7 +196,7 @@ class ExpectedImprovement(ImprovementSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kernel(self.covar_module)
+        object.__setattr__(self, "covar_module", copied_kernel(self.covar_module))
         check_flag("repeats", self.repeats)
 
     def design_size(self, inputs: int) -> int:

@@ -103,7 +103,7 @@ class OutcomeModels(State):
         (docs/decisions/184).
         """
         left = super().design_left(size, batch=batch)
-        if self.outcomes.only is not None or self.pulls >= 2 * size:
+        if self.outcomes.only is not None or super().design_left(2 * size) <= 0:
             return left
         return batch if left <= 0 < batch and not self._constant.isdisjoint(self.outcomes.objectives) else left
 

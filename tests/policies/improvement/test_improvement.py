@@ -501,9 +501,9 @@ def test_numbers_far_from_the_others_leave_these_apart(missing, most):
     assert y[result.best_index] == y.max()
 
 
-@pytest.mark.parametrize("missing", [-999.0, 99_999.0])
+@pytest.mark.parametrize("missing", [[-999.0], [99_999.0], [-999.0, -997.0], [99_999.0, 99_997.0]])
 def test_two_values_stay_apart_beside_missing_ones(missing):
-    X = torch.tensor([0.0, 1.0, missing]).double().repeat(20).unsqueeze(-1)
+    X = torch.tensor([0.0, 1.0, *missing]).double().repeat(20).unsqueeze(-1)
     known = modelled_arms(Arms(X), X)
     assert float((known[0] - known[1]).abs()) > 0.1
 
@@ -564,3 +564,10 @@ def test_failures_of_low_doses_speak_against_low_doses(several):
     low, high = refused[(X[:, 0] < 0.003)], refused[(X[:, 0] > 0.4) & (X[:, 0] < 5.0)]
     assert low.double().mean() > 0.9
     assert not high.any()
+
+
+def test_a_model_may_know_a_single_arm():
+    X = torch.rand(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    policy = ExpectedImprovement(model_size=1, initial_design=4, batch_size=3)
+    result = maximize(lambda X: -(X - 0.4).square().sum(dim=-1), arms=X, policy=policy, budget=20)
+    assert len(result.state.surrogate.rows) == 1

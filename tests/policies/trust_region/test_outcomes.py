@@ -7,7 +7,7 @@ import pytest
 import torch
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 
-from sparse_bo import optimize
+from sparse_bo import AskTell, optimize
 from sparse_bo.domains import Box, Float, Int, space_domain
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume
 from sparse_bo.policies import TrustRegion, Wait
@@ -225,6 +225,16 @@ def test_the_design_is_up_to_twice_as_long_while_one_of_several_objectives_is_co
         design = mechanism.box.design(4, start=n, generator=torch.Generator().manual_seed(0))
         assert torch.equal(asked(mechanism, state).picks, design) == designing
     assert told(TWO, pair, 6, policy=policy)[1].fitted
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+def test_failures_count_in_the_longer_design_of_a_constant_objective():
+    loop = AskTell(bounds=[(0.0, 1.0)] * 2, policy=TrustRegion(initial_design=6), objectives={"a": "max", "b": "max"})
+    for k in range(12):
+        assert loop.state.fitted == ()
+        batch = loop.ask(1)
+        loop.tell(batch.tickets, [(0.0, float(batch.X[0, 0])) if k % 2 else math.nan])
+    assert loop.state.fitted
 
 
 def test_without_a_feasible_point_the_least_violation_is_sought_and_reported():
