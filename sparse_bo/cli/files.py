@@ -230,11 +230,14 @@ def add(options: Namespace) -> None:
     seen, new, alike = recorded.evaluations, dict.fromkeys(filled), dict[str, list[int]]()
     for row in filled:
         alike.setdefault(str([float(y) for y in _numbers(results[row])]), []).append(row)
-    added = np.flatnonzero(seen.added).tolist()
+    added, late = np.flatnonzero(seen.added).tolist(), 0
     for ticket, point in zip(added, columns.recorded(seen.picks[added].tolist()), strict=True):
+        without_sd = seen.sds is None or bool(np.isnan(seen.sds[ticket]).all())
         for row in alike.get(str(np.ravel(seen.values[ticket]).tolist()), []):
-            if row in new and _has_result(seen, ticket, results[row]) and not columns.differ(points[row], point):
+            same = without_sd or _has_result(seen, ticket, results[row])
+            if row in new and same and not columns.differ(points[row], point):
                 del new[row]
+                late += without_sd and any(isinstance(y, Measured) for y in _numbers(results[row]))
                 break
     with _by_files(options, recorded.about, [file.lines[row] for row in new]) as loop:
         if new:
@@ -243,6 +246,7 @@ def add(options: Namespace) -> None:
             loop.add([points[row] for row in new], told)
         asked = loop.asked
     again = f"; {_were(len(filled) - len(new))} added before" if len(new) < len(filled) else ""
+    again += f", {late:,} without standard deviations: results do not change, `create` another journal for them" if late else ""
     say(f"added {len(new):,} result{'s' * (len(new) != 1)}{again}")
     say(f"next: {_next(options.storage, recorded.about, asked)}")
     _say_left_out(left_out)

@@ -260,7 +260,10 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
         counts = {name: len(column) for name, column in zip(names, columns, strict=True)}
         wrong = [f"{count} of {name}" for name, count in counts.items() if count != len(tickets)]
         if wrong:
-            raise ValueError(f"expected {len(tickets)} values of each outcome, one for each ticket, got {', '.join(wrong)}")
+            raise ValueError(
+                f"expected {len(tickets)} values of each outcome, one for each ticket, got {', '.join(wrong)}; outcomes with "
+                f"standard deviations are a list with a dictionary for each ticket: [{{{names[0]!r}: (value, sd), …}}]"
+            )
         rows: list[Any] = list(zip(*columns, strict=True))
     else:
         if isinstance(y, (str, bytes)) or not (isinstance(y, Sequence) or hasattr(y, "tolist")):
@@ -322,7 +325,7 @@ def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
 
         got = ", ".join(map(repr, row)) or "none"
         others = [name for name in row if isinstance(name, str) and name not in names]
-        fix = nearest(missing[0], others)
+        fix = next(filter(None, (nearest(name, missing) for name in others)), "")
         fix += " The names of the run and of its results have to agree" if fix else ""
         raise ValueError(
             f"expected a value of every outcome ({', '.join(names)}), got none of {', '.join(missing)} among {got}"

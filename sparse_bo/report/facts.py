@@ -60,14 +60,15 @@ def facts(view: RunView) -> dict[str, str]:
 def outcome_facts(view: RunView, outcomes: OutcomeColumns) -> dict[str, str]:
     """Return the facts about several outcomes of at least one evaluation, by name."""
     n, feasible = len(outcomes.feasible), int(outcomes.feasible.sum())
-    lines = {"feasible": f"{feasible:,} of {n:,} evaluations"}
+    lines = {"feasible": f"{feasible:,} of {n:,} evaluations"} if outcomes.limits else {}
     lines["missing"] = ", ".join(f"{name} in {count:,}" for name, count in missing_counts(outcomes).items())
     if not feasible:
         lines["best"] = nothing_feasible(outcomes)
     elif outcomes.only is not None:
         value = view.best_mean if view.best_mean is not None else best_outcomes(outcomes)[outcomes.only]
         observed = "as observed" if outcomes.observed else ""
-        lines["best feasible"] = "; ".join(filter(None, [outcomes.text(outcomes.only, value), interval(view), observed]))
+        best = "; ".join(filter(None, [outcomes.text(outcomes.only, value), interval(view), observed]))
+        lines["best feasible" if outcomes.limits else "best"] = best
         others = {name: value for name, value in best_outcomes(outcomes).items() if name != outcomes.only}
         lines["with"] = ", ".join(f"{name} = {outcomes.text(name, value)}" for name, value in others.items())
         lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
@@ -387,14 +388,14 @@ def drifting(score: float, what: str = "objective") -> Iterator[Advice]:
 def _progress(view: RunView) -> Iterator[Advice]:
     if view.outcomes is not None:
         n, entered = len(view.outcomes.feasible), np.flatnonzero(view.outcomes.entered)
-        if n >= 5 * FEWEST and len(entered) and entered[-1] < n // 4:
+        if n - view.added >= 5 * FEWEST and len(entered) and entered[-1] < n // 4:
             better = "no later one was better" if view.outcomes.only else "the front has not changed since"
             yield Advice(f"The last improvement is evaluation {entered[-1] + 1:,} of {n:,}: {better}.", STOP)
         return
     good = view.merit[np.isfinite(view.merit)]
     if len(good) >= FEWEST and good.min() == good.max():
         yield Advice("All results are equal.", "Check that the objective uses its input; if it does, search another range.")
-    elif len(good) >= 5 * FEWEST and (where := int(good.argmax())) < len(good) // 4:
+    elif len(good) - view.added >= 5 * FEWEST and (where := int(good.argmax())) < len(good) // 4:
         extreme = "lowest" if view.minimize else "highest"
         yield Advice(f"The {extreme} result is number {where + 1:,} of {len(good):,}: nothing better has come since.", STOP)
 

@@ -68,7 +68,8 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
     several, value, point = view.outcomes, view.best_mean, [*facts.best_point(view, 40).items()]
     below = [] if value is None else [facts.interval(view)]
     if several is not None and not several.failed.all():
-        share = f"{int(several.feasible.sum()):,} of {len(several.feasible):,} evaluations are feasible."
+        count, n = int(several.feasible.sum()), len(several.feasible)
+        share = [f"{count:,} of {n:,} evaluations are feasible."] if several.limits else []
         measured = facts.best_outcomes(several)
         point = (
             [*((name, several.text(name, y, 5)) for name, y in measured.items()), *point] if several.only is not None else []
@@ -76,13 +77,13 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
         if not several.feasible.any():
             return "No feasible evaluation yet.", [facts.nothing_feasible(several)], point
         if several.only is None and not several.front:
-            return "No front yet.", [f"It is {facts.front_facts(several)['front']}.", share], point
+            return "No front yet.", [f"It is {facts.front_facts(several)['front']}.", *share], point
         if several.only is None:
             front = [f"{name}: {text}" for name, text in facts.front_facts(several).items() if name != "hypervolume"]
-            return f"hypervolume {number(several.hypervolume, 6)}", [f"Beyond {facts.origin(several)}.", share, *front], point
+            return f"hypervolume {number(several.hypervolume, 6)}", [f"Beyond {facts.origin(several)}.", *share, *front], point
         return (
             f"{several.only} {several.text(several.only, measured[several.only] if value is None else value, 6)}",
-            [*below, share],
+            [*below, *share],
             point,
         )
     if value is None:

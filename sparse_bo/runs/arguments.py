@@ -368,9 +368,8 @@ def checked_observations(
     y = y if outcomes is not None else only_column(y)
     if outcomes is None and hasattr(y, "columns") and hasattr(y, "to_dict"):
         names = ", ".join(map(str, y.columns))
-        raise TypeError(
-            f"expected {kind} values as one column, got a table of {names}; pass one of them: table[{y.columns[-1]!r}]"
-        )
+        own = [name for name in y.columns if not str(name).endswith("_sd")] or y.columns
+        raise TypeError(f"expected {kind} values as one column, got a table of {names}; pass one of them: table[{own[-1]!r}]")
     _check_ordered(f"{kind} values", y)
     check_unmasked(f"{kind} values", y)
     picks = checked_inputs(kind, where, domain) if picks is None else picks

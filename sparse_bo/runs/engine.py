@@ -239,9 +239,10 @@ class Engine:
     def check_noise(self, values: Iterable[Value]) -> None:
         """Raise a ``TypeError`` if the noise of a result is known, and the policy cannot use that."""
         if not isinstance(self.mechanism, BatchMechanism) and has_sds(values):
+            other = "ExpectedImprovement" if self.domain.indexed else "TrustRegion"
             raise TypeError(
                 f"policy {self.policy.name!r} takes results without standard deviations, as all have the same noise, got a "
-                "sparse_bo.Measured; tell its value alone, or use TrustRegion on boxes and ExpectedImprovement over arms"
+                f"sparse_bo.Measured; begin the run with policy=sparse_bo.policies.{other}(), or tell its value alone"
             )
 
     def move(self, where: tuple[list[int], NDArray[Any]]) -> None:

@@ -228,6 +228,19 @@ def test_what_was_told_cannot_be_changed_by_its_file(lab, column, cell):
     assert journal.read_bytes() == before
 
 
+def test_results_do_not_count_twice_because_their_noise_became_known(lab):
+    journal = lab()
+    row = {"temperature": "50.5", "hours": "4", "solvent": "DMF", "grade": "2", "value": "1.5"}
+    rows = [row, row | {"hours": "5"}]
+    write("colleague.csv", rows)
+    assert invoke("add", "lab.journal", "colleague.csv").stdout.startswith("added 2 results\n")
+    before = journal.read_bytes()
+    write("colleague.csv", [one | {"value_sd": "0.1"} for one in rows])
+    done = invoke("add", "lab.journal", "colleague.csv")
+    assert done.stdout.startswith("added 0 results; 2 were added before, 2 without standard deviations: results do not change")
+    assert journal.read_bytes() == before
+
+
 def test_a_file_of_results_can_be_added_again(lab):
     journal = lab()
     row = {"temperature": "50.5", "hours": "4", "solvent": "DMF", "grade": "2", "value": "1.5", "value_sd": "0.1"}

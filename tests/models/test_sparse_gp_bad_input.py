@@ -63,6 +63,13 @@ def test_whole_numbers_are_refused_with_what_to_do(dtype):
             make_sparse(*train)
 
 
+def test_a_table_is_refused_with_code_that_makes_it_a_tensor():
+    table = pytest.importorskip("pandas").DataFrame({"x": [0.1, 0.2, 0.4], "y": [1, 2, 4]})
+    with pytest.raises(TypeError, match=r"got DataFrame; use torch.tensor\(train_X.to_numpy\(float\)\)$"):
+        SparseGP(table[["x"]], table[["y"]])
+    SparseGP(*(torch.tensor(columns.to_numpy(float)) for columns in (table[["x"]], table[["y"]])))
+
+
 @pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
 def test_wrong_points_raise_what_the_exact_model_raises(options):
     for model in (pair("plain")[0], pair("plain", **options)[1]):

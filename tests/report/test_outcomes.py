@@ -194,9 +194,17 @@ def test_advice_is_given_where_there_is_reason(rows, expected):
     assert found[0].remedy.endswith(".")
 
 
+def test_without_limits_nothing_is_called_feasible():
+    given = seen(Outcomes.of({"yield": "max"}, {}), results(m=1))
+    assert {"feasible", "best feasible"}.isdisjoint(facts(given))
+    assert "best" in facts(given)
+    assert "evaluations are feasible" not in run_page(given)
+
+
 def test_a_run_without_a_reason_gets_no_advice():
     rows = [(0.01 * k, 1.0 + 0.02 * (k * 7 % 5), 0.3 + 0.001 * k) for k in range(150)]
     assert advice_of(seen(rows=rows)) == []
+    assert advice_of(seen(rows=[(9.0, 0.0, 0.0), *rows], added=100)) == []  # in an order of the user's
 
 
 def test_trade_offs_show_every_pair_and_connect_the_front_of_two():

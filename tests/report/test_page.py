@@ -269,6 +269,7 @@ def test_warnings_are_given_where_there_is_reason(changes, expected):
         assert advice_of(given) == []
         assert advice_of(view(residuals=np.random.default_rng(1).standard_normal(100))) == []
         assert advice_of(view(residuals=np.full(19, 9.0))) == []  # too few
+        assert advice_of(view(values=np.r_[9.0, np.zeros(199)], added=150)) == []  # of an order of the user's
     else:
         assert [one for one in advice_of(given) if expected in one.warning and one.remedy.endswith((".", ")"))]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, AskTell, Choice, Float, History, Measured, Storage, maximize, minimize, observations_of, optimize
+from sparse_bo.policies import ExpectedImprovement
 from sparse_bo.runs import read_run
 from sparse_bo.runs.view import view_of
 from tests.builders import unit_box
@@ -73,7 +74,7 @@ def test_policies_of_one_noise_refuse_before_anything_is_recorded(tmp_path):
         size = (tmp_path / "run.journal").stat().st_size
         with pytest.raises(TypeError, match="policy 'bbkb' takes results without standard deviations"):
             loop.tell(batch.tickets, [Measured(1.0, 0.1), 2.0])
-        with pytest.raises(TypeError, match="use TrustRegion on boxes and ExpectedImprovement over arms"):
+        with pytest.raises(TypeError, match=r"begin the run with policy=sparse_bo.policies.TrustRegion\(\), or"):
             loop.add([[0.5]], [Measured(1.0, 0.1)])
         assert loop.pending == batch.tickets
         assert (tmp_path / "run.journal").stat().st_size == size
@@ -81,6 +82,10 @@ def test_policies_of_one_noise_refuse_before_anything_is_recorded(tmp_path):
     with pytest.raises(TypeError, match="takes results without standard deviations"):
         AskTell(bounds=LINE, policy=BBKB(), initial=([[0.5]], [Measured(1.0, 0.1)]), storage=tmp_path / "other.journal")
     assert not (tmp_path / "other.journal").exists()
+    arms = torch.rand(20_000, 1, dtype=torch.float64)  # in a long run over arms the default is none for known noise
+    with pytest.raises(TypeError, match=r"begin the run with policy=sparse_bo.policies.ExpectedImprovement\(\), or"):
+        AskTell(arms, initial=([3], [Measured(1.0, 0.1)]))
+    AskTell(arms, ExpectedImprovement(), initial=([3], [Measured(1.0, 0.1)]))
 
 
 @pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["snapshots", "replay"])

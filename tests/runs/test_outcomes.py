@@ -176,7 +176,7 @@ def test_missing_outcomes_are_missing_and_failed_ones_fail():
 
 WRONG = [
     ({"yield": 1.0, "cost": 2.0}, ValueError, "none of impurity among 'yield', 'cost'; return nan"),
-    ({"yield": 1.0, "cost": 2.0, "impurities": 0.0}, ValueError, r"did you mean 'impurities'\? The names of the run"),
+    ({"yield": 1.0, "cost": 2.0, "impurities": 0.0}, ValueError, r"did you mean 'impurity'\? The names of the run"),
     ({"yield": 1.0, "cost": math.inf, "impurity": 0.0}, ValueError, "finite value of 'cost'"),
     ({"yield": 1.0, "cost": "2", "impurity": 0.0}, TypeError, "real number for the outcome 'cost', got '2'"),
     ([1.0, 2.0], ValueError, r"expected 3 outcomes \(yield, cost, impurity\), got \[1.0, 2.0\]"),
@@ -399,6 +399,8 @@ def test_observations_are_added_and_taken_over_by_name(tmp_path):
     with AskTell(bounds=BOX, objectives=OBJECTIVES, constraints=CONSTRAINTS, policy=Scatter(), storage=before) as loop:
         loop.add([[0.1, 0.2], [0.3, 0.4]], [{"yield": 1.0, "cost": math.nan, "impurity": 0.2}, (2.0, 0.5, 0.3)])
         batch = loop.ask()
+        with pytest.raises(ValueError, match=r"got 2 of yield; .* for each ticket: \[{'yield': \(value, sd\)"):
+            loop.tell(batch.tickets[:1], {"yield": (3.0, 0.1), "cost": 0.1, "impurity": 0.4})
         loop.tell(batch.tickets, {"yield": [3.0, 4.0, 5.0], "cost": [0.1, 0.2, 0.3], "impurity": [0.4] * 3})
         with pytest.raises(ValueError, match="at least one outcome of every added observation, got none in row 0"):
             loop.add([[0.5, 0.5]], [math.nan])

@@ -364,6 +364,8 @@ def test_a_table_of_one_column_is_its_column():
     X, bounds = ROWS[:2] / 9.0, [(0.0, 1.0)] * 3
     with pytest.raises(TypeError, match=r"one column, got a table of x1, value; pass one of them: table\['value'\]$"):
         AskTell(bounds=bounds, initial=(X, table))
+    with pytest.raises(TypeError, match=r"got a table of x1, value, value_sd; pass one of them: table\['value'\]$"):
+        AskTell(bounds=bounds, initial=(X, table.assign(value_sd=0.1)))
     assert AskTell(bounds=bounds, initial=(X, table["value"])).history.rows[0].values == [0.5, 3.0]  # the advice, followed
     loop = AskTell(bounds=bounds, initial=(X, table[["value"]]))
     loop.add(X[:1], table[["value"]][:1])

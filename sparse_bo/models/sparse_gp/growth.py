@@ -210,7 +210,10 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
     for part in ("covar_module", "mean_module", "likelihood", "input_transform", "outcome_transform"):
         ours, theirs = (str(getattr(each, part, None)) for each in (model, previous))
         if ours != theirs:
-            raise ValueError(f"expected previous to have the same {part}; got {theirs}, and {ours} here; leave previous out")
+            raise ValueError(
+                f"expected previous to have the same {part}; got {theirs}, and {ours} here; pass the same one, or leave "
+                "previous out"
+            )
     if not same_parameters(previous, model):
         raise ValueError("expected previous to have the same parameters in the same shapes; leave previous out")
     if previous.data_noise_factor is not None:

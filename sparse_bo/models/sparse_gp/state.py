@@ -169,7 +169,8 @@ def check_training_data(standardized: bool = False, noise: Tensor | None = None,
     """
     for name, given in data.items():
         if not isinstance(given, Tensor):
-            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")
+            fix = f"torch.tensor({name}.to_numpy(float))" if hasattr(given, "to_numpy") else "torch.as_tensor(...)"
+            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use {fix}")
     dtypes = {given.dtype for given in data.values()}
     for dtype in dtypes:
         unfit = torch.finfo(dtype).bits < 32 if dtype.is_floating_point else len(dtypes) == 1  # no 16-bit factor in PyTorch
