@@ -12,7 +12,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import DictionarySettings, LearningSettings, RefinementSettings, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.prior import stationary_parts
-from sparse_bo.models.sparse_gp.refinement import euclidean, kernel_distances, last_groups
+from sparse_bo.models.sparse_gp.refinement import density_given, euclidean, kernel_distances, last_groups, neighbours
 from sparse_bo.models.sparse_gp.training import TrainingCovariance
 from tests.models.sparse_problems import make_sparse
 
@@ -115,6 +115,42 @@ def test_neighbourhoods_see_what_random_points_take_for_noise(scale):
         found.append(float(model.likelihood.noise.detach() * model.outcome_transform.stdvs.square()) ** 0.5)
     assert found[0] == pytest.approx(0.1, rel=0.2)
     assert found[1] > 0.5
+
+
+def test_neighbourhoods_count_only_where_results_are_predicted_better(scale):
+    """The level of a smooth function is far from its mean in most neighbourhoods, which says nothing of its lengthscales."""
+    g = torch.Generator().manual_seed(3)
+    X = torch.rand(3000, 8, generator=g, dtype=torch.float64)
+    Y = (X - 0.5).square().sum(dim=-1, keepdim=True)
+    Y = Y / Y.std() + 0.05 * torch.randn(3000, 1, generator=g, dtype=torch.float64)
+    found = []
+    for work in (1.0, 0.0):
+        scale(learning={"coarse": 400, "coarse_from": 800, "subset": 1040}, refinement={"work": work})
+        model = fitted(make_sparse(X, Y, max_dictionary=1000))
+        found.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_densities_given_neighbours_are_those_of_dense_algebra(outputs, device):
+    X, Y = (part.to(device) for part in data(outputs))
+    model = make_sparse(X, Y).train()
+    settings, generator = RefinementSettings(predicted=7), torch.Generator().manual_seed(0)
+    rows, nearest = neighbours(X, N, size=9, generator=generator, settings=settings)
+    assert not bool((nearest == rows.unsqueeze(-1)).any())
+    apart = torch.cdist(X[rows], X).sort(dim=-1).indices[:, 1:10]
+    assert torch.equal(nearest.sort(dim=-1).values, apart.sort(dim=-1).values)
+    found, expected = density_given(model, rows, nearest), torch.zeros(7, dtype=torch.float64)
+    with torch.no_grad():
+        K, noise = model.covar_module(X).to_dense(), model.likelihood.noise.reshape(outputs, 1, 1)
+        K = (K + noise * torch.eye(N, dtype=torch.float64, device=device)).reshape(outputs, N, N).cpu()
+        y = (model.train_targets - model.mean_module(X)).reshape(outputs, N).cpu()
+    for k, (row, near) in enumerate(zip(rows.tolist(), nearest.cpu(), strict=True)):
+        for own, z in zip(K, y, strict=True):
+            weights = torch.linalg.solve(own[near][:, near], own[near, row])
+            variance = own[row, row] - weights @ own[near, row]
+            expected[k] -= 0.5 * (z[row] - weights @ z[near]).square() / variance + 0.5 * variance.log()
+    torch.testing.assert_close(found.cpu(), expected)
 
 
 @pytest.mark.parametrize(

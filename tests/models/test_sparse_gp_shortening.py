@@ -114,7 +114,10 @@ def with_neighbourhoods(scale):
 @pytest.mark.usefixtures("with_neighbourhoods")
 @pytest.mark.parametrize(("cap", "asked"), [(100, True), (14, False)], ids=["dense", "more than the dictionary can hold"])
 def test_a_fit_asks_where_the_dictionary_can_hold_the_data(cap, asked, caplog):
-    model = make_sparse(*data(), max_dictionary=cap)
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(150, 2, generator=g, dtype=torch.float64)
+    Y = torch.sin(12 * X[:, :1]) + torch.cos(5 * X[:, 1:]) + 0.05 * torch.randn(150, 1, generator=g, dtype=torch.float64)
+    model = make_sparse(X, Y, max_dictionary=cap)
     with caplog.at_level(logging.DEBUG, logger="sparse_bo"):
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert ("lengthscales times" in caplog.text) is asked

@@ -11,6 +11,7 @@ starts at the lengthscale that they show. With ``robust=True`` outlying rows are
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,13 +31,17 @@ from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictio
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import lengthscale_module, standardize_again, stationary_parts
 from sparse_bo.models.sparse_gp.refinement import (
+    Distances,
     RefinementSettings,
     Residuals,
     autocorrelation,
+    density_given,
+    euclidean,
     kernel_distances,
     large_residuals,
     last_groups,
     neighbour_correlation,
+    neighbours,
     outlier_scores,
     residuals_given,
     shorten,
@@ -283,17 +288,32 @@ class Learner:
     def groups(self, model: Any, rows: Tensor) -> Tensor | None:
         """Return the groups of rows of the last steps; ``None`` if their gain would not justify their cost."""
         batch = model.train_targets.shape[:-1].numel()
+        Z, distances = self._scaled(model)
+        if self.likelihood(Z.shape[-2]) != "subset" or Z.dim() > 2:
+            return None
+        return last_groups(
+            rows,
+            Z,
+            model.rule.most_points(len(Z), batch),
+            batch=batch,
+            generator=self.generator(),
+            settings=self.settings.refinement,
+            distances=distances,
+            autograd=stationary_parts(model.prior_kernel) is None,
+        )
+
+    def neighbours(self, model: Any, size: int) -> tuple[Tensor, Tensor]:
+        """Return some rows, ``r``, and the nearest others of each, ``r x size``, to tell whether last steps were an advance."""
+        Z, distances = self._scaled(model)
+        most, settings = model.rule.most_points(len(Z), model.train_targets.shape[:-1].numel()), self.settings.refinement
+        return neighbours(Z, most, size=size, generator=self.generator(), settings=settings, distances=distances)
+
+    def _scaled(self, model: Any) -> tuple[Tensor, Distances]:
+        """Return all inputs, transformed, over their lengthscales if the kernel has such, and the distances between them."""
         with torch.no_grad():  # in training mode a model's inputs are not transformed
             X = data_points(model.transform_inputs(model.train_inputs[0]).detach())
-        n, kernel = X.shape[-2], model.prior_kernel
-        if self.likelihood(n) != "subset" or X.dim() > 2:
-            return None
-        most = model.rule.most_points(n, batch)
-        options = {"batch": batch, "generator": self.generator(), "settings": self.settings.refinement}
-        parts = stationary_parts(kernel)
-        if parts is None:
-            return last_groups(rows, X, most, distances=kernel_distances(kernel), autograd=True, **options)
-        return last_groups(rows, parts.scaled(X), most, **options)
+        parts = stationary_parts(model.prior_kernel)
+        return (X, kernel_distances(model.prior_kernel)) if parts is None else (parts.scaled(X), euclidean)
 
     @contextmanager
     def learning_from(self, rows: Tensor) -> Iterator[None]:
@@ -340,7 +360,16 @@ def coarse_to_fine(
     groups = learner.groups(model, rows)
     if groups is None:
         return found
-    found = search.refined(rows, groups, gain=at.refinement.gain, steps=steps)
+    before, near = parameters_of(model), learner.neighbours(model, groups.shape[-1] // 2)
+    density = density_given(model, *near)
+    finer = search.refined(rows, groups, gain=at.refinement.gain, steps=steps)
+    gain = density_given(model, *near) - density
+    error = float(gain.std()) / math.sqrt(len(gain))
+    _LOGGER.debug("neighbourhoods: log density of a result given others %+.4g ± %.4g", float(gain.mean()), error)
+    if not float(gain.mean()) > error:
+        set_parameters(model, before)
+        return found
+    found = finer
     most = model.rule.most_points(n, batch)
     if n <= at.refinement.density * most:
         shorten(model, size=most, generator=learner.generator(), settings=at.refinement)

@@ -7,7 +7,10 @@ are not. The learned noise does not count: bad observations raise it.
 *Neighbourhoods.* Random points of many data lie far apart: a search over them mistakes finer structure for noise, so
 lengthscales come out too long. The sum of the log-likelihoods of some neighbourhoods, taken as independent, is a composite
 likelihood (Varin, Reid & Firth 2011) whose terms are exact. The random points remain terms of it, for large distances and for
-the mean (Caragea & Smith 2007). Many small neighbourhoods cost less than a few large ones and vary less.
+the mean (Caragea & Smith 2007). Many small neighbourhoods cost less than a few large ones and vary less. As terms of their own
+they count the distance of each level from the mean anew, which makes lengthscales of smooth functions too short. So what they
+say counts only if results have a higher density given the nearest others then, by more than the standard error: a proper score
+of predictions amid all data.
 
 *Shorter lengthscales.* The DTC likelihood over a dictionary (Seeger, Williams & Lawrence 2003) has rows at all distances at
 once. Over too few points it takes structure for noise and asks for longer lengthscales. So only shorter ones are accepted, by
@@ -29,6 +32,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
 from sparse_bo.gp.dtc import DTC
+from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import largest
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
@@ -60,6 +64,8 @@ class RefinementSettings:
     """Neighbourhoods are at most so many times as dense as the dictionary: it cannot represent finer structure."""
     gain: float = 1.0
     """Log-likelihood of the groups that is not worth another step (nats)."""
+    predicted: int = 1_024
+    """Rows whose densities given half as many others as a neighbourhood has decide whether the steps count."""
     points: int = 1024
     """Dictionary of the last likelihood; it is of 16 times as many rows."""
     step: float = 0.965
@@ -295,6 +301,37 @@ def neighbourhoods(Z: Tensor, count: int, size: int, *, generator: torch.Generat
     centres = torch.randperm(len(Z), generator=generator, device="cpu")[:count].to(Z.device)
     nearest = [largest(-distances(Z, Z[centre]), size) for centre in centres]
     return torch.stack(nearest).sort(dim=-1).values
+
+
+def neighbours(
+    Z: Tensor, m: int, *, size: int, generator: torch.Generator, settings: RefinementSettings, distances: Distances = euclidean
+) -> tuple[Tensor, Tensor]:
+    """Return some random rows of ``Z`` (``n x d``), ``r``, and the ``size`` nearest others of each, ``r x size``. O(r n d).
+
+    All are among as many rows as neighbourhoods are of (:func:`last_groups`). Draws two permutations from the CPU generator.
+    """
+    some = uniform_rows(len(Z), settings.density * m, generator=generator, device=Z.device)
+    rows = some[torch.randperm(len(some), generator=generator, device="cpu")[: settings.predicted].to(Z.device)]
+    points = Z[some]
+    nearest = [largest((-distances(points, Z[row])).masked_fill(some == row, -torch.inf), size) for row in rows]
+    return rows, some[torch.stack(nearest)]
+
+
+def density_given(model: Any, rows: Tensor, nearest: Tensor) -> Tensor:
+    """Return the log density of the result of each of ``r`` rows given those of its nearest others (``r x k``), ``r``. O(r k³).
+
+    The sum over GPs, up to a constant.
+    """
+    with torch.no_grad():
+        X, targets = model.transform_inputs(model.train_inputs[0]), model.train_targets
+        kernel, residuals, noise = model.prior_kernel, targets - model.prior_mean(X), model.data_noise(X, targets.shape)
+        found = []
+        for at in torch.cat([nearest, rows.unsqueeze(-1)], dim=-1):
+            points = X[..., at, :]
+            L = safe_cholesky(kernel_matrix(kernel, points, points) + torch.diag_embed(noise[..., at]))
+            z = torch.linalg.solve_triangular(L, residuals[..., at].unsqueeze(-1), upper=False)[..., -1, 0]
+            found.append(-(0.5 * z.square() + L[..., -1, -1].log()).sum())
+        return torch.stack(found)
 
 
 def shorten(model: Any, *, size: int, generator: torch.Generator, settings: RefinementSettings) -> None:
