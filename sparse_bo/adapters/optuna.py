@@ -342,7 +342,8 @@ class _Search:
         if good:
             picks = self.domain.check("trials", [point for point, _ in good])
             y = torch.tensor([value for _, value in good], dtype=torch.float64, device="cpu")
-            self.state = self.mechanism.observe(self.state, picks, y, generator=self.generator)
+            before = self.state.with_not_picked(self.state.picked(len(self.out) + len(good)) - self.picked)
+            self.state = self.mechanism.observe(before, picks, y, generator=self.generator)
             first = y if y.dim() == 1 else self.sign * y[:, 0]  # outcomes have the study's signs
             row = int(first.argmax())
             self.highest = max(self.highest, (float(first[row]), picks[row : row + 1]), key=lambda found: found[0])

@@ -396,12 +396,13 @@ class Engine:
             errors = self.state.standardised_errors(picks, y, **known)
             if errors is not None and self.outcomes is not None:
                 errors = errors[~errors.isnan()]  # none of missing ones
-            state = tell(self.state, picks, y, generator=generator, **known)
+            before = self.state.with_not_picked(len(good)) if added else self.state
+            state = tell(before, picks, y, generator=generator, **known)
         else:
             state = self.state.without_results()
         if bad:
+            state = state.with_not_picked(len(bad)) if added else state
             state = self.mechanism.fail(state, batch.picks[torch.tensor(bad, device=device)], generator=generator)
-        state = state.with_not_picked(state.picked(0) - self.state.picked(0)) if added else state
         seconds = time.perf_counter() - start
         certified = self.certify_every is not None and state.round % self.certify_every == 0
         certificate = self.certificate(state) if certified else None

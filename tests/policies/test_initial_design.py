@@ -90,6 +90,21 @@ def test_points_that_the_policy_has_not_picked_take_none_of_the_sequence(policy,
     assert torch.equal(torch.cat(points), whole[:7])
 
 
+def test_earlier_results_do_not_end_the_design_while_an_objective_is_constant():
+    def results(X):
+        return torch.stack([torch.zeros(len(X), dtype=X.dtype), X.sum(dim=-1)], dim=-1).tolist()
+
+    corner = 0.1 * torch.rand(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    settings = {"bounds": unit_box(2), "objectives": {"hill": "max", "sum": "max"}, "seed": 5}
+    loop = AskTell(**settings, initial=(corner, results(corner)))
+    for _ in range(3):  # 4 at a time, up to twice the design of 5
+        assert not loop.state.fitted
+        batch = loop.ask(4)
+        loop.tell(batch.tickets, results(batch.X))
+    assert torch.equal(loop.state.X[30:34], AskTell(**settings).ask(4).X)
+    assert loop.state.fitted
+
+
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)

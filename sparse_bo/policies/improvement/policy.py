@@ -273,7 +273,7 @@ class ArmStages(Mechanism[BanditState]):
         learned = None if state.surrogate is None or self.first.kernel is not None else state.surrogate.learned
         learned = None if learned is None or learned.rotated else learned  # GPyTorch has no kernel along other directions
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
-        empty = replace(self.then.init(), round=state.round, failures=state.failures)
+        empty = replace(self.then.init(), round=state.round, failures=state.failures, not_picked=state.not_picked)
         return self.then.tell(empty, told, results, generator=generator, correlation=learned)
 
     def fail(self, state: Any, picks: Tensor, *, generator: torch.Generator) -> BanditState:

@@ -100,10 +100,10 @@ class OutcomeModels(State):
         """See :meth:`.State.design_left`. Up to twice its size, the design goes on while one of several objectives is constant.
 
         The model of such an objective expects no improvement anywhere, so that the search would be for the others alone
-        (docs/decisions/184).
+        (docs/decisions/184). Evaluations that the policy has not picked do not count: however many, they say nothing of it.
         """
         left = super().design_left(size, batch=batch)
-        if self.outcomes.only is not None or super().design_left(2 * size) <= 0:
+        if self.outcomes.only is not None or self.picked(0) >= 2 * size:
             return left
         return batch if left <= 0 < batch and not self._constant.isdisjoint(self.outcomes.objectives) else left
 

@@ -194,7 +194,7 @@ def batch_of(
     U = searches[0].U[:0]
     for _ in range(q):
         explores = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < exploration
-        u = _next(gp, searches[1:] if explores else searches, picked=len(U))
+        u = _next(gp, searches[1:] if explores else searches, picked=len(U), settled=not only_worthwhile)
         if u is None and only_worthwhile:
             break
         u = searches[-1].any_left(len(U)) if u is None else u
@@ -204,16 +204,23 @@ def batch_of(
     return U
 
 
-def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int) -> Tensor | None:
-    """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if no noise is seen."""
+def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int, settled: bool) -> Tensor | None:
+    """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if no noise is seen.
+
+    With ``settled``, where there is noise and every worthwhile pick is resolved, it is the one of the first search.
+    """
+    best = None
     for each in searches:
         u = each.pick(gp, climbs=picked < CLIMBED)
         gain: Any = each.gain  # of as many outcomes as the model
         at = gp.moments(u)
         evaluated = (each.once or gp.noise_variance < 1e-6) and bool(is_known(gp, u))
-        if gain.worthwhile(at) and not evaluated and not gain.resolved(gp, at, picked=picked):
+        if not gain.worthwhile(at) or evaluated:
+            continue
+        if not gain.resolved(gp, at, picked=picked):
             return u
-    return None
+        best = u if best is None and settled and not each.once and gp.noise_variance >= 1e-6 else best
+    return best
 
 
 def is_known(gp: Surrogate, U: Tensor) -> Tensor:

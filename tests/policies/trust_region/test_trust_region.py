@@ -366,6 +366,19 @@ def test_a_constant_objective_is_explored_to_the_end():
     assert len(torch.unique(points, dim=0)) == 16
 
 
+def test_where_noise_hides_all_improvement_picks_stay_near_the_best_point():
+    """Of many noisy results the model knows every point better than an evaluation shows: picks were anywhere in the box."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(150, 2, generator=generator, dtype=torch.float64)
+    y = -(X - 0.3).square().sum(dim=-1)
+    noise = 0.1 * torch.randn(150, generator=generator, dtype=torch.float64)
+    loop = AskTell(bounds=unit_box(2), policy=TrustRegion(exploration=0.0), initial=(X, y + noise), seed=0)
+    for _ in range(10):
+        batch = loop.ask(1)
+        loop.tell(batch.tickets, -(batch.X - 0.3).square().sum(dim=-1))
+    assert float((loop.state.X[150:] - 0.3).abs().amax(dim=-1).quantile(0.8)) < 0.2
+
+
 def test_an_infinite_value_is_refused_and_nothing_is_lost(tmp_path):
     calls = []
 
