@@ -91,6 +91,8 @@ class Arms(Domain):
             rows = torch.as_tensor(np.array(where) if hasattr(where, "to_numpy") else where, device=self.points.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"expected {name} to be row numbers of the arms, got {type(where).__name__}; {fix}") from error
+        if rows.dim() == 2 and rows.shape[-1] == self.dims and rows.is_floating_point():
+            raise TypeError(f"expected {name} as rows or names of the arms, got inputs; inputs are taken by initial= alone")
         return check_indices(name, rows, size=self.count)
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:

@@ -53,7 +53,8 @@ class RunObservations:
     def on(self, domain: Domain, outcomes: Outcomes | None) -> tuple[tuple[Any, list[Any]], str]:
         """Return the observations that lie in a domain, and a summary of those that were taken over and left out.
 
-        O(evaluations), and O(a d) for inputs among ``a`` other arms.
+        Over arms the input of one that was no candidate of its run is in the place of a row. O(evaluations), and O(a d) for
+        inputs among ``a`` other arms.
 
         Raises:
             FileNotFoundError: If there is no journal.
@@ -196,7 +197,8 @@ class _RecordedRun(NamedTuple):
             )
         alike = "arms" in self.about and (mine == names or not by_name)
         if alike and isinstance(domain, Arms) and has_hash(self._whole(domain), self.about["arms_hash"]):
-            return self._of_one_name(domain, [pick if pick < domain.count else None for pick in self.picks.tolist()])
+            found = [pick if pick < domain.count else None for pick in self.picks.tolist()]
+            return self._with_others(self._of_one_name(domain, found), [*range(domain.dims)])
         if self.picks.ndim == 1 and self.arms is None:
             raise ValueError(f"the arms of the run in {self.path} are not in it, and are not those of this run; take it out")
         X = self.picks if self.arms is None else self.arms[torch.from_numpy(self.picks.copy())].double().numpy()
@@ -213,9 +215,11 @@ class _RecordedRun(NamedTuple):
             raise ValueError(f"expected the arms of the run in {self.path}, got others that are not in memory; pass a tensor")
         rows = dict[bytes, int]()
         kind: Any = np.float32 if "torch.float32" in (self.about["dtype"], str(domain.points.dtype)) else np.float64
-        for index, row in enumerate(domain.points.double().cpu().numpy().astype(kind) + kind(0.0)):
+        for index, row in enumerate(domain.points[: domain.count].double().cpu().numpy().astype(kind) + kind(0.0)):
             rows.setdefault(row.tobytes(), index)
-        return self._of_one_name(domain, [rows.get(x.tobytes()) for x in np.ascontiguousarray(X.astype(kind) + kind(0.0))])
+        found = [rows.get(x.tobytes()) for x in np.ascontiguousarray(X.astype(kind) + kind(0.0))]
+        order = [mine.index(name) for name in names] if by_name else [*range(domain.dims)]
+        return self._with_others(self._of_one_name(domain, found), order)
 
     def _whole(self, domain: Arms) -> ArmSet:
         """Return the arms of a domain with those of the run behind them that were no candidates."""
@@ -224,6 +228,19 @@ class _RecordedRun(NamedTuple):
             return points
         shape = [len(points) + len(others), domain.dims]
         return torch.cat([points, others.to(points)]) if shape == self.about["arms"] else points
+
+    def _with_others(self, found: list[int | None], order: list[int]) -> list[int | list[float] | None]:
+        """Return the arms of the ``n`` observations, and in place of ``None`` the inputs of those that were no candidates.
+
+        ``order`` is that of the columns.
+        """
+        if self.others is None:
+            return [*found]
+        first, X = self.about["arms"][0] - len(self.others), self.others.double().cpu()[:, order].tolist()
+        return [
+            X[pick - first] if arm is None and pick >= first else arm
+            for arm, pick in zip(found, self.picks.tolist(), strict=True)
+        ]
 
     def _of_one_name(self, domain: Arms, found: list[int | None]) -> list[int | None]:
         """Return the arms of the ``n`` observations: ``found``, or one of the same inputs that has the name of the observed."""
@@ -335,8 +352,15 @@ def earlier_inputs(initial: Any, domain: Domain) -> tuple[Domain, Tensor | None]
         return domain, None
     X: Any = initial[0] if isinstance(initial, tuple | list) and len(initial) == 2 else None
     columns = {str(column).strip(): column for column in getattr(X, "columns", ())}
-    rows = isinstance(X, list) and bool(X) and (isinstance(X[0], list | tuple) or getattr(X[0], "ndim", 0) == 1)
-    if not (columns or rows or getattr(X, "ndim", 0) == 2) or not {"arm", "name"}.isdisjoint(columns):
+    if isinstance(X, list) and {int, list} == {*map(type, X)}:  # of recorded runs, some of inputs that were no candidates
+        known, places = [k for k, x in enumerate(X) if isinstance(x, int)], [k for k, x in enumerate(X) if isinstance(x, list)]
+        wider, others = earlier_inputs(([X[k] for k in places], []), domain)
+        assert others is not None  # inputs have rows
+        rows = torch.empty(len(X), dtype=torch.long, device=domain.device)
+        rows[known], rows[places] = domain.check("initial inputs", [X[k] for k in known]), others
+        return wider, rows
+    nested = isinstance(X, list) and bool(X) and (isinstance(X[0], list | tuple) or getattr(X[0], "ndim", 0) == 1)
+    if not (columns or nested or getattr(X, "ndim", 0) == 2) or not {"arm", "name"}.isdisjoint(columns):
         return domain, None
     if columns and domain.columns:
         if missing := [name for name in domain.columns if name not in columns]:

@@ -127,8 +127,22 @@ def test_runs_are_resumed_with_them(arms_bytes, tmp_path):
     for initial in ((OLD + 0.001, waves(OLD)), (OLD, waves(OLD) + 1.0)):
         with pytest.raises(ValueError, match="has other initial observations"):
             maximize(waves, **given, initial=initial, budget=10)
-    other = AskTell(LIBRARY, initial=observations_of(storage.path))
-    assert other.about["taken"] == f"11 observations of a.journal; left out: {NEW + 1} outside the domain"
+    before = observations_of(storage.path)
+    small = {"arms": LIBRARY[:50], "initial": before}
+    if arms_bytes == 10:  # of arms that are not in the journal only those of the run itself are known
+        small["arms"] = LIBRARY
+    other = AskTell(**small)  # candidates that are no longer there are left out, other inputs are not
+    left = sum(len(small["arms"]) <= arm < len(LIBRARY) for arm in result.history.indices)
+    taken = f"{9 + len(OLD) - left} observations of a.journal" + (f"; left out: {left} outside the domain" if left else "")
+    assert other.about["taken"] == taken
+    assert other._domain.others == NEW
+    known, found = (one._domain.points[of.history.indices].tolist() for one, of in ((loop, result), (other, other)))
+    assert all(x in known for x in found)
+    again = maximize(waves, **small, budget=1, storage=tmp_path / "b.journal")
+    assert again.history.indices[: len(found)] == other.history.indices
+    assert (
+        maximize(waves, **small, budget=2, storage=tmp_path / "b.journal", resume=True).history.observations == len(found) + 2
+    )
 
 
 def test_tables_are_read_by_their_columns_and_rows():
@@ -152,6 +166,13 @@ def test_failed_ones_are_known_in_every_form(form, dtype):
     loop = AskTell(LIBRARY.to(dtype), initial=(form(points), ["failed", 1.0]))
     assert loop.history.rows[0].failed == 1
     assert loop.state.failures.where.tolist() == [len(LIBRARY)]
+
+
+def test_they_are_taken_by_initial_alone():
+    loop = AskTell(LIBRARY)
+    for given in (lambda: loop.add(OLD, waves(OLD)), lambda: loop.enqueue(OLD.numpy()), lambda: loop.enqueue(OLD.tolist())):
+        with pytest.raises(TypeError, match="as rows or names of the arms, got inputs; inputs are taken by initial="):
+            given()
 
 
 @pytest.mark.parametrize(
