@@ -259,15 +259,18 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
     :data:`MANY` times the smallest, which is u, if they are less skewed for it; zeros do not count. Else u is a quarter of the
     shortest range of nine tenths of the distinct numbers (of few all but two), and o their median in it, where the whole range
     is at least :data:`MANY` times u (of numbers over decades on that scale): a few numbers are far off, as −999 or 99999 for a
-    missing one is. Sizes and differences up to 2·10⁻¹⁴ of the largest are rounding, and count as zero. O(a d log a). See
-    docs/decisions/181.
+    missing one is. Of two numbers u is 0: in the unit cube they are 0 and 1 on any scale. Sizes and differences up to 2·10⁻¹⁴
+    of the largest are rounding, and count as zero. O(a d log a), of bits O(a d). See docs/decisions/181.
     """
     points, hull = domain.points, domain.hull()
     assert isinstance(points, Tensor)
-    width = max(AT_ONCE // len(points), 1)
-    parts = zip(torch.split(points, width, dim=-1), torch.split(hull, width, dim=-1), strict=True)
-    origins, units = zip(*(_units(columns, *ends) for columns, ends in parts), strict=True)
-    return torch.cat(origins), torch.cat(units)
+    width, found = max(AT_ONCE // len(points), 1), torch.zeros_like(hull, dtype=torch.float64)
+    for start in range(0, domain.dims, width):
+        columns, (lower, upper) = points[:, start : start + width], hull[:, start : start + width]
+        several = ((columns != lower) & (columns != upper)).any(dim=0).nonzero().squeeze(-1)  # bits need no sorting
+        if len(several):
+            found[:, start + several] = torch.stack(_units(columns[:, several], lower[several], upper[several]))
+    return found[0], found[1]
 
 
 def _units(points: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
