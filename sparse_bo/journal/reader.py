@@ -201,8 +201,14 @@ class Journal:
         return arms if isinstance(arms, Tensor | ProductGrid) else None
 
     def last_arms(self, count: int) -> Tensor:
-        """Return the last ``count`` ≥ 1 arms, which a journal has of arms that are too large for it, too."""
+        """Return the last ``count`` ≥ 1 arms, which a journal has of arms that are too large for it, too.
+
+        Raises:
+            StorageError: If they are damaged.
+        """
         stored = self._stored
+        if stored.keys().isdisjoint(("last", "arms")):
+            raise StorageError(f"the inputs of earlier observations in {self.path} are damaged; take another copy")
         return stored["last"] if "last" in stored else stored["arms"][-count:]
 
     @property

@@ -90,9 +90,9 @@ def maximize(
         seed: Seed of the policy.
         initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; over arms also
             ``(X, y)`` with ``n x d`` inputs that need not be among the candidates (their rows in the result follow those of
-            the arms; ExpectedImprovement and upper-confidence policies, arms in memory); or those of
-            recorded runs, of other bounds or parameters too: :func:`sparse_bo.observations_of`. The word ``failed`` in place of
-            a result: the evaluation failed. They do not count against the budget. For a resumed run: those of its start.
+            the arms; for ExpectedImprovement and upper-confidence policies, and arms in memory); or those of recorded runs, of
+            other bounds or parameters too: :func:`sparse_bo.observations_of`. The word ``failed`` in place of a result: the
+            evaluation failed. They do not count against the budget. For a resumed run: those of its start.
         call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
             :meth:`AskTell.run`.
         vectorized: Whether the objective takes many points at once; default: where arms or bounds are tensors.

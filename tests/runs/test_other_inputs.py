@@ -11,7 +11,7 @@ import torch
 
 from sparse_bo import BBKB, BKB, AskTell, Storage, maximize, observations_of
 from sparse_bo.domains import ProductGrid
-from sparse_bo.errors import ResumeWarning, ScheduleComplete
+from sparse_bo.errors import ResumeWarning, ScheduleComplete, StorageError
 from sparse_bo.policies import GPUCB, SBPE, ExpectedImprovement, TwoStage
 from tests.builders import arms, waves
 
@@ -206,3 +206,14 @@ def test_every_candidate_is_evaluated_before_the_end(policy):
     assert sorted([*picks, 3, 4]) == list(range(len(X)))
     with pytest.raises(ScheduleComplete, match="all 9 candidates have been evaluated"):
         loop.ask()
+
+
+def test_a_journal_whose_earlier_inputs_are_damaged_is_named(tmp_path):
+    path = tmp_path / "a.journal"
+    AskTell(LIBRARY, initial=(OLD, waves(OLD)), storage=path).close()
+    data = bytearray(path.read_bytes())
+    data[data.index(OLD[1].numpy().tobytes())] ^= 255
+    path.write_bytes(data)
+    for read in (lambda: AskTell.resume(path, arms=LIBRARY), lambda: AskTell(LIBRARY, initial=observations_of(path))):
+        with pytest.raises(StorageError, match="the inputs of earlier observations in .*a.journal are damaged; take another"):
+            read()
