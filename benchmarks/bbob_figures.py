@@ -1,6 +1,6 @@
 """BBOB's reporting half: targets reached over evaluations, wins and losses, of the default and other optimisers.
 
-    python benchmarks/bbob_figures.py            # 2 to 20 inputs, noise in 5, 5 inputs of 200: some hours on one core
+    python benchmarks/bbob_figures.py            # 2 to 20 inputs, noise in 5, 5 inputs of 200: half a day on one core
     python benchmarks/bbob_figures.py --quick    # 2 inputs, 2 functions
 
 Runs are made by ``bbob.py``; what ``bbob.py run --half reporting --out results/bbob_figures.jsonl.gz`` has made counts, too.
@@ -33,12 +33,14 @@ NAMES = {
     "sobol": "Sobol points",
 }  # fmt: skip
 BUDGETS = {2: 50, 5: 100, 10: 150, 20: 200}
+LONG = {2: 200, 5: 500, 10: 1000}
+"""100 evaluations for each input."""
 FEW = {"dims": 5, "among": 200, "budget": 500}
 """Few inputs with an effect; TuRBO-1 begins with 400 points."""
 TARGETS = np.logspace(2.0, -8.0, 51)
 """Precisions: those of COCO."""
-Cell = tuple[int, int, float]
-"""Inputs of the box (0: those of the function alone), of the function, and noise."""
+Cell = tuple[int, int, float, int]
+"""Inputs of the box (0: those of the function alone), of the function, noise, and evaluations."""
 Problem = tuple[int, int]
 """Function and instance."""
 
@@ -46,6 +48,8 @@ Problem = tuple[int, int]
 def cases(dims: int) -> Iterator[dict[str, Any]]:
     """Yield what runs of so many inputs have in common."""
     yield {"dims": dims, "budget": BUDGETS[dims], "noise": 0.0}
+    if dims in LONG:
+        yield {"dims": dims, "budget": LONG[dims], "noise": 0.0}
     if dims == FEW["dims"]:
         yield {"dims": dims, "budget": BUDGETS[dims], "noise": 0.05}
         yield {**FEW, "noise": 0.0}
@@ -70,11 +74,11 @@ def measured(**run: Any) -> Record:
 
 
 def cells_of(records: list[Record]) -> dict[Cell, dict[str, dict[Problem, Record]]]:
-    """Return the newest runs by inputs and noise, method, function and instance."""
+    """Return the newest runs by inputs, noise and evaluations, by method, and by function and instance."""
     found: dict[Cell, dict[str, dict[Problem, Record]]] = {}
     every = ({"among": 0, **record} for record in records)
-    for record in newest(every, "among", "dims", "noise", "method", "function", "instance").values():
-        methods = found.setdefault((record["among"], record["dims"], record["noise"]), {})
+    for record in newest(every, "among", "dims", "noise", "budget", "method", "function", "instance").values():
+        methods = found.setdefault((record["among"], record["dims"], record["noise"], record["budget"]), {})
         methods.setdefault(record["method"], {})[record["function"], record["instance"]] = record
     return {cell: {m: found[cell][m] for m in COLOURS if m in found[cell]} for cell in sorted(found)}
 
@@ -101,15 +105,17 @@ def counted(ours: dict[Problem, Record], others: dict[Problem, Record]) -> tuple
 
 
 def page(records: list[Record]) -> Iterator[Block]:
-    """Yield a table for each number of inputs and noise, and the figure."""
+    """Yield a table for each number of inputs, noise and budget, and the figures."""
     cells = cells_of(records)
-    yield Picture(
-        "bbob_figures", "Share of targets reached over evaluations, of the reporting half of BBOB", partial(_draw, cells)
-    )
-    for (among, dims, noise), methods in cells.items():
-        budget = max(r["at"][-1] for runs in methods.values() for r in runs.values())
-        yield f"### {_inputs(among, dims)}, {budget} evaluations" + (f", noise {noise:g}" if noise else "")
-        at = [100, 200, budget] if among else sorted({5 * dims, 10 * dims, budget})
+    long = {cell: methods for cell, methods in cells.items() if cell[-1] == LONG.get(cell[1]) and not cell[0]}
+    short = {cell: methods for cell, methods in cells.items() if cell not in long}
+    shown = "Share of targets reached over evaluations, of the reporting half of BBOB"
+    yield Picture("bbob_figures", shown, partial(_draw, short))
+    if long:
+        yield Picture("bbob_figures-long", f"{shown}: 100 evaluations for each input", partial(_draw, long))
+    for (among, dims, noise, budget), methods in cells.items():
+        yield f"### {_inputs(among, dims)}, {budget:,} evaluations" + (f", noise {noise:g}" if noise else "")
+        at = [100, 200, budget] if among else sorted({n * dims for n in (5, 10, 25, 50) if n * dims < budget} | {budget})
         yield Table(
             ("method", "instances", "runs", *(f"targets by {n}" for n in at),
              "default's wins–losses (p)", "median log10 ratio", "CPU s an evaluation"),
@@ -143,7 +149,7 @@ def _draw(cells: dict[Cell, dict[str, dict[Problem, Record]]]) -> Figure:
     figure = Figure(figsize=(3.2 * columns + 1.4, 3.2 * rows + 0.2), layout="constrained")
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     axes = grid.flat[: len(cells)]
-    for axis, ((among, dims, noise), methods) in zip(axes, cells.items(), strict=True):
+    for axis, ((among, dims, noise, _), methods) in zip(axes, cells.items(), strict=True):
         shared = set.intersection(*(set(runs) for runs in methods.values()))
         for name, runs in methods.items():
             every = [runs[key] for key in sorted(shared)]

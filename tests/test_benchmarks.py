@@ -63,7 +63,7 @@ def test_the_page_of_bbob_counts_targets_and_compares_runs_of_the_same_problem()
     runs = [record("default", f, [9.0, p]) for f, p in ((2, 1e-12), (4, 1.0), (6, 1.0), (8, 1.0))]
     runs += [record("cma", f, [9.0, p]) for f, p in ((2, 1e-8), (4, 10.0), (6, 0.1), (10, 0.1))]
     ((cell, methods),) = figures.cells_of(runs).items()
-    assert cell == (0, 2, 0.0)
+    assert cell == (0, 2, 0.0, 20)
     assert figures.counted(methods["default"], methods["cma"]) == (1, 1, 0.0)
     assert figures.headline(runs).endswith("CMA-ES 1–1")
     assert figures.ended(record("default", 2, [9.0, 1.0], noise=0.05)) == 50.0
