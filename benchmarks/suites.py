@@ -33,9 +33,10 @@ LEARNERS = {
         "neighbours, digits", "linear by gradients, digits", "kernel ridge, cadata", "kernel features, digits",
     ),
     "conditional": ("breast cancer", "wine", "digits", "diabetes", "abalone", "cadata"),
+    "boosters": ("LightGBM, breast cancer", "LightGBM, abalone"),
 }  # fmt: skip
 """Tasks of ``protocol/learners.py``, divided before any run of them: a kind of learner is in both halves, on other data. With
-conditional settings all report."""
+conditional settings, those of boosters too, all report."""
 
 COCO = {
     "bbob-mixint": tuple(range(2, 25, 2)),

@@ -128,6 +128,7 @@ def test_each_task_of_learners_is_in_one_half() -> None:
     learners, halves = importlib.import_module("protocol.learners"), importlib.import_module("suites").LEARNERS
     assert sorted(halves["choosing"] + halves["reporting"]) == sorted(learners.TASKS)
     assert halves["conditional"] == tuple(learners.CONDITIONAL)
+    assert halves["boosters"] == tuple(learners.BOOSTED)
 
 
 def test_powers_of_ten_are_drawn_as_formulas(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from sparse_bo import Choice, Float, Int
 from sparse_bo.problems import abalone, cadata
 
-__all__ = ["CONDITIONAL", "TASKS", "AnyOf", "Settings", "Space", "Task", "is_there"]
+__all__ = ["BOOSTED", "CONDITIONAL", "TASKS", "AnyOf", "Settings", "Space", "Task", "is_there"]
 
 Settings = dict[str, Any]
 Space = Mapping[str, Float | Int | Choice]
@@ -375,3 +375,40 @@ CONDITIONAL: dict[str, AnyOf] = {
     }),
 }  # fmt: skip
 """Which learner, and its settings."""
+
+BOOSTERS: Space = {
+    "boosting": Choice("plain", "dart", "goss"),
+    "learning_rate": Float(0.01, 0.5, log=True),
+    "n_estimators": Int(20, 200, log=True),
+    "num_leaves": Int(2, 128, log=True),
+    "min_child_samples": Int(1, 60, log=True),
+    "colsample_bytree": Float(0.1, 1.0),
+    "reg_alpha": Float(1e-8, 10.0, log=True),
+    "reg_lambda": Float(1e-8, 10.0, log=True),
+    "subsample": Float(0.3, 1.0, when={"boosting": ["plain", "dart"]}),
+    "subsample_freq": Int(1, 7, when={"boosting": ["plain", "dart"]}),
+    "drop_rate": Float(0.01, 0.5, when={"boosting": "dart"}),
+    "skip_drop": Float(0.0, 1.0, when={"boosting": "dart"}),
+    "top_rate": Float(0.1, 0.5, when={"boosting": "goss"}),
+    "other_rate": Float(0.05, 0.4, when={"boosting": "goss"}),
+}
+
+
+def _boosted(kind: str) -> Callable[[Settings], Any]:
+    def made(p: Settings) -> Any:
+        import lightgbm
+
+        p = dict(p)
+        boosting = p.pop("boosting")
+        how = {"data_sample_strategy": "goss"} if boosting == "goss" else {}
+        booster = "dart" if boosting == "dart" else "gbdt"
+        return getattr(lightgbm, kind)(**p, **how, boosting_type=booster, random_state=0, n_jobs=1, verbosity=-1)
+
+    return made
+
+
+BOOSTED: dict[str, Task] = {
+    "LightGBM, breast cancer": Task("breast_cancer", BOOSTERS, _boosted("LGBMClassifier"), "log"),
+    "LightGBM, abalone": Task("abalone", BOOSTERS, _boosted("LGBMRegressor"), "squares"),
+}
+"""Three ways of boosting with settings of their own."""
