@@ -89,8 +89,8 @@ def sparse_generation_strategy(
 ) -> GenerationStrategy:
     """Return a strategy for Ax: quasi-random trials, then Ax's Bayesian optimisation on :class:`sparse_bo.SparseGP`.
 
-    Model, samplers and acquisition are registered with Ax's storage, so that what uses them can be saved; a process that loads
-    it calls this, or :func:`sparse_bo.register_with_ax`, first.
+    Model, samplers and acquisition are registered with Ax's storage, so that what uses them can be saved. A process that loads
+    it calls this first; without ``adaptive``, :func:`sparse_bo.register_with_ax` will do.
 
     Args:
         initial_trials: Trials with data that there must be first; missing ones are Sobol points.

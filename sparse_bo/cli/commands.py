@@ -128,9 +128,12 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         failures += f"; {newest_failed:,} of the newest {newest:,}"
     damaged = f"{audit.damaged:,} damaged records are left out, as they follow from the others"
     checksums = damaged if audit.damaged else "all checksums fit"
+    picks = "; ".join(audit.differing) or "as recorded; computed again from the last snapshot on"
+    if about.get("space", {}).get("restricted"):
+        picks = "not compared: a journal cannot store the feasibility function of the run"
     lines = {
         "evaluations": f"{counts(view)}; {checksums}",
-        "picks": "; ".join(audit.differing) if audit.differing else "as recorded; computed again from the last snapshot on",
+        "picks": picks,
         "failures": failures if failing.failed else "none",
     }
     if failing.missing:
@@ -146,7 +149,7 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
         by_others = f"of {audit.calibration.results:,} inputs predicted from the others, {calibrated(audit.calibration)}"
     lines["leave-one-out"] = by_others
     lines |= {name: text for name, text in seen.items() if name == "calibration"}
-    lines["drift"] = "none looked for: too few repeated evaluations" + (", and no leave-one-out errors" if one else "")
+    lines["drift"] = "none looked for: fewer than nine repetitions" + (", and no leave-one-out errors" if one else "")
     if drift is not None:
         kind = "repeated evaluations" if audit.repeated else "leave-one-out errors"
         kind = kind if audit.drifting is None else f"{kind} of {audit.drifting}"

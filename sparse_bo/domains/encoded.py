@@ -367,4 +367,7 @@ def _infeasible(name: str, point: Mapping[str, Any]) -> str:
 
 
 def _none_feasible(space: Space) -> str:
-    return f"expected a feasible point in {space}, got none among {DRAWN:,} drawn; check feasible=, or narrow the ranges"
+    return (
+        f"expected a feasible point in {space}, got none among {DRAWN:,} drawn; check feasible= (of parameters with a fixed "
+        "sum leave one out: it follows from the others), or narrow the ranges"
+    )

@@ -38,11 +38,12 @@ def facts(view: RunView) -> dict[str, str]:
     elif view.best_mean is not None:
         mean = number(view.best_mean, 4 + constant_digits(view.values.tolist()))
         lines["best"] = "; ".join(filter(None, [mean, interval(view)]))
-        lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
+        at = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
+        lines["at"] = at or "needs the model: see the page (--html)"
     if view.best_observed is not None and view.outcomes is None:
         lines["best observed"] = observed(view)
-        at = shown(view.best_observed.at, columns=view.columns)
-        lines["observed at"] = ", ".join(f"{name} = {value}" for name, value in at.items())
+        point = shown(view.best_observed.at, columns=view.columns)
+        lines["observed at"] = ", ".join(f"{name} = {value}" for name, value in point.items())
     if view.regret is not None and len(view.regret):
         lines["regret"] = mean_regret(view.regret)
     lines |= view.guarantees
@@ -188,17 +189,17 @@ def interval(view: RunView) -> str:
     return f"95 % interval of the model: {ends}"
 
 
-def best_point(view: RunView, most: int = 10) -> dict[str, str]:
-    """Return the best point by name, at most ``most`` inputs of it, with its arm."""
+def best_point(view: RunView) -> dict[str, str]:
+    """Return the best point by name, with its arm."""
     arm = {} if view.best_index is None else {"arm": arm_name(view.best_index, view.about.get("names"))}
-    return shown(arm | dict(view.best), most, columns=view.columns)
+    return shown(arm | dict(view.best), columns=view.columns)
 
 
-def shown(point: Mapping[str, Any], most: int = 10, *, columns: Mapping[str, Sequence[Any]]) -> dict[str, str]:
-    """Return values by name as text, in six digits of the range in ``columns``, and how many are left out."""
-    left = len(point) - most
-    some = {name: cell(value, 6 + constant_digits(columns.get(name, ()))) for name, value in list(point.items())[:most]}
-    return some | ({f"and {left:,} more": "not shown"} if left > 0 else {})
+def shown(point: Mapping[str, Any], *, columns: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Return the first 40 values by name as text, in six digits of the range in ``columns``, and how many are left out."""
+    left = len(point) - 40
+    some = {name: cell(value, 6 + constant_digits(columns.get(name, ()))) for name, value in list(point.items())[:40]}
+    return some | ({"…": f"{left:,} more, in the history"} if left > 0 else {})
 
 
 def observed(view: RunView) -> str:
@@ -432,8 +433,7 @@ def _resume(view: RunView) -> Iterator[Advice]:
             f"The results refute the certificate: {view.batches.refuted}.",
             'Nothing that was eliminated is certain. A larger rkhs_norm=, rkhs_norm="estimate" or on_refuted="widen" may hold.',
         )
-    restricted = view.about.get("space", {}).get("restricted")  # other picks are made without the feasibility function
-    if view.differing and not restricted:
+    if view.differing:
         yield Advice(
             f"Picks made again on this machine differ from those recorded: {view.differing[0]}.",
             "The results stand. A resume goes on from them, but not exactly as the run would have on its first machine.",

@@ -65,7 +65,7 @@ def run_page(view: RunView) -> str:
 
 def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
     """Return the best value of a run, or the hypervolume of several objectives, lines below it, and the best point by name."""
-    several, value, point = view.outcomes, view.best_mean, [*facts.best_point(view, 40).items()]
+    several, value, point = view.outcomes, view.best_mean, [*facts.best_point(view).items()]
     below = [] if value is None else [facts.interval(view)]
     if several is not None and not several.failed.all():
         count, n = int(several.feasible.sum()), len(several.feasible)

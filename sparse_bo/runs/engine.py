@@ -370,9 +370,9 @@ class Engine:
             handing = self.propose_beyond_batch(limit)
         if isinstance(handing, int) or not np.array_equal(handing.picks, event.picks):
             warn_caller(
-                f"the picks from ticket {event.first} on, computed again, differ from the recorded ones (other hardware, or "
-                "other versions of torch or sparse_bo); the recorded ones are used, later ones may differ from an "
-                "uninterrupted run's",
+                f"the picks from ticket {event.first} on, computed again, differ from the recorded ones (other hardware, other "
+                "versions of torch or sparse_bo, or another feasible=); the recorded ones are used, later ones may differ from "
+                "an uninterrupted run's",
                 ResumeWarning,
             )
             generator = self.generator if isinstance(handing, int) else handing.generator

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import BBKB, History, observations_of
+from sparse_bo import BBKB, Float, History, observations_of
 from sparse_bo.domains import ProductGrid
 from sparse_bo.journal import Storage
 from sparse_bo.policies import RandomSearch
+from sparse_bo.runs import audit_run
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.recording import read_run
 from tests.cli.builders import QUICK, invoke
@@ -135,6 +136,18 @@ def test_a_grid_is_in_its_journal(tmp_path):
     begun = AskTell(bounds=[(0.0, 1.0), (-1.0, 1.0)], initial=observations_of(path))
     told = [index for row in loop.history.rows for index in row.indices]
     assert begun.history.points == grid[torch.tensor(told)].tolist()
+
+
+def test_an_audit_compares_no_picks_of_a_run_whose_feasibility_function_it_lacks(tmp_path):
+    """It computed them without that function, and said that they differ because of other hardware or versions."""
+    path, space = tmp_path / "run.journal", {"a": Float(0.0, 1.0), "b": Float(0.0, 1.0)}
+    with AskTell(space=space, feasible=lambda p: p["a"] + p["b"] <= 0.4, storage=path) as loop:
+        loop.run(lambda p: p["a"] + p["b"], 9)
+    with AskTell(space=space, storage=tmp_path / "free.journal") as loop:
+        loop.run(lambda p: p["a"] + p["b"], 9)
+    assert audit_run(path).differing == []
+    assert "a journal cannot store the feasibility" in invoke("audit", path).stdout
+    assert "as recorded; computed again" in invoke("audit", tmp_path / "free.journal").stdout
 
 
 def test_a_budget_that_no_run_comes_to_is_named(tmp_path):

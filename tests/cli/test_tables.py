@@ -39,6 +39,16 @@ def test_regret_of_the_last_thousand_is_shown_in_longer_runs_alone(evaluations, 
     assert shown.endswith(", 0.5 over the last 1,000") is newest
 
 
+def test_a_point_of_thirty_inputs_is_printed_whole(tmp_path):
+    """Ten of its inputs were there, "and 20 more = not shown"; the best point of the model was nowhere."""
+    bounds, path = [(0.0, 1.0)] * 30, tmp_path / "run.journal"
+    with AskTell(bounds=bounds, initial=([[0.5] * 30, [0.4] * 30], [1.0, 2.0]), storage=path):
+        lines = facts(view_of_recorded(read_run(path)))
+    assert lines["at"] == "needs the model: see the page (--html)"
+    assert lines["observed at"].count(" = 0.4") == 30
+    assert "30 more, in the history" in str(facts(view(best={f"x{i}": 0.5 for i in range(70)}, best_mean=1.0)))
+
+
 def test_names_are_no_markup_whatever_prints_the_table():
     shown = text_of(table(HOSTILE, {HOSTILE: HOSTILE}))
     assert shown.count(HOSTILE) == 3

@@ -34,7 +34,7 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 from sparse_bo.models import JointSettings, SparseGP
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, root_of
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance, root_of
 from sparse_bo.models.sparse_gp.pivots import partition, preferred
 from sparse_bo.models.sparse_gp.posterior import begins_with, constant_rows, shared_rows
 from tests.builders import unit_box
@@ -547,6 +547,20 @@ def test_a_lazy_posterior_is_of_the_parameters_it_was_made_with(cls, many):
     posterior.variance.sum().backward()
     assert bool((model.covar_module.raw_lengthscale.grad != 0.0).any())
     assert not torch.allclose(model.posterior(points(Q)).variance, expected.variance)
+
+
+@pytest.mark.parametrize("configuration", ["plain", "two outputs"])
+def test_a_posterior_made_without_gradients_has_none_later(configuration):
+    """BoTorch draws the samples of a baseline after such a block: each later gradient walked through their graph."""
+    model = pair(configuration, dictionary=ROWS)[1]
+    moving = torch.cat([points(3).expand(2, 3, D), points(2, 1, seed=8).requires_grad_()], dim=-2)
+    model.posterior(moving)  # from here on the three rows are known
+    for q in (5, 4200):
+        with torch.no_grad():
+            posterior = model.posterior(torch.cat([points(3), points(q - 3, seed=9)]))
+        assert isinstance(operator_of(posterior), RootedCovariance)
+        assert not posterior.rsample(torch.Size([2])).requires_grad
+        assert not operator_of(posterior)[..., :4, :4].to_dense().requires_grad
 
 
 def test_a_matrix_that_is_no_covariance_has_no_root():

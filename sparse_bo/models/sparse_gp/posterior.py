@@ -192,7 +192,8 @@ def joint_of_many(process: Process, X: Tensor, baseline: Baseline, base: Base | 
     mean = torch.cat([part.expand(*batch_shape, part.shape[-1]) for part in means], dim=-1)
     graph = X.requires_grad or process.posterior.in_graph or gpytorch.settings.detach_test_caches.off()
     graph = torch.is_grad_enabled() and graph
-    return MultivariateNormal(mean, JointCovariance(X, process=process, mean=mean, base=base, graph=graph, keep=baseline.put))
+    covariance = JointCovariance(X, process=process, mean=mean, base=base, graph=graph, keep=baseline.put)
+    return MultivariateNormal(mean, covariance if torch.is_grad_enabled() else covariance.detach())  # it is computed later
 
 
 def constant_rows(X: Tensor) -> int:
