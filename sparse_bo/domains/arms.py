@@ -174,9 +174,9 @@ class NamedArms(Arms):
         """See :meth:`Domain.check`; takes names too."""
         texts = where.tolist() if hasattr(where, "tolist") and not isinstance(where, Tensor) else where  # NumPy's, pandas'
         if isinstance(texts, list | tuple) and texts and all(isinstance(one, str) for one in texts):
-            unknown = next((one for one in texts if one not in self._rows), None)
+            unknown = next((one for one in texts if self._rows.get(one, self.count) >= self.count), None)
             if unknown is not None:
-                fix = nearest(unknown, self.names) or "; pass names of arms"
+                fix = nearest(unknown, self.names[: self.count]) or "; pass names of arms"
                 raise ValueError(f"expected {name} among the names of the arms, got {unknown!r}{fix}")
             where = [self._rows[one] for one in texts]
         elif isinstance(where, str | Mapping) or (
@@ -216,14 +216,16 @@ def with_names(domain: Domain, names: Iterable[str] | None, columns: Sequence[st
 def with_inputs(domain: Arms, X: Tensor, labels: Sequence[str]) -> tuple[Arms, Tensor]:
     """Return arms in memory with the inputs ``X`` (``n x d``) of earlier observations, and the ``n`` rows of these in them.
 
-    Inputs that equal those of an arm are the first such arm; the others follow the arms (:attr:`Arms.others`), equal ones once,
-    and their names are ``labels``, with ``_`` behind one that another has. O((a + n) d).
+    Inputs that equal those of an arm, or else differ from one by rounding alone (files often have 15 digits), are the first
+    such arm; the others follow the arms (:attr:`Arms.others`), equal ones once, and their names are ``labels``, with ``_``
+    behind one that another has. O((a + n) d + a log a).
     """
     assert isinstance(domain.points, Tensor)
     X = X.to(domain.points)
     known = len(domain.points)
     first, group = distinct_rows(torch.cat([domain.points, X]))
     rows = first[group][known:]
+    rows[rows >= known] = _equal_but_for_rounding(domain.points, X[rows >= known], rows[rows >= known])
     new, place = torch.unique(rows[rows >= known], return_inverse=True)  # the first of equal ones
     rows[rows >= known] = known + place
     if not len(new):
@@ -238,6 +240,24 @@ def with_inputs(domain: Arms, X: Tensor, labels: Sequence[str]) -> tuple[Arms, T
             names[label] = None
         changed["names"] = tuple(names)
     return replace(domain, **changed), rows
+
+
+def _equal_but_for_rounding(arms: Tensor, X: Tensor, rows: Tensor) -> Tensor:
+    """Return the first of ``a x d`` arms that each of ``n`` inputs is but for rounding as in :func:`column_units`, or ``rows``.
+
+    Such rows have weighted sums within that rounding: only where these agree are inputs compared.
+    """
+    rounding = MANY * torch.finfo(torch.float64).eps * arms.double().abs().amax(dim=0)
+    weights = 1.5 + torch.arange(1, 1 + len(rounding), dtype=torch.float64, device=arms.device).mul(2.0**0.5).sin()
+    sums, order = (arms.double() @ weights).sort()
+    at, reach = X.double() @ weights, 2.0 * rounding @ weights  # twice: the sums are rounded, too
+    low, high = torch.searchsorted(sums, at - reach).tolist(), torch.searchsorted(sums, at + reach, right=True).tolist()
+    found = rows.tolist()
+    for k, x in enumerate(X.double()):
+        some = order[low[k] : high[k]].sort().values
+        alike = some[((arms[some] - x).abs() <= rounding).all(dim=-1)]
+        found[k] = int(alike[0]) if len(alike) else found[k]
+    return rows.new_tensor(found)
 
 
 def modelled_arms(domain: Arms, arms: Tensor) -> Tensor:

@@ -146,8 +146,10 @@ def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
 def counts(view: RunView) -> str:
     """Return the numbers of evaluations: asked for, finished, failed, out."""
     out = view.asked - view.succeeded - view.failed - view.unseen
-    text = f"{view.asked - view.added:,} asked, {view.succeeded - view.added:,} told, {view.failed:,} failed"
+    told, failed = view.succeeded - (view.added - view.added_failed), view.failed - view.added_failed
+    text = f"{view.asked - view.added:,} asked, {told:,} told, {failed:,} failed"
     text += f", {view.added:,} added" if view.added else ""
+    text += f" ({view.added_failed:,} of them failed)" if view.added_failed else ""
     text += f", {view.unseen:,} since the last update" if view.unseen else ""
     text += f", {out:,} out" if out > 0 else ""
     n = view.waiting
@@ -396,7 +398,7 @@ def _progress(view: RunView) -> Iterator[Advice]:
     good = view.merit[np.isfinite(view.merit)]
     if len(good) >= FEWEST and good.min() == good.max():
         yield Advice("All results are equal.", "Check that the objective uses its input; if it does, search another range.")
-    elif len(good) - view.added >= 5 * FEWEST and (where := int(good.argmax())) < len(good) // 4:
+    elif len(good) - (view.added - view.added_failed) >= 5 * FEWEST and (where := int(good.argmax())) < len(good) // 4:
         extreme = "lowest" if view.minimize else "highest"
         yield Advice(f"The {extreme} result is number {where + 1:,} of {len(good):,}: nothing better has come since.", STOP)
 

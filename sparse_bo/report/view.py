@@ -200,6 +200,8 @@ class RunView:
     """Calibration of all predictions made before the results; ``None`` without any."""
     added: int = 0
     """Observations that the run has not asked for, among the evaluations."""
+    added_failed: int = 0
+    """Failed ones among the added."""
     unseen: int = 0
     """Finished evaluations since the last update, in none of the columns."""
     distinct: int | None = None

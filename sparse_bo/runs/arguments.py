@@ -253,7 +253,7 @@ def is_as_written(given: float, x: float) -> bool:
     It has two decimals or three digits, at least.
     """
     with np.errstate(over="ignore"):
-        if x in (given, float(np.float32(given))):
+        if x in (given, float(np.float32(given))) or given == float(np.float32(x)):
             return True
     ends = (x, x * (1.0 + 4.0 * sys.float_info.epsilon))
     return any(given == round(end, k) for end in ends for k in range(2, 18)) or any(
@@ -399,7 +399,8 @@ def _say_failed(y: Any, rows: Sequence[int]) -> list[bool]:
     y = y.to_dict("list") if hasattr(y, "columns") else y
     columns = [[*column] for column in y.values()] if isinstance(y, Mapping) else None
     found: list[Any] = [[column[k] for column in columns] if columns else y[k] for k in rows]
-    cells = [row.values() if isinstance(row, Mapping) else [row] if isinstance(row, str | float) else row for row in found]
+    found = [[row] if isinstance(row, str | float) or getattr(row, "ndim", 1) == 0 else row for row in found]
+    cells = [row.values() if isinstance(row, Mapping) else row for row in found]
     return [any(map(says_failed, row)) for row in cells]
 
 

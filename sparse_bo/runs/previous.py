@@ -31,10 +31,12 @@ from sparse_bo.domains import (
 )
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.sharded import has_hash
+from sparse_bo.errors import NumericalWarning, warn_caller
 from sparse_bo.evaluations.results import says_failed
 from sparse_bo.journal import Journal
+from sparse_bo.kernels.gradients import squared_distances
 from sparse_bo.policies import Outcomes
-from sparse_bo.runs.arguments import names_of, tensor_of
+from sparse_bo.runs.arguments import is_as_written, names_of, tensor_of
 from sparse_bo.runs.description import checked_about, recorded_outcomes
 from sparse_bo.runs.recording import evaluations_of
 from sparse_bo.validation import check_points
@@ -222,9 +224,12 @@ class _RecordedRun(NamedTuple):
         return self._with_others(self._of_one_name(domain, found), order)
 
     def _whole(self, domain: Arms) -> ArmSet:
-        """Return the arms of a domain with those of the run behind them that were no candidates."""
+        """Return the candidates of a domain with the arms of the run behind them that were no candidates."""
         points, others = domain.points, self.others
-        if others is None or not isinstance(points, Tensor):
+        if not isinstance(points, Tensor):
+            return points
+        points = points[: domain.count]
+        if others is None:
             return points
         shape = [len(points) + len(others), domain.dims]
         return torch.cat([points, others.to(points)]) if shape == self.about["arms"] else points
@@ -362,11 +367,12 @@ def earlier_inputs(initial: Any, domain: Domain) -> tuple[Domain, Tensor | None]
     nested = isinstance(X, list) and bool(X) and (isinstance(X[0], list | tuple) or getattr(X[0], "ndim", 0) == 1)
     if not (columns or nested or getattr(X, "ndim", 0) == 2) or not {"arm", "name"}.isdisjoint(columns):
         return domain, None
-    if columns and domain.columns:
-        if missing := [name for name in domain.columns if name not in columns]:
-            got = f"({', '.join(domain.columns)}), or a column arm or name, got no {missing[0]!r}"
+    names = domain.input_names
+    if columns and (domain.columns or not columns.keys().isdisjoint(names)):
+        if missing := [name for name in names if name not in columns]:
+            got = f"({', '.join(names)}), or a column arm or name, got no {missing[0]!r}"
             raise ValueError(f"expected initial inputs with the columns of the arms {got}")
-        X = X[[columns[name] for name in domain.columns]]
+        X = X[[columns[name] for name in names]]
     inputs = tensor_of("initial inputs", X)
     if inputs.shape[-1:] != domain.like.shape[-1:]:
         shape = " x ".join(map(str, inputs.shape))
@@ -375,7 +381,38 @@ def earlier_inputs(initial: Any, domain: Domain) -> tuple[Domain, Tensor | None]
     check_points("initial inputs", inputs)
     if isinstance(domain.points, LazyArms):
         raise ValueError("expected initial inputs as rows of the arms, which are not in memory, got their inputs; pass rows")
-    return with_inputs(domain, inputs, [*(names_of(X, None) or (f"initial {k}" for k in range(len(inputs))))])
+    wider, rows = with_inputs(domain, inputs, [*(names_of(X, None) or (f"initial {k}" for k in range(len(inputs))))])
+    _warn_of_fewer_digits(domain, inputs, rows.cpu() >= len(domain.points))
+    return wider, rows
+
+
+def _warn_of_fewer_digits(domain: Arms, X: Tensor, new: Tensor) -> None:
+    """Warn where inputs (``n x d``) that are no candidates (``new``, ``n``) are one as written with fewer digits.
+
+    Of each the nearest candidate is looked at, in units of the ranges of the columns. O(n a d).
+    """
+    assert isinstance(domain.points, Tensor)
+    arms, places = domain.points[: domain.count].cpu().double(), new.nonzero().flatten()
+    span = (arms.amax(dim=0) - arms.amin(dim=0)).clamp_min(1e-300)
+    alike = list[tuple[int, int]]()
+    size = max(1, 2**24 // len(arms))
+    for some in (places[k : k + size] for k in range(0, len(places), size)):
+        given = X.detach().cpu().double()[some]
+        nearest = squared_distances(given / span, arms / span).argmin(dim=-1)
+        close = ((given - arms[nearest]).abs() <= 0.005 * given.abs().clamp_min(1.0)).all(dim=-1)  # of two decimals or more
+        alike += [
+            (row, arm)
+            for row, arm, x in zip(some[close].tolist(), nearest[close].tolist(), given[close].tolist(), strict=True)
+            if all(map(is_as_written, x, arms[arm].tolist()))
+        ]
+    if alike:
+        row, arm = alike[0]
+        warn_caller(
+            f"{len(alike):,} of the initial inputs are no candidates, but would be with more digits (the first is row {row}, "
+            f"near candidate {arm}): models learn from them, and these candidates may be evaluated again; pass numbers or "
+            "names of candidates, or their inputs with all digits",
+            NumericalWarning,
+        )
 
 
 def resolved(initial: Any, domain: Domain, outcomes: Outcomes | None) -> tuple[Any, str | None]:

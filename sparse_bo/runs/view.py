@@ -283,6 +283,7 @@ def view_of(
     failed = sum(row.failed for row in history.rows)
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
     in_memory["added"] = history.added
+    in_memory["added_failed"] = sum(row.failed for row in history.rows if row.added)
     return RunView(
         batches=history.batches(),
         values=values,

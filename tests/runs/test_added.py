@@ -482,7 +482,13 @@ def test_the_word_failed_is_a_result_of_every_kind_of_run():
         assert str(loop.history.rows[0].outcomes) == "[(1.0, 2.0), (nan, 3.0), (nan, nan)]"
     loop.tell(loop.ask(2), ["failed", {"a": 1.0, "b": "failed"}])
     assert loop.history.rows[1].failed == 1
-    for y in ([math.nan], [{"a": None, "b": None}], pandas.DataFrame({"a": [None], "b": [None]}), torch.full((1, 2), math.nan)):
+    for y in (
+        [math.nan],
+        [np.float32("nan")],
+        [{"a": None, "b": None}],
+        pandas.DataFrame({"a": [None], "b": [None]}),
+        torch.full((1, 2), math.nan),
+    ):
         with pytest.raises(ValueError, match="got none in row 0; leave it out, or, if it failed, write 'failed' in place of"):
             loop.add([0], y)
     with pytest.raises(ValueError, match=r"in 1 row\(s\), the first at row 1; drop them, or write 'failed' in place of the"):

@@ -11,7 +11,7 @@ import torch
 
 from sparse_bo import BBKB, BKB, AskTell, Storage, maximize, observations_of
 from sparse_bo.domains import ProductGrid
-from sparse_bo.errors import ResumeWarning, ScheduleComplete, StorageError
+from sparse_bo.errors import NumericalWarning, ResumeWarning, ScheduleComplete, StorageError
 from sparse_bo.policies import GPUCB, SBPE, ExpectedImprovement, TwoStage
 from tests.builders import arms, waves
 
@@ -157,6 +157,48 @@ def test_tables_are_read_by_their_columns_and_rows():
     assert line in loop.result().report()
     with pytest.raises(ValueError, match=r"with the columns of the arms \(x, y\), or a column arm or name, got no 'x'"):
         AskTell(library, initial=(old.drop(columns="x"), old["value"]))
+    for given in (lambda: loop.enqueue(["o1"]), lambda: loop.add(["o1"], [1.0])):
+        with pytest.raises(ValueError, match="among the names of the arms, got 'o1'"):
+            given()
+
+
+def test_tables_are_read_by_their_columns_where_the_arms_have_no_names_of_inputs():
+    old = pandas.DataFrame({"x2": OLD[:, 1].numpy(), "value": waves(OLD).numpy(), "value_sd": 0.1, "x1": OLD[:, 0].numpy()})
+    loop = AskTell(LIBRARY, initial=(old, old["value"]))
+    assert torch.equal(loop._domain.points[loop.history.indices], OLD)
+    assert loop.history.rows[0].results[0].sd == 0.1
+    with pytest.raises(ValueError, match=r"with the columns of the arms \(x1, x2\), or a column arm or name, got no 'x1'"):
+        AskTell(LIBRARY, initial=(old.rename(columns={"x1": "x3"}), old["value"]))
+
+
+def test_a_run_of_several_runs_over_a_large_library_is_resumed(tmp_path):
+    """Of candidates that are not in the journals, some runs had other inputs, too."""
+    before = [Storage(tmp_path / name, arms_bytes=10) for name in ("a.journal", "b.journal")]
+    maximize(waves, arms=LIBRARY, budget=3, storage=before[0])
+    maximize(waves, arms=LIBRARY, budget=3, initial=(OLD, waves(OLD)), storage=before[1])
+    given = {"arms": LIBRARY, "initial": observations_of(*(one.path for one in before)), "resume": True}
+    for budget in (1, 2):
+        result = maximize(waves, **given, budget=budget, storage=Storage(tmp_path / "c.journal", arms_bytes=10))
+    assert result.history.observations == 6 + len(OLD) + 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e9])
+def test_candidates_are_found_by_inputs_that_a_spreadsheet_has_rounded(scale):
+    library = scale * torch.cat([LIBRARY, 1.0 - LIBRARY.sum(dim=-1, keepdim=True)], dim=-1)
+    library[7, 2] = 0.0
+    saved = torch.tensor([[float(f"{x:.15g}") for x in row] for row in library[:20].tolist()], dtype=torch.float64)
+    saved[7, 2] = 1e-17 * scale
+    saved = torch.cat([saved, saved[:1] * (1.0 + 1e-9)])
+    assert int((saved[:20] != library[:20]).sum()) > 20
+    loop = AskTell(library, ExpectedImprovement(repeats=False), initial=(saved, waves(saved / scale)))
+    assert loop.history.indices == [*range(20), len(library)]
+
+
+def test_a_report_counts_failures_among_them_apart():
+    loop = AskTell(LIBRARY, initial=(OLD[:3], ["failed", 1.0, "failed"]))
+    batch = loop.ask(2)
+    loop.tell(batch, [2.0, float("nan")])
+    assert "2 asked, 1 told, 1 failed, 3 added (2 of them failed)." in loop.result().report()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -166,6 +208,18 @@ def test_failed_ones_are_known_in_every_form(form, dtype):
     loop = AskTell(LIBRARY.to(dtype), initial=(form(points), ["failed", 1.0]))
     assert loop.history.rows[0].failed == 1
     assert loop.state.failures.where.tolist() == [len(LIBRARY)]
+
+
+def test_candidates_that_are_written_with_fewer_digits_are_named():
+    X, y = LIBRARY[[2, 5]].numpy().copy(), [1.0, 2.0]
+    X[1] = X[1].round(5)
+    with pytest.warns(
+        NumericalWarning, match=r"1 of the initial inputs are .* more digits \(the first is row 1, near candidate 5"
+    ):
+        loop = AskTell(LIBRARY, initial=(X, y))
+    assert loop.about["others"] == 1
+    with pytest.warns(NumericalWarning, match="near candidate 7"):
+        AskTell(LIBRARY.double(), initial=(LIBRARY[7:8].float().double().numpy(), [1.0]))
 
 
 def test_they_are_taken_by_initial_alone():

@@ -320,12 +320,12 @@ def test_inputs_of_a_table_are_not_taken_for_results(objectives):
 def test_numbers_of_arms_beside_the_inputs_of_others_are_refused():
     """A table of results of a run among other candidates: its numbers would be those of others here."""
     pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame({"resin": [1.0, 2.0, 0.125], "filler": [4.0, 5.0, 6.0]})
+    table = pandas.DataFrame({"resin": [1.0, 2.0, 0.125], "filler": [4.0, 5.0, 6.1]})
     run = AskTell(table)
     run.add([2, 0], [3.0, 1.0])
     frame = run.result().to_pandas()
     read = frame.assign(filler=frame["filler"] * (1.0 - 2.0**-52))  # pandas may differ from the file by a last digit
-    for written in (frame, read, frame.astype({"resin": "float32"}), frame.round(2), frame.drop(columns="filler")):
+    for written in (frame, read, frame.astype({"filler": "float32"}), frame.round(2), frame.drop(columns="filler")):
         assert AskTell(table, initial=(written, frame["value"])).history.indices == [2, 0]
     longer = AskTell(pandas.concat([pandas.DataFrame({"resin": [0.0], "filler": [9.0]}), table], ignore_index=True))
     for given in (lambda: longer.add(frame, frame["value"]), lambda: longer.enqueue(frame)):

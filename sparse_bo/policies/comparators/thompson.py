@@ -183,7 +183,7 @@ class QFFTSArms(PosteriorPolicy):
         assert state.posterior is not None
         observed, surrogate = state.observations, state.posterior.prior
         kernel = surrogate.covariance.kernel
-        message = self._missed(kernel, state.arms) if self.covar_module is None else None
+        message = self._missed(kernel, state.coordinates) if self.covar_module is None else None
         if message is not None:
             warnings.warn(message, NumericalWarning, stacklevel=2)
         with torch.no_grad():

@@ -237,7 +237,8 @@ class ConditionedArms:
         C = across - weights[:, :n] @ self.columns - weights[:, n:] @ self.given
         corner = C[:, arms]
         corner.diagonal().add_(gp.noise)
-        rows = solve_lower(safe_cholesky(corner), C)  # p x a
+        lower = safe_cholesky(corner, scale=across[:, arms].diagonal().amax())  # of which it is a difference
+        rows = solve_lower(lower, C)  # p x a
         left = self.variance - gp.prior.scale * rows.square().sum(dim=0)
         self.variance = left.clamp_min(gp.floor * gp.prior.scale)
         self.gp, self.given = gp.condition(self.X[arms]), torch.cat([self.given, across])

@@ -1,6 +1,7 @@
 """mini-META, ε-greedy on a posterior, and Thompson sampling over arms."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import gpytorch
@@ -250,6 +251,17 @@ def test_bad_settings(make, error, message):
 def test_kernels_and_arms_that_a_policy_does_not_support_are_named_before_any_work(policy, dims, message):
     with pytest.raises(ValueError, match=message):
         AskTell(arms(20, dims), policy)
+
+
+def test_no_kernel_of_doses_known_by_their_logarithms_is_said_to_miss_the_quadrature():
+    X = arms()
+    X[:, 0] = 10.0 ** (6.0 * X[:, 0] - 3.0)
+    loop = AskTell(X, QFFTSArms(initial_design=12, batch_size=12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NumericalWarning)
+        for _ in range(2):
+            batch = loop.ask()
+            loop.tell(batch, batch.X[:, 0].log10() - batch.X[:, 1])
 
 
 def test_a_learned_kernel_that_the_quadrature_misses_is_reported():

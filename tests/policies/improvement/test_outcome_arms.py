@@ -12,9 +12,10 @@ from torch import Tensor
 from sparse_bo import maximize, optimize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.gp.expected_improvement import Cells, front_rows, hypervolume, reference_point
+from sparse_bo.gp.posterior import exact
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import BBKB, ExpectedImprovement, Wait
-from sparse_bo.policies.improvement.arm_acquisition import moments_of_all
+from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ConditionedArms, correlations, moments_of_all
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.protocol import mechanism_of
 from tests.builders import arms, unit_box, waves
@@ -67,6 +68,17 @@ def dense_moments(state, outcome: int, given: list[int]) -> tuple[Tensor, Tensor
     n = len(evaluated)
     means = learned.mean + k[:, :n] @ torch.linalg.solve(K[:n, :n], y - learned.mean)
     return means, learned.scale * (1.0 - (k * torch.linalg.solve(K, k.T).T).sum(dim=-1)).clamp_min(1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_arm_that_the_data_determine_up_to_the_rounding_of_the_kernel_is_conditioned_on(count):
+    X, some = arms(20), torch.arange(count)
+    _, state = told(TWO, X, torch.arange(20), results(TWO, X))
+    gp = exact(state.sweeps[0].gp.prior, state.unit[:5], waves(X)[:5], noise=1e-14, floor=1e-12)
+    given = ConditionedArms(ArmSweep.of(gp, state.unit, torch.arange(5)), state.unit)
+    before = given.variance
+    given.condition(some, (1.0 - 1e-11) * correlations(gp.prior.kernel, state.unit, state.unit[some]))
+    torch.testing.assert_close(given.variance, before, rtol=0.0, atol=1e-6)
 
 
 def dense_picks(state, q: int, pending: list[int]) -> list[int]:
