@@ -221,6 +221,11 @@ def says_failed(value: Any) -> bool:
     return isinstance(value, str) and value.strip().casefold() == "failed"
 
 
+def is_na(value: Any) -> bool:
+    """Return whether a value is pandas' ``NA``, the missing entry of a nullable column, which cannot be compared."""
+    return type(value).__name__ == "NAType"
+
+
 def failed_of(outcomes: Sequence[str]) -> Value:
     """Return the result of a failed evaluation, in a run with these outcomes (none: the plain objective)."""
     return (FAILED,) * len(outcomes) if outcomes else FAILED
@@ -237,9 +242,9 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
     Args:
         tickets: ``q`` tickets.
         y: ``q x m`` real values; ``q`` dictionaries by name, or rows of ``m``; or ``q`` values by name, as a dictionary or a
-            pandas table. NaN, ``None`` or ``failed``: the outcome is missing; in place of a row: the evaluation failed. Other
-            names are ignored. A value may be a :class:`Measured`, or a pair of a number and the standard deviation of its noise
-            (``None``: not known).
+            pandas table. NaN, ``None``, ``NA`` or ``failed``: the outcome is missing; in place of a row: the evaluation failed.
+            Other names are ignored. A value may be a :class:`Measured`, or a pair of a number and the standard deviation of its
+            noise (``None``: not known).
         names: Of the ``m`` outcomes, in the order of rows without names.
         order: Of the outcomes that are returned; default: that of ``names``.
 
@@ -289,7 +294,7 @@ def noisy_columns(sds: Mapping[Any, str], *tables: Any) -> dict[Any, list[Any]]:
 
     ``sds`` has the name of these for each column; the first table that has it counts. An empty cell: the noise is not known.
     """
-    made = {name: tables[0][name].tolist() for name in sds}
+    made = {name: _listed(tables[0][name]) for name in sds}
     for name, column in sds.items():
         known = next((table[column] for table in tables if column in table), None)
         if known is not None:
@@ -315,7 +320,8 @@ def unused(name: str, names: Container[str]) -> str:
 def _listed(values: Any) -> list[Any]:
     """Return a column or rows as a list; a number as a list of it."""
     plain = values.tolist() if hasattr(values, "tolist") else values
-    return list(plain) if isinstance(plain, Sequence) and not isinstance(plain, (str, bytes)) else [plain]
+    rows = plain if isinstance(plain, Sequence) and not isinstance(plain, (str, bytes)) else [plain]
+    return [math.nan if is_na(row) else row for row in rows]
 
 
 def _check_names(row: Mapping[Any, Any], names: Sequence[str]) -> None:
@@ -411,7 +417,7 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
             raise _wrong_shape(tickets, _shape(_rows(tickets, y)))
         (value,) = value
         value = value.tolist() if hasattr(value, "tolist") else value
-    if says_failed(value):
+    if says_failed(value) or is_na(value):
         return FAILED
     if isinstance(value, complex):
         raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")

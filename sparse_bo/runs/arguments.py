@@ -25,6 +25,7 @@ from sparse_bo.evaluations.results import (
     check_kind,
     check_same_order,
     is_failed,
+    is_na,
     noisy_columns,
     only_column,
     outcomes_of,
@@ -436,7 +437,7 @@ def _numbers(kind: str, y: Any) -> list[float | None]:
     found = list[float | None]()
     for i, row in enumerate(rows if isinstance(rows, Sequence) else np.asarray(rows).flat):
         check_kind(row)
-        value = row.tolist() if hasattr(row, "tolist") else row
+        value = float("nan") if is_na(row) else row.tolist() if hasattr(row, "tolist") else row
         value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
         if says_failed(value):
             found.append(None)

@@ -13,6 +13,7 @@ from scipy.optimize import Bounds, rosen
 
 from sparse_bo import AskTell, Float, Int, Measured, Workers, maximize, minimize, optimize
 from sparse_bo.errors import ObjectiveError
+from sparse_bo.evaluations.results import FAILED
 from sparse_bo.kernels import TanimotoKernel
 from sparse_bo.policies import ExpectedImprovement, RandomSearch, TrustRegion
 from tests.evaluations import light
@@ -277,6 +278,21 @@ def test_a_table_of_arms_may_have_columns_of_truth_values_beside_numbers():
     loop = AskTell(table, initial=(pandas.Series([1, 2], index=[11, 7]), [1.0, 2.0]))
     assert loop.history.indices == [1, 2]
     assert loop.result().best_x.tolist() == [1.5, 2.0, 1.0]
+
+
+def test_missing_entries_of_nullable_columns_are_missing_results():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": [1.0, None, None], "b": [2, None, 3], "a_sd": [0.5, 0.5, None]}).convert_dtypes()
+    ends = [(1.0, 2.0), (FAILED, FAILED), (FAILED, 3.0)]
+    for given in (table, [row for _, row in table[["a", "b"]].iterrows()], [(1.0, 2), pandas.NA, {"a": pandas.NA, "b": 3}]):
+        loop = AskTell(bounds=[(0.0, 1.0)], objectives={"a": "max", "b": "max"}, workers=3)
+        loop.tell(loop.ask(3).tickets, given)
+        assert loop.history.rows[0].outcomes == ends
+    loop = AskTell(bounds=[(0.0, 1.0)], workers=3)
+    loop.tell(loop.ask(3).tickets, table["a"])
+    assert loop.history.rows[0].failed == 2
+    with pytest.raises(ValueError, match="expected finite initial values, got NaN"):
+        AskTell(bounds=[(0.0, 1.0)], initial=([[0.1], [0.2], [0.3]], table["a"]))
 
 
 @pytest.mark.parametrize("names", [None, ["A", "B", "C"]])
