@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import reprlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MappingView, Sequence, Set
@@ -437,7 +438,7 @@ def _numbers(kind: str, y: Any) -> list[float | None]:
     found = list[float | None]()
     for i, row in enumerate(rows if isinstance(rows, Sequence) else np.asarray(rows).flat):
         check_kind(row)
-        value = float("nan") if is_na(row) else row.tolist() if hasattr(row, "tolist") else row
+        value: Any = math.nan if is_na(row) else row.tolist() if hasattr(row, "tolist") else row
         value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
         if says_failed(value):
             found.append(None)
