@@ -106,8 +106,8 @@ def test_the_site_shows_python_in_no_other_way():
     assert set(shown) <= {"```", "```python", "```{toctree}", "```{eval-rst}", "```{include} ../README.md"}
 
 
-def test_the_space_of_the_page_on_runs_is_one(tmp_path):
-    (block,) = re.findall(r"```\n(rate = .*?)```", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), re.DOTALL)
+def test_the_space_of_the_page_on_the_command_line_is_one(tmp_path):
+    (block,) = re.findall(r"```\n(rate = .*?)```", (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "space.toml").write_text(block, encoding="utf-8")
     assert list(Space.load(tmp_path / "space.toml").parameters) == ["rate", "kind", "depth"]
 

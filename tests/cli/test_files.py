@@ -625,9 +625,9 @@ def test_a_choice_of_none_may_be_an_empty_cell_as_pandas_writes_it(tmp_path, mon
         assert {point["prune"] for point in loop.ask(8).parameters} == {None, "late"}  # the policy chooses
 
 
-def test_the_commands_of_the_page_on_runs_are_as_it_says(tmp_path, monkeypatch):
+def test_the_commands_of_the_page_on_files_are_as_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
     (space,) = re.findall(r"```\n(rate = .*?)```", page, re.DOTALL)
     (tmp_path / "space.toml").write_text(space, encoding="utf-8")
     (section,) = re.findall(r"^## By files, without Python$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
