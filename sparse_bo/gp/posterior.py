@@ -209,7 +209,7 @@ class Posterior:
             return self
         columns = self.root.columns(self.prior.kernel.cross(self.support, X))
         covariance = self._covariance(X, columns, X, columns)
-        covariance.diagonal(dim1=-2, dim2=-1).add_(self.noise)
+        covariance.diagonal(dim1=-2, dim2=-1).clamp_min_(self.floor).add_(self.noise)
         corner = safe_cholesky(covariance, scale=self.prior.kernel.diagonal(X).detach().amax())
         alpha = torch.cat([self.alpha, self.alpha.new_zeros(*self.alpha.shape[:-1], X.shape[-2])], dim=-1)
         return replace(
@@ -259,6 +259,6 @@ def exact(
     """
     K = prior.kernel.cross(X, X) if K is None else K
     K.diagonal(dim1=-2, dim2=-1).add_(noise if counts is None else noise / counts.to(K))
-    lower = safe_cholesky(K)
+    lower = safe_cholesky(K, least=noise if counts is None else noise / float(counts.max()))
     alpha = torch.cholesky_solve((y - prior.mean_at(X)).unsqueeze(-1), lower).squeeze(-1)
     return Posterior(prior, X, alpha, CholeskyRoot(lower), noise, floor)

@@ -41,7 +41,7 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
     return math.isfinite(found) and failed == 0.0
 
 
-def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> Tensor:
+def safe_cholesky(A: Tensor, *, scale: Tensor | None = None, least: float = 0.0) -> Tensor:
     """Return the lower Cholesky factor of a positive semi-definite matrix (``batch_shape x n x n``). O(n³).
 
     To the diagonal it adds as little as it takes: first nothing, then ``10, 10³, 10⁵, …`` times the round-off of the matrix
@@ -50,12 +50,14 @@ def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> Tensor:
     Args:
         A: The matrix.
         scale: Largest number (0-dim) that entries of ``A`` are a difference of, where they are: their round-off is that of it.
+        least: Lower bound on the eigenvalues of ``A``, such as the noise on the diagonal of a kernel matrix. No square of the
+            factor's diagonal is below it: one below half of it is round-off, by which solutions would be divided.
 
     Raises:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
     """
     factor, info = torch.linalg.cholesky_ex(A)
-    if _went_well(factor, info):
+    if _went_well(factor, info) and _is_above(factor, 0.5 * least):
         return factor
     # All of A, not its diagonal: CUDA factorises NaN without saying so.
     if not bool(A.detach().isfinite().all()):
@@ -69,13 +71,18 @@ def safe_cholesky(A: Tensor, *, scale: Tensor | None = None) -> Tensor:
         if jitter > most:
             break
         jittered = try_cholesky(A, jitter=jitter)
-        if jittered is not None:
+        if jittered is not None and _is_above(jittered, 0.5 * (least + jitter)):
             return jittered
     hint = "" if A.dtype == torch.float64 else ", and use torch.float64"
     raise ValueError(
         f"a matrix of shape {tuple(A.shape)} is not positive semi-definite even with jitter {min(jitter, most):.1e}; "
         f"check that the kernel is positive definite and that inputs are finite{hint}"
     )
+
+
+def _is_above(factor: Tensor, least: float) -> bool:
+    """Return whether the squares of a factor's diagonal are at least so large. Waits for a device if ``least`` is above 0."""
+    return not least or bool((factor.detach().diagonal(dim1=-2, dim2=-1).square() >= least).all())
 
 
 def safe_factors(A: Tensor) -> Tensor:

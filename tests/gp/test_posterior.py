@@ -9,7 +9,7 @@ from torch import Tensor
 from sparse_bo.gp import dtc
 from sparse_bo.gp.dtc import nystrom_factor
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
-from sparse_bo.gp.posterior import MatrixRoot, Posterior, ProcessPrior, exact
+from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot, Posterior, ProcessPrior, exact
 from tests.builders import arms, waves
 from tests.oracles import Gaussian, exact_gp, nystrom, rbf, tolerance
 
@@ -115,6 +115,23 @@ def test_moments_given_a_pending_point_are_those_of_conditioning(kind):
     y = arms(1, seed=7)
     again = after.moments_given(A, found, y, after.moments(y))
     torch.testing.assert_close(again.variance, after.condition(y).variance(A))
+
+
+def test_a_variance_that_round_off_makes_negative_is_the_floor():
+    """A run in two inputs ended in an error: a point that 183 exact results determine had a variance of −5.5."""
+    X = arms(8)
+    posterior = exact(PRIOR, X, waves(X), noise=1e-12, floor=1e-12)
+    wrong = replace(posterior, root=CholeskyRoot(0.9 * posterior.root.lower))
+    assert float(wrong.joint(X[:1]).covariance) < -0.1
+    after = wrong.condition(X[:1]).condition(X[1:2])
+    assert bool((after.moments(X).variance >= 0.0).all())
+
+
+def test_the_noise_of_an_exact_posterior_is_a_bound_of_its_pivots():
+    X = torch.tensor([[0.25], [0.25 + 1e-9], [0.25 - 1e-9], [0.75]], dtype=torch.float64)
+    for noise in (1e-12, 1e-16):  # the second is below the round-off
+        lower = exact(PRIOR, torch.cat([X, X]), torch.zeros(8, dtype=torch.float64), noise=noise).root.lower
+        assert float(lower.diagonal().square().min()) >= 0.5 * noise
 
 
 def test_conditioning_on_nothing_changes_nothing():

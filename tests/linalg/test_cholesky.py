@@ -21,6 +21,16 @@ def test_a_positive_definite_matrix_needs_no_jitter(
     assert torch.equal(L, L.tril())
 
 
+def test_a_pivot_that_round_off_has_eaten_is_none(device: torch.device) -> None:
+    """One of 2·10⁻¹⁶ where the noise on the diagonal was 10⁻¹²: solutions were divided by its root."""
+    A = torch.tensor([[1.0, 1.0], [1.0, 1.0 + 2.0**-52]], dtype=torch.float64, device=device)
+    assert float(safe_cholesky(A)[1, 1]) == 2.0**-26
+    L = safe_cholesky(A, least=1e-12)
+    assert float(L[1, 1].square()) > 0.5e-12
+    assert float((L @ L.T - A).abs().max()) < 1e-10
+    assert torch.equal(safe_cholesky(A, least=2.0**-53), safe_cholesky(A))
+
+
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12], ids=["tiny", "unit", "huge"])
 def test_the_jitter_of_a_singular_matrix_is_its_own_round_off(
     scale: float, dtype: torch.dtype, device: torch.device, generator: torch.Generator

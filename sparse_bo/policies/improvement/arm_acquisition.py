@@ -236,7 +236,7 @@ class ConditionedArms:
         weights = gp.root.lift(gp.root.columns(K_DF)).mT
         C = across - weights[:, :n] @ self.columns - weights[:, n:] @ self.given
         corner = C[:, arms]
-        corner.diagonal().add_(gp.noise)
+        corner.diagonal().clamp_min_(gp.floor).add_(gp.noise)
         lower = safe_cholesky(corner, scale=across[:, arms].diagonal().amax())  # of which it is a difference
         rows = solve_lower(lower, C)  # p x a
         left = self.variance - gp.prior.scale * rows.square().sum(dim=0)
