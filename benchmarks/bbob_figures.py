@@ -192,7 +192,7 @@ half chooses). The default is `maximize(f, bounds=…, budget=…)` without sett
 ennbo==0.1.9 faiss-cpu`) have their own defaults. An instance's number is the seed of the method, too. *5 inputs of 200*: the
 others have no effect. Targets: 51 precisions from 10² to 10⁻⁸, of the lowest value among the points evaluated. Wins and losses
 are of the precision in the end, with noise that of the recommended point; the noise has 5 % of the median's distance from the
-optimum as its standard deviation. The figure shows the runs that all methods of a panel have made. Differences below one per
+optimum as its standard deviation. The figures show the runs that all methods of a panel have made. Differences below one per
 cent are ties; p is of a two-sided sign test. Seconds are of the processor that made most runs of a table.
 """,
     jobs=jobs,
