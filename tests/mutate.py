@@ -154,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="mutants whose file or fault has one of these words")
     chosen = parser.parse_args(arguments)
     mutants = [m for m in read() if chosen.only is None or any(word in f"{m.file} {m.fault}" for word in chosen.only)]
+    if not mutants:
+        sys.exit(f"expected words of mutants' files or faults, got {' '.join(chosen.only)}, which none has")
     if lines := wrong(mutants, ROOT):
         sys.exit("\n".join([f"{TABLE.name} does not fit the code:", *lines]))
     bad = 0
