@@ -224,7 +224,7 @@ for hyper-parameters. One thread, one trial at a time. Ranks are over tasks and 
 are neither wins nor losses; p is of a two-sided sign test. In six further tasks the learner is chosen, too, of three or four on
 the same data, and its settings are conditional (`when=`): 19 to 26 parameters, 5 to 9 at a time. No default was chosen by them;
 `SparseBOSampler` is this package's in a study of Optuna, TPE is grouped. The long runs are of LightGBM, whose ways of boosting
-have settings of their own (14, of which 10 at a time). Processor time is that of the tuner, without the
+have settings of their own (14, of which 10 to 12 at a time). Processor time is that of the tuner, without the
 learner's; runs were made two to four at a time on two cores, and Optuna's GP without the package greenlet, so read it as an
 order of magnitude.
 """,

@@ -259,6 +259,7 @@ def exact(
     """
     K = prior.kernel.cross(X, X) if K is None else K
     K.diagonal(dim1=-2, dim2=-1).add_(noise if counts is None else noise / counts.to(K))
-    lower = safe_cholesky(K, least=noise if counts is None else noise / float(counts.max()))
+    most = float(counts.max()) if counts is not None and counts.numel() else 1.0
+    lower = safe_cholesky(K, least=noise / most)
     alpha = torch.cholesky_solve((y - prior.mean_at(X)).unsqueeze(-1), lower).squeeze(-1)
     return Posterior(prior, X, alpha, CholeskyRoot(lower), noise, floor)

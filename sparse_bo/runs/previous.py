@@ -393,7 +393,8 @@ def _warn_of_fewer_digits(domain: Arms, X: Tensor, new: Tensor) -> None:
     """
     assert isinstance(domain.points, Tensor)
     arms, places = domain.points[: domain.count].cpu().double(), new.nonzero().flatten()
-    span = (arms.amax(dim=0) - arms.amin(dim=0)).clamp_min(1e-300)
+    span = arms.amax(dim=0) - arms.amin(dim=0)
+    span = span.where(span > 0.0, 1.0)  # of a constant
     alike = list[tuple[int, int]]()
     size = max(1, 2**24 // len(arms))
     for some in (places[k : k + size] for k in range(0, len(places), size)):

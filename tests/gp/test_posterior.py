@@ -127,6 +127,14 @@ def test_a_variance_that_round_off_makes_negative_is_the_floor():
     assert bool((after.moments(X).variance >= 0.0).all())
 
 
+def test_without_points_it_is_the_prior():
+    X, nothing = arms(3), torch.empty(0, dtype=torch.float64)
+    for counts in (None, nothing):
+        at = exact(PRIOR, X[:0], nothing, noise=NOISE, counts=counts).moments(X)
+        torch.testing.assert_close(at.mean, torch.full_like(at.mean, MEAN))
+        torch.testing.assert_close(at.variance, torch.full_like(at.mean, SCALE))
+
+
 def test_the_noise_of_an_exact_posterior_is_a_bound_of_its_pivots():
     X = torch.tensor([[0.25], [0.25 + 1e-9], [0.25 - 1e-9], [0.75]], dtype=torch.float64)
     for noise in (1e-12, 1e-16):  # the second is below the round-off

@@ -220,6 +220,9 @@ def test_candidates_that_are_written_with_fewer_digits_are_named():
     assert loop.about["others"] == 1
     with pytest.warns(NumericalWarning, match="near candidate 7"):
         AskTell(LIBRARY.double(), initial=(LIBRARY[7:8].float().double().numpy(), [1.0]))
+    constant = torch.cat([LIBRARY, torch.full_like(LIBRARY[:, :1], 0.3)], dim=-1).double()
+    with pytest.warns(NumericalWarning, match="near candidate 9"):
+        AskTell(constant, initial=(constant[9:10].numpy().round(5), [1.0]))
 
 
 def test_they_are_taken_by_initial_alone():
