@@ -449,7 +449,7 @@ def test_turbo_begins_anew_when_its_region_is_spent() -> None:
 
 def test_scbo_searches_around_the_best_feasible_point_or_the_least_violation_and_begins_anew() -> None:
     torch.manual_seed(0)
-    peer = part("botorch_loop").SCBO(2, 0)
+    peer = part("botorch_loop").SCBO(2, 100, 0)
     X = peer.ask(100)
     assert X.shape == (4, 2)
     outcomes = torch.tensor([[9.0, 3.0], [1.0, 2.0], [8.0, 1.0], [2.0, 4.0]], dtype=torch.float64)

@@ -38,7 +38,7 @@ from .ask_tell import run_peer
 from .problems import Task
 from .trace import Trace
 
-__all__ = ["SCBO", "BoTorchLoop", "OutcomesLoop", "Turbo", "fit", "run_botorch"]
+__all__ = ["LARGE", "SCBO", "BoTorchLoop", "OutcomesLoop", "Turbo", "fit", "run_botorch"]
 
 LARGE = 1000
 """Budgets above are taken in batches of 50."""
@@ -102,7 +102,7 @@ class BoTorchLoop:
 
 
 class OutcomesLoop:
-    """The loop of :class:`BoTorchLoop` with measured constraints, or with several objectives, in batches of ten.
+    """The loop of :class:`BoTorchLoop` with measured constraints or several objectives, in batches of 10 (50 beyond 1,000).
 
     Args:
         dims: Inputs of the unit cube.
@@ -116,7 +116,7 @@ class OutcomesLoop:
         self._bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, dims)
         self._first = SobolEngine(dims, scramble=True, seed=seed).draw(max(2 * dims, 10), dtype=torch.float64)[:budget]
         self.X, self._Y = torch.empty(0, dims, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
-        self._objectives, self._reference = objectives, reference
+        self._objectives, self._reference, self._batch = objectives, reference, 50 if budget > LARGE else 10
         self._model: SingleTaskGP | None = None
 
     def ask(self, left: int) -> Tensor:
@@ -142,7 +142,8 @@ class OutcomesLoop:
                     constraints=limits,
                     prune_baseline=True,
                 )
-            X, _ = optimize_acqf(improvement, self._bounds, q=min(10, left), num_restarts=10, raw_samples=512, sequential=True)
+            q = min(self._batch, left)
+            X, _ = optimize_acqf(improvement, self._bounds, q, num_restarts=10, raw_samples=512, sequential=True)
         return X
 
     def tell(self, X: Tensor, Y: Tensor) -> None:
@@ -314,14 +315,15 @@ class SCBO:
     """SCBO (Eriksson & Poloczek 2021) as in BoTorch's tutorial: :class:`Turbo` for one objective with measured constraints.
 
     A model of every outcome, a region with equal sides around the best feasible point (before there is one, around that with
-    the least total violation), 4 points at a time by constrained posterior samples over 2,000 candidates. As :class:`Turbo` it
-    begins anew with two Sobol points per input once the region's side is below 2⁻⁷, where the tutorial ends.
+    the least total violation), 4 points at a time (50 beyond 1,000 evaluations) by constrained posterior samples over 2,000
+    candidates. As :class:`Turbo` it begins anew with two Sobol points per input once the region's side is below 2⁻⁷, where the
+    tutorial ends.
     """
 
     CANDIDATES = 2000
 
-    def __init__(self, dims: int, seed: int) -> None:
-        self._batch, self._dims, self._seed, self._regions = 4, dims, seed, 0
+    def __init__(self, dims: int, budget: int, seed: int) -> None:
+        self._batch, self._dims, self._seed, self._regions = 50 if budget > LARGE else 4, dims, seed, 0
         self._begin()
 
     def ask(self, left: int) -> Tensor:
