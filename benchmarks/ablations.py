@@ -74,7 +74,7 @@ class Signs:
     def after(self, before: region.Region, settings: Any, **options: Any) -> region.Region:
         """Move the region as the package does, and note restarts."""
         moved = _after(before, settings, **options)
-        self.restarted |= moved.restarts > 0
+        self.restarted |= moved.start > 0
         return moved
 
     @contextmanager

@@ -94,7 +94,7 @@ class Improvement:
 def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = 0.09) -> Tensor:
     """Return which of ``N`` points the model knows as well as an evaluation could show, ``N`` booleans.
 
-    Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the observations'. They are
+    Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the output scale. They are
     resolved, too, below a standard deviation of 10⁻⁷, and from the fourth pick of a batch on below 10⁻⁴ times a square of their
     number, lest a large batch crowds one maximum. Points whose mean exceeds the best by more than that are not resolved: only
     evaluated points are recommended.
@@ -106,8 +106,7 @@ def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: i
         picked: Number of picks of the batch before.
         share: Of the noise variance.
     """
-    noise = gp.noise_variance
-    by_noise = 0.0 if noise < 1e-6 else share * noise
+    by_noise = share * gp.noise_variance if gp.noise > 1.001e-6 else 0.0  # exact observations have up to 1e-6, rounded
     resolution = 1e-7 if picked < CLIMBED else 1e-4 * (picked / CLIMBED) ** 2
     enough = max(by_noise, resolution**2)
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))

@@ -117,7 +117,7 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
             if fresh:
                 region = region.resized(settings, progress=progress, fresh=fresh, inputs=inputs)
             if region.length < settings.shortest_length:
-                region = Region(centre=centre, length=settings.first_length, restarts=region.restarts + 1)
+                region = Region(centre=centre, length=settings.first_length)
             return replace(region, centre=centre)
         rows = torch.arange(total, device=Y.device)
         return region.after(

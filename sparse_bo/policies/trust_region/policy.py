@@ -50,27 +50,47 @@ class RegionSearch(BoxBatches[RegionState]):
         centre = U[highest if region.centre is None else region.centre]
         most = self.settings.model_size
         with watch.phase("learn"):
-            fitted = fitted_region(U, seen, centre=centre, before=before.fitted, since=before.pulls, most=most)
+            since = after.pulls if region.local else before.pulls  # then nothing is learned for the whole box
+            fitted = fitted_region(U, seen, centre=centre, before=before.fitted, since=since, most=most)
+            near = self._near(after, region, before=before.near, since=before.pulls)
         with watch.phase("fit"), one_thread():
-            rows = fitted.rows
-            region = region.after(
+            model = near or fitted
+            rows = model.rows
+            moved = region.after(
                 self.settings,
                 rows=rows,
-                means=fitted.warp(seen.values[rows]) if seen.exact else fitted.gp.mean(U[rows]),
+                means=model.warp(seen.values[rows]) if seen.exact else model.gp.mean(U[rows]),
                 newest=after.pulls if before.fitted is None else before.pulls,
                 total=after.pulls,
                 distinct=int((seen.rows >= region.start).sum()),
                 inputs=self.box.parameter_count,
-                noise=0.0 if seen.exact else fitted.gp.noise_variance**0.5,
+                noise=0.0 if seen.exact else model.gp.noise_variance**0.5,
+                may_be_local=bool(seen.exact) and not self.settings.cumulative,
             )
-        return replace(after, region=region, fitted=fitted)
+        if moved.local != region.local:
+            with watch.phase("learn"):
+                near = self._near(after, moved, before=None, since=0)
+        return replace(after, region=moved, fitted=fitted, near=near)
+
+    def _near(self, state: RegionState, region: Region, *, before: FittedRegion | None, since: int) -> FittedRegion | None:
+        """Return the model of a local region, of 20 + 10 d points; ``None`` of another region."""
+        if not region.local:
+            return None
+        U = state.U
+        most = min(self.settings.model_size, 20 + 10 * U.shape[1])
+        return fitted_region(U, state.replicates, centre=U[region.centre], before=before, since=since, most=most, local=True)
 
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
         state = replace(self.init(), **thaw_fields(RegionState, frozen))
         if state.region is None:
             return state
-        return replace(state, fitted=thaw_region(part_of(frozen, "fitted"), state.U, state.replicates))
+        near = part_of(frozen, "near")
+        return replace(
+            state,
+            fitted=thaw_region(part_of(frozen, "fitted"), state.U, state.replicates),
+            near=thaw_region(near, state.U, state.replicates) if near else None,
+        )
 
     def picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q x d`` maximisers of expected improvement.
@@ -94,7 +114,7 @@ class RegionSearch(BoxBatches[RegionState]):
         self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator, worthwhile: bool = False
     ) -> Tensor:
         """Return ``q x d`` maximisers of expected improvement, or at most as many worthwhile ones of the knowledge gradient."""
-        fitted, region = state.fitted, state.region
+        fitted, region = state.near or state.fitted, state.region
         assert fitted is not None
         assert region is not None
         with one_thread():
@@ -108,7 +128,7 @@ class RegionSearch(BoxBatches[RegionState]):
             searches = self._searches(
                 state, fitted, region, gp=gp, out=out, refuse=refuse, knowledge=knowledge, generator=generator
             )
-            share = self.settings.exploration_share(self.box.parameter_count)
+            share = 0.0 if region.local else self.settings.exploration_share(self.box.parameter_count)
             U = batch_of(gp, searches, q, exploration=share, generator=generator, only_worthwhile=worthwhile)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
@@ -162,7 +182,7 @@ class RegionSearch(BoxBatches[RegionState]):
             each = zip(corners, others, strict=True)
             corners = Corners(*(torch.cat([a.expand_as(around), b.expand_as(along)]) for a, b in each))
             around = torch.cat([around, along])
-        if fitted.learned.additive:  # the best value of an input may lie outside of the region
+        if fitted.learned.additive and not region.local:  # the best value of an input may lie outside of the region
             corners, around = box, torch.cat([around, combined_points(gp, centre, generator=generator)])
         return [make(around, corners, gain=improvement(best), centre=shared), anywhere]
 
@@ -176,7 +196,8 @@ class TrustRegion(RegionSettings):
     functions of one input) and a warping of the observations are chosen by their evidence. The picks of a batch maximise log
     expected improvement by gradients, each conditioned on the ones before it. In more than ``many_inputs`` inputs they differ
     from the centre in about ``perturbed_inputs`` inputs. A region that has become short gives way to another one; all data
-    stays in the model.
+    stays in the model. If it ends around the best point and there is no noise, a local region comes first: its model knows the
+    20 + 10 d points nearest to the best one alone.
 
     The best point of the design is evaluated once more. If the objective gives the same value, it has no noise: the model
     interpolates, and the highest observation is recommended. Else the point of the highest posterior mean is, and improvement

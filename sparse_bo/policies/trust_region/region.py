@@ -77,7 +77,7 @@ class RegionSettings(ImprovementSettings):
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts (cumulative regret); its
             initial design has at most 10 points.
         first_length: Length of the region at the start and after a restart.
-        shortest_length: The search restarts elsewhere when the length falls below it.
+        shortest_length: The search restarts elsewhere when the length falls below it; of a local region, below its square.
         patience: Batches in a row with progress after which the length doubles. It halves after ``patience + 1`` evaluations
             in a row without progress, or d if that is more.
         candidates: Points at which expected improvement is computed before it is climbed.
@@ -138,7 +138,11 @@ def default_batch(evaluations: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A box around the best point of its own evaluations. A value."""
+    """A box around the best point of its own evaluations. A value.
+
+    A *local* region is around the best of all, and its model knows the nearest points alone: the scale of its values, and the
+    noise that a model needs for kinks, become smaller with it. docs/decisions/188.
+    """
 
     centre: int | None
     """Row of the evaluated points; ``None`` while the restart design is evaluated: the region is the whole box."""
@@ -150,8 +154,8 @@ class Region:
     """Evaluations since the last progress."""
     start: int = 0
     """Row of the first evaluation of the region. Earlier ones inform the model only."""
-    restarts: int = 0
-    """Number of regions before this one."""
+    local: bool = False
+    """Whether its model knows the points nearest to the centre alone."""
 
     def half_sides(self, lengthscales: Tensor) -> Tensor:
         """Return half of the sides (``d``), which are proportional to the lengthscales."""
@@ -174,6 +178,7 @@ class Region:
         distinct: int,
         inputs: int,
         noise: float,
+        may_be_local: bool = False,
     ) -> Region:
         """Return the region after a batch (Eriksson et al. 2019, §2, on posterior means instead of observations). O(n).
 
@@ -189,6 +194,7 @@ class Region:
             distinct: Distinct points evaluated since the region began.
             inputs: Their number; a category counts once.
             noise: Standard deviation of an observation, in the units of ``means``.
+            may_be_local: Whether a local region follows one that ends around the best point of all.
         """
         own = rows >= self.start
         if self.centre is None:
@@ -200,8 +206,14 @@ class Region:
         if bool(new.any()) and bool(old.any()):
             rise = float(means[new].max() - means[old].max())
             region = self.resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), inputs=inputs)
-        if region.length < settings.shortest_length:
-            return Region(centre=None, length=settings.first_length, start=total, restarts=self.restarts + 1)
+        if self.local:  # without new points near it, nothing there was worth an evaluation
+            ended = region.length < settings.shortest_length**2 or not bool(new.any())
+        else:
+            ended = region.length < settings.shortest_length
+        if ended and may_be_local and not self.local and (best := _highest(rows, means, rows >= 0)) >= self.start:
+            return Region(centre=best, length=8.0 * settings.shortest_length, local=True)
+        if ended:
+            return Region(centre=None, length=settings.first_length, start=total)
         return replace(region, centre=_highest(rows, means, own)) if bool(own.any()) else region
 
     def resized(self, settings: RegionSettings, *, progress: bool, fresh: int, inputs: int) -> Region:
@@ -255,6 +267,8 @@ class RegionState(OneOutcome, BoxState):
     """The region; ``None`` before the initial design is complete."""
     fitted: FittedRegion | None = field(default=None, metadata=PARTLY)
     """The model of a part of the observations; ``None`` before the initial design is complete."""
+    near: FittedRegion | None = field(default=None, metadata=PARTLY)
+    """The model of a local region; ``None`` in another one."""
     merges: bool = False
     """Whether the model merges the evaluations of a point."""
     sd: Tensor | None = field(default=None, metadata=sized("n"))

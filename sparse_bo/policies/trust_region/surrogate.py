@@ -95,22 +95,25 @@ class FittedRegion:
         return (self.warp(y) - mean) / (variance + noise).sqrt()
 
 
-def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, learned: Hyperparameters | None, most: int) -> Tensor:
+def known_rows(
+    X: Tensor, y: Tensor, *, centre: Tensor, learned: Hyperparameters | None, most: int, local: bool = False
+) -> Tensor:
     """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending.
 
-    Without ``learned``, the nearest by distance. Of several centres (``c x d``) the nearest one to a row counts.
+    Without ``learned``, the nearest by distance; ``local``: the nearest alone. Of several centres (``c x d``) the nearest one
+    to a row counts.
     """
     n = len(y)
     if n <= most:
         return torch.arange(n, device=X.device)
-    first = y.argsort(descending=True, stable=True)[: min(HIGHEST, most // 4)]
+    scattered = 0 if local else most // 4  # over the whole run
+    first = y.argsort(descending=True, stable=True)[: min(HIGHEST, scattered)]
     squares = []
     for point in centre.reshape(-1, X.shape[1]):
         scaled = X - point if learned is None else learned.scaled(X - point)
         squares.append(scaled.square().sum(dim=-1))
     order = torch.stack(squares).amin(dim=0).argsort(stable=True)
     rest = order[~torch.isin(order, first)]
-    scattered = most // 4  # over the whole run
     near = most - len(first) - scattered
     far = rest[near:]
     spread = far[torch.linspace(0, len(far) - 1, scattered, dtype=torch.float64, device=X.device).round().long()]
@@ -131,6 +134,7 @@ def fitted_region(
     kinds: Sequence[str] = KINDS,
     rotates: bool = True,
     kernel: Covariance | None = None,
+    local: bool = False,
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
@@ -151,12 +155,13 @@ def fitted_region(
         kinds: Of warpings to choose among.
         rotates: Whether lengthscales may be along other directions than the inputs.
         kernel: Given, in place of a learned one: mean, scale, noise and warping alone are chosen, without a model before.
+        local: Whether the model knows the nearest points to the centre alone.
     """
     ranking = seen.values if ranking is None else ranking
     priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
     at, n = seen.rows, len(seen.rows) if size is None else size
     now = None if before is None else before.learned
-    rows = at[known_rows(X[at], ranking[at], centre=centre, learned=now, most=most)]
+    rows = at[known_rows(X[at], ranking[at], centre=centre, learned=now, most=most, local=local)]
     U, v = X[rows], seen.values[rows]
     some = rows[known_rows(U, ranking[rows], centre=centre, learned=now, most=LEARNED_FROM)]
     data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)

@@ -246,22 +246,40 @@ def test_the_settings_say_when_a_length_changes():
     assert moved(Region(centre=3, length=0.4), 0.0, 1.0, settings=quick).length == 0.8
     assert moved(Region(centre=3, length=1.0), 0.0, 1.0, settings=quick).length == 1.0
     assert moved(Region(centre=3, length=0.5), 1.0, 0.0, settings=quick).length == 0.5  # the restart's
-    assert moved(Region(centre=3, length=0.5), 1.0, 0.0, settings=quick).restarts == 1
+    assert moved(Region(centre=3, length=0.5), 1.0, 0.0, settings=quick).start == 14
 
 
 def test_a_short_region_gives_way_to_one_around_the_best_of_a_restart_design():
     region = moved(Region(centre=3, length=2.0**-7), 1.0, 0.0)
-    assert region == Region(centre=None, length=0.8, start=14, restarts=1)
+    assert region == Region(centre=None, length=0.8, start=14)
     rows, means = torch.arange(18), torch.zeros(18, dtype=torch.float64)
     means[3], means[15] = 1.0, 0.2
     known = {"rows": rows, "means": means, "newest": 14, "total": 18, "inputs": 3, "noise": 0.0}
     after = region.after(SETTINGS, **known, distinct=4)
-    assert (after.centre, after.length, after.restarts) == (15, 0.8, 1)  # row 3 is better, and of the region before
+    assert (after.centre, after.length, after.start) == (15, 0.8, 14)  # row 3 is better, and of the region before
     assert region.after(SETTINGS, **known, distinct=3).centre is None
 
 
+def test_a_local_region_follows_one_that_ends_around_the_best_point():
+    rows, means = torch.arange(14), torch.zeros(14, dtype=torch.float64)
+    means[6] = 1.0
+    known = {"rows": rows, "means": means, "newest": 10, "total": 14, "distinct": 14, "inputs": 3, "noise": 0.0}
+    ends = Region(centre=6, length=2.0**-7, start=5)
+    local = Region(centre=6, length=2.0**-4, local=True)
+    assert ends.after(SETTINGS, **known, may_be_local=True) == local
+    elsewhere = Region(centre=None, length=0.8, start=14)
+    assert ends.after(SETTINGS, **known) == elsewhere
+    assert Region(centre=8, length=2.0**-7, start=7).after(SETTINGS, **known, may_be_local=True) == elsewhere  # a worse one
+    smaller = local.after(SETTINGS, **known, may_be_local=True)
+    assert (smaller.centre, smaller.length, smaller.local) == (6, 2.0**-5, True)
+    short = Region(centre=6, length=2.0**-14, local=True)
+    assert short.after(SETTINGS, **known, may_be_local=True) == elsewhere
+    known |= {"rows": rows[:10], "means": means[:10]}  # no new point near it
+    assert local.after(SETTINGS, **known, may_be_local=True) == elsewhere
+
+
 def test_evaluations_before_the_region_are_no_progress():
-    region = Region(centre=12, length=0.4, start=11, restarts=1)
+    region = Region(centre=12, length=0.4, start=11)
     rows, means = torch.arange(18), torch.zeros(18, dtype=torch.float64)
     means[3], means[12], means[15] = 3.0, 1.0, 2.0
     after = region.after(SETTINGS, rows=rows, means=means, newest=14, total=18, distinct=7, inputs=3, noise=0.0)
@@ -286,6 +304,8 @@ def test_the_model_knows_the_highest_the_nearest_and_some_of_everywhere():
     assert torch.isin(distance.argsort()[:100], rows).all()
     assert float(distance[rows].max()) > 0.9 * float(distance.max())
     assert torch.equal(known_rows(X[:50], y[:50], centre=centre, learned=None, most=200), torch.arange(50))
+    near = known_rows(X, y, centre=centre, learned=None, most=200, local=True)
+    assert torch.equal(near, distance.argsort()[:200].sort().values)
 
 
 def ridge(X, *, slope):

@@ -51,6 +51,51 @@ def test_branin_is_solved_in_sixty_evaluations(seed):
     assert result.best_mean == pytest.approx(-0.397887, abs=2e-3)
 
 
+def kinked(X):
+    """The distance along two turned axes, one ten times as steep: its kinks meet at (0.37, 0.61)."""
+    Z = (X - torch.tensor([0.37, 0.61], dtype=torch.float64)) @ torch.tensor([[0.6, -8.0], [0.8, 6.0]], dtype=torch.float64)
+    return -Z.abs().sum(dim=-1)
+
+
+@pytest.mark.slow
+def test_a_local_region_gets_closer_to_a_kink():
+    result = maximize(kinked, bounds=unit_box(), policy=TrustRegion(), budget=110, seed=0)
+    assert float(kinked(result.best_x.unsqueeze(0))) > -1e-3
+
+
+def in_local_region():
+    """A run in a local region, whose evaluations before it were few."""
+    policy = TrustRegion(batch_size=2, patience=1, first_length=0.4, shortest_length=0.3)
+    loop = AskTell(bounds=unit_box(), policy=policy, budget=60, seed=0)
+    while not (loop.state.region and loop.state.region.local):
+        batch = loop.ask()
+        loop.tell(batch, kinked(batch.X))
+    return loop
+
+
+def test_in_a_local_region_picks_are_near_and_predictions_are_those_of_the_whole_box():
+    loop = in_local_region()
+    state = loop.state
+    picks = state.box.to_unit(loop.ask().X)
+    lower, upper = state.region.corners(state.U[state.region.centre], state.near.learned.reach)
+    assert bool(((picks >= lower - 1e-12) & (picks <= upper + 1e-12)).all())
+    assert state.pulls - 1 in state.fitted.rows.tolist()
+    best = loop.result().predict(loop.result().best_x.unsqueeze(0))
+    assert float(best["value"][0]) == pytest.approx(loop.result().best_mean, abs=1e-2)
+
+
+def test_a_local_region_is_thawed_with_its_model():
+    state = in_local_region().state
+    mechanism = TrustRegion(batch_size=2, patience=1, first_length=0.4, shortest_length=0.3).on(state.box)
+    again = mechanism.thaw(mechanism.freeze(state))
+    asked = [
+        mechanism.ask(one, max_q=2, generator=torch.Generator().manual_seed(5), pending=unit_box()[:0])
+        for one in (state, again)
+    ]
+    assert torch.equal(asked[0].picks, asked[1].picks)
+    assert again.near is not None
+
+
 @pytest.mark.slow
 def test_a_second_best_maximum_is_left():
     """Two bumps, the lower one wide: the run starts there, resolves it in 20 evaluations, and has to find the narrow one."""
