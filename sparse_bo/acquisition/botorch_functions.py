@@ -243,11 +243,9 @@ class KnownPicks(Model):  # type: ignore[misc]  # BoTorch ships no types
         """Start without picks."""
         super().__init__()
         self.closed = closed
-        self.at: Points | None = None
-        """The points that are asked for next; ``None``: not known yet."""
+        self.at: Points | None = None  # The points that are asked for next; None: not known yet
         self.picks: Points | None = None
-        self.covariance: Tensor | None = None
-        """``q x q`` of the picks (y²)."""
+        self.covariance: Tensor | None = None  # q x q of the picks (y²)
 
     def add(self, point: Points) -> None:
         """Add a pick. O(q² (d + r))."""

@@ -25,8 +25,7 @@ Refusal = Callable[[Tensor], Tensor]
 NonlinearConstraint = tuple[Callable[[Tensor], Tensor], bool]
 """``(callable, True)``: ``callable(x) ≥ 0`` for a point ``x`` (``d``)."""
 
-BURN_IN, THINNING = 1_000, 8
-"""Of the hit-and-run chain that samples a polytope: its samples are only starts of searches."""
+BURN_IN, THINNING = 1_000, 8  # Of the hit-and-run chain that samples a polytope: its samples are only starts of searches
 
 BOX_SEARCH: Mapping[str, Any] = {"maxiter": 200, "ftol": 1e-7, "factr": None, "pgtol": 1e-5}
 """Of L-BFGS-B on scores scaled to order one: half the steps of SciPy's defaults, for a loss of 10⁻⁷ of the scores' range."""
@@ -177,11 +176,10 @@ def _understood(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_feasible(
     bounds: Tensor,
-    *,
-    inequality: Sequence[LinearConstraint] | None,
-    equality: Sequence[LinearConstraint] | None,
-    nonlinear: Sequence[NonlinearConstraint] | None,
-    fixed: Mapping[int, float] | None,
+    inequality: Sequence[LinearConstraint] | None = None,
+    equality: Sequence[LinearConstraint] | None = None,
+    nonlinear: Sequence[NonlinearConstraint] | None = None,
+    fixed: Mapping[int, float] | None = None,
     refuse: Refusal | None = None,
 ) -> Feasible:
     """Check bounds, fixed features and the form of constraints.
@@ -200,14 +198,11 @@ def check_feasible(
                 f"nonlinear_inequality_constraints[{i}] ties several points together, but picks are made one after another; "
                 "pass (callable of one point, True)"
             )
-    return Feasible(
-        box,
-        [_check_linear(f"inequality_constraints[{i}]", c, box) for i, c in enumerate(inequality or ())],
-        [_check_linear(f"equality_constraints[{i}]", c, box) for i, c in enumerate(equality or ())],
-        list(nonlinear or ()),
-        _check_fixed(fixed, box),
-        refuse,
+    above, equal = (
+        [_check_linear(f"{name}_constraints[{i}]", c, box) for i, c in enumerate(given or ())]
+        for name, given in (("inequality", inequality), ("equality", equality))
     )
+    return Feasible(box, above, equal, list(nonlinear or ()), _check_fixed(fixed, box), refuse)
 
 
 def _check_linear(name: str, constraint: LinearConstraint, box: Box) -> LinearConstraint:

@@ -12,18 +12,7 @@ from botorch.acquisition import AcquisitionFunction
 from botorch.models.model import Model
 from torch import Tensor
 
-from sparse_bo.acquisition.botorch_functions import (
-    Pending,
-    box_chooser,
-    check_acquisition,
-    check_scale,
-    choices_chooser,
-    draw_again,
-    is_sampled,
-    sampled_chooser,
-    seeded_chooser,
-    unchanged,
-)
+from sparse_bo.acquisition import botorch_functions
 from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, Refusal, check_feasible
 from sparse_bo.acquisition.picking import BoxChooser, BoxSearch, Chooser, UpperConfidence, best_choice, cost, pick_until
 from sparse_bo.acquisition.posteriors import ClosedForm, batch_posterior
@@ -140,20 +129,13 @@ def optimize_batch(
     if refuse is not None and (choices is not None or acq_function is not None):
         raise ValueError("refuse is for upper confidence bounds on a box; leave choices= and acq_function= out, or filter them")
     feasible = None
+    constraints = (inequality_constraints, equality_constraints, nonlinear_inequality_constraints, fixed_features)
     if choices is None:
         if bounds is None:
             raise ValueError("expected either bounds (2 x d corners of a box) or choices= (n x d candidates), got neither")
-        feasible = check_feasible(
-            bounds,
-            inequality=inequality_constraints,
-            equality=equality_constraints,
-            nonlinear=nonlinear_inequality_constraints,
-            fixed=fixed_features,
-            refuse=refuse,
-        )
+        feasible = check_feasible(bounds, *constraints, refuse)
         domain = feasible.box.bounds
     else:
-        constraints = (inequality_constraints, equality_constraints, nonlinear_inequality_constraints, fixed_features)
         _check_choices(choices, bounds, [*constraints, post_processing_func])
         domain = choices
     _check_model(model, domain)
@@ -162,10 +144,10 @@ def optimize_batch(
     else:
         X_pending = None
     generator = _checked_generator(generator)
-    function = None if acq_function is None else check_acquisition(acq_function, model)
+    function = None if acq_function is None else botorch_functions.check_acquisition(acq_function, model)
     posterior, spent = batch_posterior(model, in_batch=in_batch, like=domain), 0.0
     if function is not None:
-        check_scale(function, posterior, domain)
+        botorch_functions.check_scale(function, posterior, domain)
     if X_pending is not None:
         with torch.no_grad():
             points = posterior.prepare(X_pending)
@@ -184,17 +166,18 @@ def optimize_batch(
             scores = UpperConfidence(posterior, pool, width=math.sqrt(beta))
         chooser: Chooser = best_choice(scores) if search is None else BoxChooser(scores, search)
         return pick_until(posterior, chooser, condition=True, **end)
-    with unchanged(function):
+    with botorch_functions.unchanged(function):
         with seeded(generator, device=domain.device):
-            draw_again(function)
-            pending = Pending(function, X_pending)
+            botorch_functions.draw_again(function)
+            pending = botorch_functions.Pending(function, X_pending)
         if search is None:
-            chooser = choices_chooser(pending, domain)
-        elif isinstance(posterior, ClosedForm) and is_sampled(function, model, posterior):
-            chooser = sampled_chooser(pending, posterior, search)
+            chooser = botorch_functions.choices_chooser(pending, domain)
+        elif isinstance(posterior, ClosedForm) and botorch_functions.is_sampled(function, model, posterior):
+            chooser = botorch_functions.sampled_chooser(pending, posterior, search)
         else:
-            chooser = box_chooser(pending, search)
-        return pick_until(posterior, seeded_chooser(chooser, generator, domain.device), condition=False, **end)
+            chooser = botorch_functions.box_chooser(pending, search)
+        chooser = botorch_functions.seeded_chooser(chooser, generator, domain.device)
+        return pick_until(posterior, chooser, condition=False, **end)
 
 
 def _checked_generator(generator: torch.Generator | None) -> torch.Generator:

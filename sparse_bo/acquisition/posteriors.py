@@ -32,7 +32,7 @@ from sparse_bo.arms import InBatch
 from sparse_bo.gp.dtc import NystromFactor
 from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot, Posterior, ProcessPrior
 from sparse_bo.models.sparse_gp.base import SparseModel
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import exact_representation
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor
 
@@ -62,13 +62,9 @@ class Points:
     def joined(self, *others: Points) -> Points:
         """Return these points and others."""
         parts = (self, *others)
+        X, mean, variance = (torch.cat([getattr(part, name) for part in parts]) for name in ("X", "mean", "variance"))
         columns = zip(*(part.columns for part in parts), strict=True)
-        return Points(
-            torch.cat([part.X for part in parts]),
-            torch.cat([part.mean for part in parts]),
-            torch.cat([part.variance for part in parts]),
-            tuple(torch.cat(column) for column in columns),
-        )
+        return Points(X, mean, variance, tuple(map(torch.cat, columns)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +100,7 @@ class ClosedForm:
     root: CholeskyRoot | None = None
     """``L``, of ``q`` picks."""
 
-    monotone = True
+    monotone = True  # conditioning can only lower a variance, so that an old score is an upper bound
 
     @property
     def noise(self) -> float:
@@ -270,8 +266,8 @@ def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
         noisy = model.likelihood(MultivariateNormal(zeros, DiagLinearOperator(zeros)), [X])
         noise = noisy.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
         if exact:
-            residuals = model.train_targets - model.mean_module(X)
-            representation = exact_representation(kernel, X, residuals=residuals, noise=noise)
+            data = TrainingData(X, model.train_targets - model.mean_module(X), noise)
+            representation = exact_representation(kernel, data)
         else:
             representation = model.representation().full(kernel).map(torch.Tensor.detach)
         factor = dictionary_factor(kernel, representation.points) if in_batch == "fixed" else None

@@ -34,7 +34,7 @@ from sparse_bo.runs.history import History, written_whole
 from sparse_bo.runs.result import Result
 from sparse_bo.runs.view import view_of
 from sparse_bo.sharding import Alone, Group, Processes
-from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
+from sparse_bo.sharding.group import NAMES_OF_A_JOB, join_job
 
 
 @contextmanager

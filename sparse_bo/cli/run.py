@@ -26,7 +26,7 @@ from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.ends import Ends
 from sparse_bo.runs.recording import about_of
 from sparse_bo.sharding import Group
-from sparse_bo.sharding.processes import restarts
+from sparse_bo.sharding.group import restarts
 from sparse_bo.validation import check_device
 
 

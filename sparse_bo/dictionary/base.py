@@ -87,16 +87,8 @@ def candidates_of(
     means: Tensor | None = None,
 ) -> Candidates:
     """Return the n distinct inputs of ``observations`` as candidates, with the fields of :class:`Candidates`."""
-    return Candidates(
-        observations.X,
-        observations.counts,
-        leverages,
-        observations.first_pull,
-        observations.indices,
-        covariance=covariance,
-        regularization=regularization,
-        means=means,
-    )
+    seen = (observations.X, observations.counts, leverages, observations.first_pull, observations.indices)
+    return Candidates(*seen, covariance=covariance, regularization=regularization, means=means)
 
 
 @runtime_checkable

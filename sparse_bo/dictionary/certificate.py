@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,14 +146,9 @@ def certify(
     """
     if observations.n == 0:
         raise ValueError("expected at least one observation to certify a posterior against, got none")
-    bound = residual_bound(
-        candidates_of(observations, None, covariance=covariance, regularization=regularization),
-        dictionary,
-        steps=steps,
-        failure_probability=failure_probability,
-        memory_bytes=memory_bytes,
-        generator=generator,
-    )
+    candidates = candidates_of(observations, None, covariance=covariance, regularization=regularization)
+    lanczos: dict[str, Any] = {"steps": steps, "failure_probability": failure_probability, "generator": generator}
+    bound = residual_bound(candidates, dictionary, memory_bytes=memory_bytes, **lanczos)
     return Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)
 
 
@@ -214,17 +209,11 @@ def residual_bound(
             product[part] += block @ v
         return product
 
-    return largest_eigenvalue(
-        matvec,
-        n,
-        trace=float((diagonal - features.square().sum(dim=-1)).clamp_min(0.0).sum()),
-        round_off=round_off + 4.0 * torch.finfo(features.dtype).eps * float(diagonal.sum()),
-        steps=steps,
-        failure_probability=failure_probability,
-        dtype=features.dtype,
-        device=features.device,
-        generator=generator,
-    )
+    trace = float((diagonal - features.square().sum(dim=-1)).clamp_min(0.0).sum())
+    round_off += 4.0 * torch.finfo(features.dtype).eps * float(diagonal.sum())
+    lanczos: dict[str, Any] = {"dtype": features.dtype, "device": features.device, "generator": generator}
+    lanczos |= {"steps": steps, "failure_probability": failure_probability}
+    return largest_eigenvalue(matvec, n, trace=trace, round_off=round_off, **lanczos)
 
 
 def _kernel_error(gram: Gram, points: Tensor) -> float:

@@ -118,13 +118,10 @@ def quadratic_form(state: DTC, *, means: Tensor, counts: Tensor, regularization:
     squares = float((counts * (means - state.prior_mean).square()).sum()) / regularization
     inverses = 1.0 / torch.linalg.eigvalsh(state.gram).clamp_min(1.0)
     rest = len(means) - len(inverses)  # may be negative: then so many of the b are 1
-    return QuadraticForm(
-        value=max(squares - float(state.projected @ state.weights), 0.0),
-        trace=max(rest + float(inverses.sum()), 0.0) / regularization,
-        square_trace=max(rest + float(inverses.square().sum()), 0.0) / regularization**2,
-        largest=1.0 / regularization,
-        size=len(means),
-    )
+    value = max(squares - float(state.projected @ state.weights), 0.0)
+    trace = max(rest + float(inverses.sum()), 0.0) / regularization
+    square_trace = max(rest + float(inverses.square().sum()), 0.0) / regularization**2
+    return QuadraticForm(value, trace, square_trace, 1.0 / regularization, len(means))
 
 
 class VarianceFactor(NamedTuple):

@@ -322,14 +322,9 @@ def low_rank_sums(features: Tensor, residuals: Tensor, noise: Tensor, prior_vari
     scaled = features / noise.sqrt().unsqueeze(-1)  # n x r
     whitened = residuals / noise.sqrt()
     unexplained = ((prior_variance - features.square().sum(dim=-1)).clamp_min(0.0) / noise).sum(dim=-1)
-    return LowRankSums(
-        scaled.mT @ scaled,
-        (scaled.mT @ whitened.unsqueeze(-1)).squeeze(-1),
-        whitened.square().sum(dim=-1),
-        noise.log().sum(dim=-1),
-        unexplained,
-        features.shape[-2],
-    )
+    gram, projected = scaled.mT @ scaled, (scaled.mT @ whitened.unsqueeze(-1)).squeeze(-1)  # gradients add up in this order
+    squares, log_noise = whitened.square().sum(dim=-1), noise.log().sum(dim=-1)
+    return LowRankSums(gram, projected, squares, log_noise, unexplained, features.shape[-2])
 
 
 def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -> LowRankSums:

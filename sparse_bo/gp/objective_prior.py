@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.constraints import Positive
@@ -218,17 +218,10 @@ def learn_prior(
     try:
         if not (math.isfinite(data.scatter.squares) and math.isfinite(data.scale)):
             raise ValueError("their spread is beyond what float64 holds")
-        found = learn(
-            data.X,
-            data.means,
-            scatter=data.scatter,
-            families=families,
-            priors=priors,
-            given=known,
-            start=None if previous is None else data.start(previous, given),
-            restart=len(data.means) < 100,
-            max_steps=max_steps if previous is None else max_steps // 2,
-        )
+        start = None if previous is None else data.start(previous, given)
+        steps = max_steps if previous is None else max_steps // 2
+        how: dict[str, Any] = {"start": start, "restart": len(data.means) < 100, "max_steps": steps}
+        found = learn(data.X, data.means, scatter=data.scatter, families=families, priors=priors, given=known, **how)
     except ValueError as error:
         went_on = "those of before" if previous is not None else "typical ones in the units of the data"
         warnings.warn(
@@ -327,23 +320,17 @@ def _standardized(observations: Observations, bounds: Tensor, most: int, generat
             stacklevel=2,
         )
     scale = min(max(scale, 1e-140), 1e140)  # its square must be a number, and so must that over the smallest noise
-    rows = _representatives(observations, most, generator)
+    n, counts = observations.n, observations.counts
+    rows = torch.arange(n, device=counts.device)
+    if n > most:  # the most repeated ones and a uniform sample of the rest, ascending
+        order = torch.randperm(n, generator=generator, device="cpu").to(counts.device)
+        repeated = counts[order].argsort(descending=True, stable=True)[: most // 4]
+        rest = torch.ones(n, dtype=torch.bool, device=counts.device)
+        rest[repeated] = False
+        rows = torch.cat([order[repeated], order[rest][: most - len(repeated)]]).sort().values
     low, high = bounds
     ranges = torch.where(high > low, high - low, torch.ones_like(high))
-    counts = observations.counts[rows]
     squares = float((observations.scatter[rows].sqrt() / scale).square().sum())
-    scatter = Scatter.of(counts, squares)
+    scatter = Scatter.of(counts[rows], squares)
     X = observations.X[rows]
     return _Standardized(X, (X - low) / ranges, deviations[rows] / scale, scatter, ranges, shift, scale)
-
-
-def _representatives(observations: Observations, most: int, generator: torch.Generator) -> Tensor:
-    """Return the rows to learn from: all, or the most repeated ones and a uniform sample of the rest, ascending."""
-    n, counts = observations.n, observations.counts
-    if n <= most:
-        return torch.arange(n, device=counts.device)
-    order = torch.randperm(n, generator=generator, device="cpu").to(counts.device)
-    repeated = counts[order].argsort(descending=True, stable=True)[: most // 4]
-    rest = torch.ones(n, dtype=torch.bool, device=counts.device)
-    rest[repeated] = False
-    return torch.cat([order[repeated], order[rest][: most - len(repeated)]]).sort().values

@@ -18,8 +18,7 @@ DEFAULT_MEMORY_BYTES = 256 * 2**20
 DEVICE_SHARE = 0.25
 """Of a GPU's free memory: what a budget is by default. It is granted twice, to tiles and to what is kept, and while kept
 columns grow the old ones are there beside the new."""
-CACHED, TILE = 2**16, 2**26
-"""Numbers in float64 that are computed together on a CPU, and on a GPU (:func:`tile_rows`)."""
+CACHED, TILE = 2**16, 2**26  # Numbers in float64 that are computed together on a CPU, and on a GPU (tile_rows)
 LEAST_MEMORY_BYTES = 2**20
 """The smallest budget: smaller blocks only cost calls."""
 
@@ -68,7 +67,8 @@ def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
             result = attempt(budget)
         except RuntimeError as error:
             smaller = budget // 2
-            if not _out_of_memory(error) or smaller < LEAST_MEMORY_BYTES:
+            known = isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)
+            if not known or smaller < LEAST_MEMORY_BYTES:
                 raise
             message = str(error).splitlines()[0]
         else:
@@ -87,11 +87,6 @@ def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
 
 _SIGNS = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED")
 """Names in messages where no memory was left: of the CPU, of page-locked memory, of a library's own workspace."""
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch could not allocate; only CUDA's own allocator has a class of errors for it."""
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)
 
 
 def broadcast_shapes(*shapes: torch.Size) -> torch.Size:

@@ -9,7 +9,7 @@ from sparse_bo.cli.launch import device_on_rank, ranks_of_job, spread_over
 from sparse_bo.cli.presets import policy_of
 from sparse_bo.policies import BBKB
 from sparse_bo.sharding import Alone
-from sparse_bo.sharding.processes import NAMES_OF_A_JOB
+from sparse_bo.sharding.group import NAMES_OF_A_JOB
 from tests.cli.builders import invoke
 from tests.sharding.builders import rehearse
 

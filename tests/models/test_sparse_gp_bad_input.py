@@ -291,13 +291,13 @@ def test_the_default_dictionary_follows_the_cap_and_the_seed(scale):
     for seed in (0, 0, 1):
         model = make_sparse(**data(n=200), max_dictionary=12, seed=seed)
         model.posterior(points(1))
-        rows.setdefault(seed, []).append(model.prediction_strategy.rows)
+        rows.setdefault(seed, []).append(model.prediction_strategy.chosen.rows)
     assert 4 <= len(rows[0][0]) <= 12
     assert torch.equal(rows[0][0], rows[0][1])
     assert not torch.equal(rows[0][0], rows[1][0])
     exact = make_sparse(**data(n=20), max_dictionary=20)
     exact.posterior(points(1))
-    assert len(exact.prediction_strategy.rows) == 20
+    assert len(exact.prediction_strategy.chosen.rows) == 20
 
 
 def test_leverage_sampling_prefers_points_far_from_the_others(scale):
@@ -310,7 +310,7 @@ def test_leverage_sampling_prefers_points_far_from_the_others(scale):
     model = make_sparse(X, Y + 0.1 * torch.randn(200, 1, generator=g, dtype=torch.float64), max_dictionary=40)
     model.covar_module.lengthscale = 0.1
     model.posterior(points(1))
-    assert (model.prediction_strategy.rows >= 190).sum() >= 9
+    assert (model.prediction_strategy.chosen.rows >= 190).sum() >= 9
 
 
 def test_repeated_inputs_enter_the_default_dictionary_once():
@@ -318,7 +318,7 @@ def test_repeated_inputs_enter_the_default_dictionary_once():
     repeated = {name: value.repeat(3, 1) for name, value in train.items()}
     model = make_sparse(**repeated, max_dictionary=25)
     model.posterior(points(1))
-    assert torch.equal(model.prediction_strategy.rows, torch.arange(20))
+    assert torch.equal(model.prediction_strategy.chosen.rows, torch.arange(20))
 
 
 def test_own_options_pass_through_construct_inputs():
@@ -352,7 +352,7 @@ def test_the_default_dictionary_follows_the_plan(scale):
     scale(dictionary={"smallest": 100})
     model = make_sparse(**data(n=200, outputs=2))
     model.posterior(points(1))
-    assert len(model.prediction_strategy.rows) == 30
+    assert len(model.prediction_strategy.chosen.rows) == 30
 
 
 def test_parts_of_settings_have_their_own_kinds():

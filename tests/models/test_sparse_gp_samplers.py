@@ -76,7 +76,7 @@ def test_every_sampler_gives_a_posterior(configuration, sampler):
     assert bool((posterior.variance > 0).all())
     cache = model.prediction_strategy
     if getattr(sampler, "size", None) is not None:
-        assert len(cache.rows) == 6
+        assert len(cache.chosen.rows) == 6
 
 
 def test_a_sampler_of_bandits_is_refused_as_what_it_is():
@@ -157,7 +157,7 @@ def test_a_dictionary_beyond_the_cap_is_cut():
     model = make_sparse(**data(), dictionary=GreedyVarianceSampler(size=20), max_dictionary=5)
     model.eval()
     model.posterior(points(1))
-    assert len(model.prediction_strategy.rows) == 5
+    assert len(model.prediction_strategy.chosen.rows) == 5
 
 
 def test_learning_on_a_samplers_dictionary_works():

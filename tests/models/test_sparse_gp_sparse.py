@@ -10,12 +10,14 @@ from botorch.acquisition import qKnowledgeGradient, qLogNoisyExpectedImprovement
 from botorch.exceptions.warnings import InputDataWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
+from botorch.models.transforms import Normalize
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.settings import prior_mode
 
-from sparse_bo.models.sparse_gp.prior import kernel_matrix
+from sparse_bo import SparseGP
+from sparse_bo.models.sparse_gp.prior import TrainingData, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import dtc_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc
 from tests.models.sparse_problems import CONFIGURATIONS, D, N, TorchCalls, data, dense_dtc, make_sparse, noise_of, pair, points
@@ -335,9 +337,17 @@ def test_fitting_then_predicting_uses_the_new_parameters(scale):
     assert not torch.allclose(before, after)
     (X,), y = model.train_inputs, model.train_targets
     noise = model.likelihood.noise.expand(30)
-    state = fit_dtc(model.covar_module, X[ROWS], X, residuals=y - model.mean_module(X), noise=noise)
+    state = fit_dtc(model.covar_module, X[ROWS], TrainingData(X, y - model.mean_module(X), noise))
     fresh = dtc_representation(state, X[ROWS])
     torch.testing.assert_close(model.representation().alpha, fresh.alpha.detach())
+
+
+def test_a_posterior_that_is_made_in_training_mode_is_of_transformed_inputs():
+    raw = data()
+    model = SparseGP(**raw, input_transform=Normalize(D, bounds=torch.tensor([[-1.0] * D, [3.0] * D]).double()))
+    points = model.train().representation().points
+    torch.testing.assert_close(points, model.eval().representation().points)
+    assert not torch.allclose(points, raw["train_X"])
 
 
 def test_dimensions_are_those_of_the_data():

@@ -13,7 +13,7 @@ from sparse_bo import maximize
 from sparse_bo.errors import RankError
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.recording import read_run
-from sparse_bo.sharding import processes
+from sparse_bo.sharding import group as processes
 from tests.sharding.builders import bbkb, killed, objective, on_processes, picks_in, scattered, split
 
 BUDGET = 40

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, Dictionary
 from sparse_bo.linalg.chunking import broadcast_shapes
-from sparse_bo.models.sparse_gp import diagnostics
+from sparse_bo.models.sparse_gp import diagnostics, outputs, prior, state
 from sparse_bo.models.sparse_gp.dictionary_rule import DictionaryOption, DictionaryRule
 from sparse_bo.models.sparse_gp.gaussian_process import Process
 from sparse_bo.models.sparse_gp.growth import (
@@ -43,35 +43,9 @@ from sparse_bo.models.sparse_gp.growth import (
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings
-from sparse_bo.models.sparse_gp.outputs import (
-    lazy_posterior,
-    posterior_of_outputs,
-    subset_of_outputs,
-    transformed,
-    untransformed,
-)
 from sparse_bo.models.sparse_gp.posterior import constant_rows, draw_matheron_path, joint_of_few, joint_of_many
-from sparse_bo.models.sparse_gp.prior import (
-    ForwardKernel,
-    PriorKernel,
-    check_prior,
-    copy_sharing_data,
-    data_noise,
-    noise_at,
-    outlying_noise,
-)
 from sparse_bo.models.sparse_gp.representation import Representation
 from sparse_bo.models.sparse_gp.row_sums import Summation
-from sparse_bo.models.sparse_gp.state import (
-    Appended,
-    PosteriorCache,
-    Stamp,
-    checked_points,
-    joined,
-    mapped,
-    masked_rows,
-    outlying_mask,
-)
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
 from sparse_bo.validation import check_numbers, check_positive, nearest
 
@@ -117,7 +91,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     transforms, noise and state dict are BoTorch's.
     """
 
-    prediction_strategy: PosteriorCache | None
+    prediction_strategy: state.PosteriorCache | None
     data_noise_factor: Tensor | None
     rule: DictionaryRule
     learner: Learner
@@ -129,7 +103,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     _previous: PreviousPosterior | None = None
     has_units_of_previous = False
     """Whether outcomes are transformed as those of the model that this one follows; until a fit."""
-    _certified: tuple[PosteriorCache, Certificate] | None = None
+    _certified: tuple[state.PosteriorCache, Certificate] | None = None
     _stored_inputs: Any  # a tensor, ``Appended`` rows that are joined when they are read, or None
     _stored_targets: Any
     _stored_originals: Any = None
@@ -160,7 +134,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             if "inducing" in name:
                 fix = "; inducing points are dictionary= here (points, rows or a sampler), their number is max_dictionary="
             raise TypeError(f"{type(self).__name__} got an unexpected argument {name!r}{fix}")
-        check_prior(self)
+        prior.check_prior(self)
         given_settings = settings is not None
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)
@@ -184,7 +158,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     @property
     def train_inputs(self) -> Any:
         """The training inputs, one tensor ``aug_batch_shape x n x d``; transformed in evaluation mode."""
-        return None if self._stored_inputs is None else (joined(self._stored_inputs),)
+        return None if self._stored_inputs is None else (state.joined(self._stored_inputs),)
 
     @train_inputs.setter
     def train_inputs(self, value: tuple[Tensor, ...] | None) -> None:
@@ -194,7 +168,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     @property
     def train_targets(self) -> Any:
         """The training targets in the outcome transform's units, ``aug_batch_shape x n``."""
-        return None if self._stored_targets is None else joined(self._stored_targets)
+        return None if self._stored_targets is None else state.joined(self._stored_targets)
 
     @train_targets.setter
     def train_targets(self, value: Tensor | None) -> None:
@@ -203,7 +177,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     @property
     def _original_train_inputs(self) -> Tensor | None:
-        return None if self._stored_originals is None else joined(self._stored_originals)
+        return None if self._stored_originals is None else state.joined(self._stored_originals)
 
     @_original_train_inputs.setter
     def _original_train_inputs(self, value: Tensor | None) -> None:
@@ -213,10 +187,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """Return the training inputs in the user's units."""
         originals: Tensor | None = self._original_train_inputs
         return self.train_inputs[0] if originals is None else originals
-
-    def training_data(self) -> tuple[Tensor, Tensor]:
-        """Return the training inputs, transformed in evaluation mode, and targets."""
-        return self.train_inputs[0], self.train_targets
 
     def lacks_posterior(self) -> bool:
         """Return whether the model returns its prior: without data, or in GPyTorch's prior mode."""
@@ -232,7 +202,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         A subclass may override it; training, posterior, conditioning and leave-one-out all follow. At all training inputs of a
         sparse model it raises ``UnsupportedError``: BoTorch's ``loo_cv`` would return the predictions of the exact GP.
         """
-        inputs = None if self._stored_inputs is None else joined(self._stored_inputs)
+        inputs = None if self._stored_inputs is None else state.joined(self._stored_inputs)
         if x is inputs and self._is_configured and not self._is_exact(x.shape[-2]):
             raise UnsupportedError(
                 "the n x n prior covariance is that of an exact GP; for leave-one-out predictions use model.leave_one_out()"
@@ -247,31 +217,32 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         return exact or self.rule.most_points(n, self.train_targets.shape[:-1].numel()) == n
 
     @property
-    def prior_kernel(self) -> PriorKernel:
+    def prior_kernel(self) -> prior.PriorKernel:
         """The prior covariance: ``covar_module``, or that of a subclass's own ``forward``."""
         own = type(self).forward is not SparseModel.forward
         if not own and self.has_module_prior:
             return self.covar_module
         like = self._stored_inputs if own else None
-        return ForwardKernel(self, like=None if like is None else joined(like))
+        return prior.ForwardKernel(self, like=None if like is None else state.joined(like))
 
     def prior_mean(self, X: Tensor) -> Tensor:
         """Return the prior mean at transformed points ``X`` (``… x q x d``), ``batch_shape x q``."""
         kernel = self.prior_kernel
-        return kernel.mean(X) if isinstance(kernel, ForwardKernel) else self.mean_module(X)
+        return kernel.mean(X) if isinstance(kernel, prior.ForwardKernel) else self.mean_module(X)
 
-    noise_at = noise_at
-    data_noise = data_noise
-    outlying_noise = outlying_noise
+    noise_at = prior.noise_at
+    data_noise = prior.data_noise
+    training_data = prior.training_data
+    outlying_noise = prior.outlying_noise
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.outlying_rows is not None:
-            destination[f"{prefix}outlying_rows"] = outlying_mask(self)
+            destination[f"{prefix}outlying_rows"] = state.outlying_mask(self)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         mask, rows = state_dict.get(key := f"{prefix}outlying_rows"), self.outlying_rows
-        if mask is not None and rows is not None and torch.equal(mask.to(rows.device), outlying_mask(self)):
+        if mask is not None and rows is not None and torch.equal(mask.to(rows.device), state.outlying_mask(self)):
             del state_dict[key]  # as in a fit, which restores the state of its likelihood; other rows are an unexpected key
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -284,7 +255,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         state_dict = copy(state_dict)
         mask = state_dict.pop("outlying_rows", None)  # type: ignore[attr-defined]  # a copy of the user's
         loaded = super().load_state_dict(state_dict, *args, **kwargs)
-        self.outlying_rows = masked_rows(self, mask)
+        self.outlying_rows = state.masked_rows(self, mask)
         return loaded
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
@@ -293,7 +264,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             self.outlying_rows = None
         super().set_train_data(inputs, targets, strict)
 
-    def made_from(self) -> tuple[tuple[Tensor | Appended, ...], tuple[Tensor, ...]]:
+    def made_from(self) -> tuple[tuple[Tensor | state.Appended, ...], tuple[Tensor, ...]]:
         """Return everything the posterior depends on: data and known noise, and parameters."""
         known = self.likelihood.noise_covar.noise if isinstance(self.likelihood, FixedNoiseGaussianLikelihood) else None
         parts = (self._stored_inputs, self._stored_targets, known, self.outlying_rows)
@@ -301,17 +272,18 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         factor = self._buffers.get("data_noise_factor")  # not there while BoTorch's constructor runs
         return tuple(data), tuple(self.parameters()) if factor is None else (*self.parameters(), factor)
 
-    def cache(self) -> PosteriorCache:
+    def cache(self) -> state.PosteriorCache:
         """Return the posterior, computed anew if data or parameters have changed. O(n m² + m³) then."""
         made_from = self.made_from()
         cache = self.prediction_strategy
         if cache is None or not cache.stamp.matches(*made_from):
             with torch.set_grad_enabled(torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off()):
-                cache = self._computed(Stamp(*made_from))
+                cache = self._computed(state.Stamp(*made_from))
             self.prediction_strategy = cache
-        elif gpytorch.settings.detach_test_caches.on() and cache.carries_graph():  # of a call with propagate_grads
-            cache = replace(cache, representation=cache.representation.map(torch.Tensor.detach))
-            self.prediction_strategy = cache
+        elif gpytorch.settings.detach_test_caches.on():
+            form = cache.representation
+            if form.extension is None and form.alpha.requires_grad:  # of a call with propagate_grads
+                self.prediction_strategy = cache = replace(cache, representation=form.map(torch.Tensor.detach))
         return cache
 
     def representation(self) -> Representation:
@@ -331,9 +303,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         (X,) = args
         X = X.unsqueeze(-1) if X.dim() == 1 else X
         if self.training:
-            prior = self.learner.prior(self, X)
-            return super().__call__(X, **kwargs) if prior is None else prior
-        X = checked_points(X, self._stored_inputs)
+            trained = self.learner.prior(self, X)
+            return super().__call__(X, **kwargs) if trained is None else trained
+        X = state.checked_points(X, self._stored_inputs)
         process = self.process()
         broadcast_shapes(X.shape[:-2], process.posterior.batch_shape)  # raises what SingleTaskGP raises
         few = X.shape[-2] <= self.settings.joint.dense
@@ -361,35 +333,35 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         self.eval()
         if X.dim() < 2 or self.lacks_posterior():
             return super().posterior(X, output_indices, observation_noise, posterior_transform)
-        inputs = checked_points(self.transform_inputs(X), self._stored_inputs)
+        inputs = state.checked_points(self.transform_inputs(X), self._stored_inputs)
         with gpt_posterior_settings():
-            outputs = self._num_outputs
+            count = self._num_outputs
             constant = constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1))
             base = self.cache().baseline.of(self.process(), inputs, constant)
             few = base is None and inputs.shape[-2] <= self.settings.joint.dense
-            chosen = list(output_indices or range(outputs))
-            every = outputs == 1 or chosen == list(range(outputs))
-            if few and every and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
+            chosen = list(output_indices or range(count))
+            every = count == 1 or chosen == list(range(count))
+            if few and every and (count > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
                 return super().posterior(X, output_indices, observation_noise, posterior_transform)
-            points = inputs if outputs == 1 else add_output_dim(inputs, self._input_batch_shape)[0]
+            points = inputs if count == 1 else add_output_dim(inputs, self._input_batch_shape)[0]
             mvn = self(points) if few else joint_of_many(self.process(), points, self.cache().baseline, base)
             mvn = self._apply_noise(X=points, mvn=mvn, observation_noise=observation_noise)
         transform = getattr(self, "outcome_transform", None)
         if every:
-            posterior = lazy_posterior(mvn, outputs=None if outputs == 1 else chosen)
-            posterior = untransformed(posterior, transform, X=inputs)
+            posterior = outputs.lazy_posterior(mvn, outputs=None if count == 1 else chosen)
+            posterior = outputs.untransformed(posterior, transform, X=inputs)
         else:  # BoTorch would take the units of the first outputs
-            posterior = posterior_of_outputs(mvn, chosen, transform, X=inputs)
-        return posterior if posterior_transform is None else transformed(posterior, posterior_transform, X=inputs)
+            posterior = outputs.posterior_of_outputs(mvn, chosen, transform, X=inputs)
+        return posterior if posterior_transform is None else outputs.transformed(posterior, posterior_transform, X=inputs)
 
     condition_on_observations = condition_on_observations
     get_fantasy_model = get_fantasy_model
-    copy_sharing_data = copy_sharing_data
+    copy_sharing_data = prior.copy_sharing_data
 
     def subset_output(self, idcs: list[int]) -> Self:
         """Return the model of some outputs: the same posterior of these, entry for entry, over the same dictionary."""
         every = not hasattr(self, "_subset_batch_dict") or idcs == list(range(self._num_outputs)) or self._is_untrained
-        return super().subset_output(idcs) if every else subset_of_outputs(self, idcs, super().subset_output)
+        return super().subset_output(idcs) if every else outputs.subset_of_outputs(self, idcs, super().subset_output)
 
     @property
     def custom_fit(self) -> Callable[..., Any]:
@@ -420,18 +392,18 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         super(ExactGP, self)._apply(fn, *args, **kwargs)  # ExactGP's own would join rows and drop the cache
         for name in ("_stored_inputs", "_stored_targets"):
             if self.__dict__[name] is not None:
-                self.__dict__[name] = mapped(self.__dict__[name], fn)
+                self.__dict__[name] = state.mapped(self.__dict__[name], fn)
         if self._is_configured:
-            self.rule = self.rule.map(fn)
+            if self.rule.given is not None:
+                self.rule = replace(self.rule, given=self.rule.given.map(fn))
             if self.outlying_rows is not None:
                 self.outlying_rows = fn(self.outlying_rows)
         if cache is not None and valid and cache.stamp.matches(*self.made_from()):
             return self
         self._clear_cache()
         if cache is not None and valid and cache.representation.extension is not None:  # fantasies are nowhere else
-            points = None if cache.points is None else fn(cache.points)
-            stamp, rows = Stamp(*self.made_from()), fn(cache.rows)
-            self.prediction_strategy = PosteriorCache(cache.representation.map(fn), stamp, rows, points, cache.unexplained)
+            stamp, chosen = state.Stamp(*self.made_from()), cache.chosen.map(fn)
+            self.prediction_strategy = state.PosteriorCache(cache.representation.map(fn), stamp, chosen)
         return self
 
     @classmethod

@@ -221,20 +221,17 @@ class JointCovariance(RootedCovariance):
         if base is not None and base.root is not None and noise is None:
             root = self._appended(base, base.root)
         else:
-            root, columns = self._with(view=None, scale=None)._root_of_rows()  # scale comes after
+            with torch.no_grad():
+                mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
+                chosen = partition(self.X, mean, prior=self.process.prior, settings=self.settings)
+            plain = self._with(view=None, scale=None)  # they come after
+            root, columns = joint_root(chosen, plain._columns, plain._between, chunk=self.settings.chunk)
             if self.keep is not None and noise is None and self.X[..., 0, 0].numel() == 1 and not root.pivots.requires_grad:
                 self.keep(Base(self.X.detach().reshape(self.X.shape[-2:]), self.mean.detach(), columns, root))
         scale = None if self.scale is None else self._finished(self._full(self.scale), 1)
         if root.batch_shape != self._inner_batch() or self.view is not None:
             root = root.map(self._finished)
         return root.scaled(scale)
-
-    def _root_of_rows(self) -> tuple[JointRoot, Columns]:
-        """Return the root of all rows, without view, and the pivots' columns."""
-        with torch.no_grad():
-            mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
-            chosen = partition(self.X, mean, prior=self.process.prior, settings=self.settings)
-        return joint_root(chosen, self._columns, self._between, chunk=self.settings.chunk)
 
     def _appended(self, base: Base, root: JointRoot) -> JointRoot:
         """Return the base's root with the rows after it."""

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 from botorch.cross_validation import CVResults
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
 from botorch.models.model import Model
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils.assorted import add_output_dim
@@ -32,7 +31,7 @@ from sparse_bo.dictionary.certificate import certified_factor
 from sparse_bo.gp.diagnostics import RANGE, variance_factor
 from sparse_bo.models.sparse_gp.dictionary_rule import AverageCovariance, dictionary_points
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points
-from sparse_bo.models.sparse_gp.prior import ForwardKernel
+from sparse_bo.models.sparse_gp.prior import ForwardKernel, several_outputs
 from sparse_bo.models.sparse_gp.representation import exact_representation
 from sparse_bo.models.sparse_gp.row_sums import left_out_of_dtc, left_out_of_exact
 from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, check_training_data, checked_points, row_count
@@ -52,7 +51,7 @@ def log_defaults(model: Any) -> None:
     """Log which defaults a new model has crossed, each once per process."""
     kind, n, rule, learner = type(model).__name__, model.train_targets.shape[-1], model.rule, model.learner
     learned_from = learner.settings.subset if learner.fit_name is None else None
-    given = rule.is_given or rule.sampler is not None or rule.most is not None
+    given = rule.given is not None or rule.sampler is not None or rule.most is not None
     cap = None if given else rule.cap(n, model.train_targets.shape[:-1].numel())
     if learned_from is not None and n > learned_from:
         _log_once(
@@ -85,7 +84,8 @@ def summary(model: Any) -> str:
         return f"n={n}, m chosen at the next posterior, {fit}, not certified"
     extension = cache.representation.extension
     m = cache.representation.points.shape[-2] + (0 if extension is None else extension.points.shape[-2])
-    rest = "" if cache.unexplained is None else f" (leaves {cache.unexplained:.2g} of the noise variance unexplained)"
+    left = cache.chosen.unexplained
+    rest = "" if left is None else f" (leaves {left:.2g} of the noise variance unexplained)"
     accuracy = "not certified"
     if cache.holds_all(n):
         accuracy = "exact"
@@ -101,12 +101,10 @@ def dictionary(model: Any) -> Dictionary:
     ``batch_shape x m x d`` points. The posterior is computed if it has not been.
     """
     model.eval()
-    cache = model.cache()
-    points = data_points(model.original_inputs())[..., cache.rows, :].detach()
-    indices: Tensor | None = cache.rows
-    if cache.points is not None:
-        external = cache.points.expand(*points.shape[:-2], *cache.points.shape[-2:])
-        points, indices = torch.cat([external, points], dim=-2), None
+    indices, external, _ = model.cache().chosen
+    points = data_points(model.original_inputs())[..., indices, :].detach()
+    if external is not None:
+        points, indices = torch.cat([external.expand(*points.shape[:-2], *external.shape[-2:]), points], dim=-2), None
     return Dictionary(points, torch.ones(points.shape[-2], dtype=points.dtype, device=points.device), indices)
 
 
@@ -123,7 +121,7 @@ def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -
     Raises:
         UnsupportedError: For a batch, several outputs, or a model with fantasies: these are many posteriors.
     """
-    if isinstance(model, BatchedMultiOutputGPyTorchModel) and model._num_outputs > 1:
+    if several_outputs(model):
         subsets = hasattr(model, "_subset_batch_dict")  # as BoTorch's subset_output asks
         fix = "certify each, as in model.subset_output([0]).certify()" if subsets else "make and certify one model per output"
         raise UnsupportedError(f"expected a model of one output, got {model._num_outputs}; {fix}")
@@ -139,15 +137,9 @@ def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -
     certificate = Certificate(1.0, 0.0, 0.0, 0.0)
     if not cache.holds_all(X.shape[-2]):
         positions, generator = torch.arange(len(X), device=X.device), torch.Generator().manual_seed(model.rule.seed)
-        candidates = Candidates(
-            X,
-            X.new_ones(len(X)),
-            None,
-            positions,
-            None,
-            covariance=AverageCovariance(model.prior_kernel, X.new_ones(()).double()),
-            regularization=model.data_noise(X, X.shape[:-1]).detach().double(),
-        )
+        covariance = AverageCovariance(model.prior_kernel, X.new_ones(()).double())
+        noise = model.data_noise(X, X.shape[:-1]).detach().double()
+        candidates = Candidates(X, X.new_ones(len(X)), None, positions, None, covariance, None, noise)
         known = Dictionary(representation.points, torch.ones(len(representation.points), device=X.device))
         options: dict[str, Any] = {"steps": steps, "failure_probability": failure_probability, "generator": generator}
         with torch.no_grad():
@@ -160,20 +152,17 @@ def certify(model: Any, *, steps: int = 30, failure_probability: float = 1e-6) -
 def left_out(model: Any, *, observation_noise: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return leave-one-out means and variances (``… x n x 1``) and targets (``… x n``), in the model's own units."""
     model.eval()
-    cache, kernel = model.cache(), model.prior_kernel
-    X, targets = model.training_data()
+    cache, kernel, targets = model.cache(), model.prior_kernel, model.train_targets
     with torch.no_grad():
-        noise, prior_mean = model.noise_at(X, targets.shape), model.prior_mean(X)
-        data = {"residuals": targets - prior_mean, "noise": model.data_noise(X, targets.shape)}
-        if cache.holds_all(X.shape[-2]):
+        data = model.training_data()
+        if cache.holds_all(targets.shape[-1]):
             whole = cache.representation.extension is None
-            exact = cache.representation if whole else exact_representation(kernel, X, **data)
-            means, variances = left_out_of_exact(exact, **data)
+            means, variances = left_out_of_exact(cache.representation if whole else exact_representation(kernel, data), data)
         else:
-            D = dictionary_points(model, X, cache.rows, cache.points)
-            means, variances = left_out_of_dtc(kernel, D, X, **data, how=model.settings.sums)
-        variances = variances + noise if observation_noise else variances
-        return (prior_mean + means).to(targets).unsqueeze(-1), variances.to(targets).unsqueeze(-1), targets
+            D = dictionary_points(model, data.X, cache.chosen)
+            means, variances = left_out_of_dtc(kernel, D, data, model.settings.sums)
+        variances = variances + model.noise_at(data.X, targets.shape) if observation_noise else variances
+        return (model.prior_mean(data.X) + means).to(targets).unsqueeze(-1), variances.to(targets).unsqueeze(-1), targets
 
 
 def leave_one_out(model: Any, *, observation_noise: bool = True, untransform: bool = True) -> CVResults:
@@ -193,7 +182,7 @@ def leave_one_out(model: Any, *, observation_noise: bool = True, untransform: bo
     """
     means, variances, targets = left_out(model, observation_noise=observation_noise)
     known = model.likelihood.noise if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
-    several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model._num_outputs > 1  # of tasks, each row has its own
+    several = several_outputs(model)
     if several:
         parts = zip(means.unbind(-3), variances.unbind(-3), strict=True)
         each = [MultivariateNormal(mean, DiagLinearOperator(variance)) for mean, variance in parts]
@@ -289,7 +278,7 @@ def _training_errors(model: Any, cache: PosteriorCache, Yvar: Tensor | None) -> 
     n = targets.shape[-1]
     held = torch.ones(n, dtype=torch.bool, device=targets.device)
     if not cache.holds_all(n):
-        held[cache.rows] = False  # a row of the dictionary stays in it, which no new input does
+        held[cache.chosen.rows] = False  # a row of the dictionary stays in it, which no new input does
     if model.outlying_rows is not None:
         held[model.outlying_rows] = False
     noise = model.noise_at(model.train_inputs[0], targets.shape)
@@ -337,11 +326,12 @@ def scaled_copy(model: Any, cache: PosteriorCache, factor: Tensor) -> Any:
     before = model.data_noise_factor
     scaled.data_noise_factor = kernel.outputscale.detach().clone() * (1.0 if before is None else before)
     if not cache.holds_all(model.train_targets.shape[-1]):
-        scaled.rule = replace(scaled.rule, rows=cache.rows, points=cache.points)
+        scaled.rule = scaled.rule.of_chosen(cache.chosen)
     old = cache.representation
     alpha, root = old.alpha / factor.unsqueeze(-1), old.root / factor.sqrt()[..., None, None]
     at = old.at_dictionary
     at = None if at is None else replace(at, scale=at.scale * factor.sqrt())  # noise included; the triangles are shared
     representation = replace(old, alpha=alpha, root=root, at_dictionary=at)
-    scaled.prediction_strategy = PosteriorCache(representation, Stamp(*scaled.made_from()), cache.rows, cache.points)
+    chosen = cache.chosen._replace(unexplained=None)
+    scaled.prediction_strategy = PosteriorCache(representation, Stamp(*scaled.made_from()), chosen)
     return scaled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -23,7 +22,7 @@ from sparse_bo.models.sparse_gp.leverage_sampling import (
     pilot_posterior,
     uniform_rows,
 )
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, kernel_diagonal, kernel_matrix
 from sparse_bo.validation import check_count, check_indices, check_points
 
 DictionaryOption: TypeAlias = Sampler | Dictionary | Tensor | None
@@ -34,10 +33,7 @@ DictionaryOption: TypeAlias = Sampler | Dictionary | Tensor | None
 class DictionaryRule:
     """A user's choice of dictionary. A value."""
 
-    rows: Tensor | None = None
-    """Given rows of the training inputs, ascending."""
-    points: Tensor | None = None
-    """Given ``m x d`` points in the user's units."""
+    given: ChosenPoints | None = None
     sampler: Sampler | None = None
     most: int | None = None
     """Cap of a sampled dictionary; ``None``: that of the settings."""
@@ -63,24 +59,19 @@ class DictionaryRule:
         dictionary = _as_tensor(dictionary, train_X)
         if dictionary.is_floating_point():
             first = train_X.reshape(-1, *train_X.shape[-2:])[0]
-            return replace(rule, points=check_points("dictionary", dictionary, like=first).detach().clone())
+            points = check_points("dictionary", dictionary, like=first).detach().clone()
+            return replace(rule, given=ChosenPoints(torch.empty(0, dtype=torch.long, device=train_X.device), points))
         rows = check_indices("dictionary", dictionary, size=train_X.shape[-2]).to(train_X.device)
         if not len(rows):
             raise ValueError("expected a dictionary of at least one row, got an empty tensor of indices")
         distinct = len(torch.unique(rows))
         if distinct != len(rows):
             raise ValueError(f"expected distinct dictionary rows, got {len(rows)} of which {distinct} are distinct")
-        return replace(rule, rows=rows.sort().values)
+        return replace(rule, given=ChosenPoints(rows.sort().values))
 
-    @property
-    def is_given(self) -> bool:
-        """Whether rows or points were given."""
-        return self.rows is not None or self.points is not None
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> DictionaryRule:
-        """Return a copy with ``function`` applied to its tensors."""
-        rows, points = (None if part is None else function(part) for part in (self.rows, self.points))
-        return replace(self, rows=rows, points=points)
+    def of_chosen(self, chosen: ChosenPoints) -> DictionaryRule:
+        """Return the rule that gives a dictionary that was chosen."""
+        return replace(self, given=chosen._replace(unexplained=None))
 
     def cap(self, n: int, batch: int) -> int:
         """Return the cap of a sampled dictionary for ``n`` points and ``batch`` GPs."""
@@ -88,7 +79,7 @@ class DictionaryRule:
 
     def most_points(self, n: int, batch: int) -> int:
         """Return the largest possible size of the dictionary."""
-        given = sum(len(part) for part in (self.rows, self.points) if part is not None)
+        given = 0 if self.given is None else sum(len(part) for part in self.given[:2] if part is not None)
         return min(given or self.cap(n, batch), n)
 
 
@@ -98,13 +89,12 @@ def chosen_dictionary(model: Any, X: Tensor, *, cap: int | None = None) -> Chose
     ``InputDataError`` if given rows do not exist any more; ``SamplerError`` if the sampler needs more than the model has.
     """
     rule, n, shape = model.rule, X.shape[-2], model.train_targets.shape
-    nothing = torch.empty(0, dtype=torch.long, device=X.device)
-    if rule.rows is not None and len(rule.rows) and int(rule.rows.max()) >= n:
-        raise InputDataError(f"the dictionary has row {int(rule.rows.max())}, but there are only {n} training points")
+    if rule.given is not None and len(rule.given.rows) and (last := int(rule.given.rows.max())) >= n:
+        raise InputDataError(f"the dictionary has row {last}, but there are only {n} training points")
     if not n:  # the posterior is the prior
-        return ChosenPoints(nothing)
-    if rule.is_given:
-        return ChosenPoints(nothing if rule.rows is None else rule.rows, rule.points)
+        return ChosenPoints(torch.empty(0, dtype=torch.long, device=X.device))
+    if rule.given is not None:
+        return rule.given
     size = rule.cap(n, shape[:-1].numel())
     size = size if cap is None else min(cap, size)
     if rule.sampler is None and n <= size:
@@ -116,13 +106,13 @@ def chosen_dictionary(model: Any, X: Tensor, *, cap: int | None = None) -> Chose
     return default_rows(model.prior_kernel, X, noise, **options, settings=rule.settings)
 
 
-def dictionary_points(model: Any, X: Tensor, rows: Tensor | None, points: Tensor | None) -> Tensor:
-    """Return the dictionary, transformed: rows of ``X`` (transformed), after external points in the user's units."""
-    if points is None:
-        return X[..., rows, :]
+def dictionary_points(model: Any, X: Tensor, chosen: ChosenPoints) -> Tensor:
+    """Return the dictionary, transformed: rows of ``X`` (transformed), after external points."""
+    if chosen.points is None:
+        return X[..., chosen.rows, :]
     transform = getattr(model, "input_transform", None)  # as training inputs are: in training mode it would learn from points
-    external = points if transform is None else transform.preprocess_transform(points)
-    return torch.cat([external.expand(*X.shape[:-2], *external.shape[-2:]), X[..., rows, :]], dim=-2)
+    external = chosen.points if transform is None else transform.preprocess_transform(chosen.points)
+    return torch.cat([external.expand(*X.shape[:-2], *external.shape[-2:]), X[..., chosen.rows, :]], dim=-2)
 
 
 def _as_tensor(dictionary: object, train_X: Tensor) -> Tensor:
@@ -208,26 +198,20 @@ def _sampled(model: Any, X: Tensor, noise: Tensor, *, size: int, generator: torc
     distinct = distinct_inputs(X)
     a = len(distinct.rows)
     pilot = distinct.rows[uniform_rows(a, rule.settings.pilot, generator=generator, device=X.device)]
-    posterior = pilot_posterior(kernel, X[..., pilot, :], X, model.train_targets - prior_mean, noise)
+    means, leverages = pilot_posterior(kernel, X[..., pilot, :], TrainingData(X, model.train_targets - prior_mean, noise))
     # Observations of one input at noise ν₁, ν₂, … are worth as many at their harmonic mean.
     sums = group_sums(noise.detach().double().reciprocal(), distinct.group, groups=a)
     harmonic = distinct.counts.double() / sums
     single = noise.shape[:-1].numel() == 1
     levels = torch.ones_like(harmonic[..., 0]) if single else harmonic.mean(dim=-1)
     relative = harmonic / levels.unsqueeze(-1)
-    means = (prior_mean + posterior.means).detach().expand(noise.shape)[..., distinct.rows]
+    means = (prior_mean + means).detach().expand(noise.shape)[..., distinct.rows]
     positions = torch.arange(a, device=X.device)
-    candidates = Candidates(
-        raw.reshape(-1, *raw.shape[-2:])[0, distinct.rows],  # batches share their rows; samplers see the first
-        distinct.counts,
-        posterior.leverages[distinct.rows],
-        positions,
-        positions,
-        covariance=AverageCovariance(kernel, levels),
-        inputs=X[..., distinct.rows, :].detach(),
-        regularization=relative.reshape(-1, relative.shape[-1]).mean(dim=0),
-        means=means.reshape(-1) if single else None,
-    )
+    X_raw = raw.reshape(-1, *raw.shape[-2:])[0, distinct.rows]  # batches share their rows; samplers see the first
+    covariance, inputs = AverageCovariance(kernel, levels), X[..., distinct.rows, :].detach()
+    regularization, one_mean = relative.reshape(-1, relative.shape[-1]).mean(dim=0), means.reshape(-1) if single else None
+    known = (X_raw, distinct.counts, leverages[distinct.rows], positions, positions)
+    candidates = Candidates(*known, covariance, inputs, regularization, one_mean)
     dictionary = rule.sampler.sample(candidates, generator=generator)
     chosen = torch.arange(dictionary.m, device=X.device)
     if dictionary.m > size:

@@ -16,7 +16,7 @@ follows another keeps these units, or else noise and kernel would change with th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -31,52 +31,28 @@ from sparse_bo.errors import SamplerError
 from sparse_bo.gp.dtc import NystromFactor
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import broadcast_shapes
-from sparse_bo.models.sparse_gp import diagnostics
+from sparse_bo.models.sparse_gp import diagnostics, state
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points, warn_if_far
 from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix, original_outcomes, take_units
+from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, kernel_matrix, original_outcomes, take_units
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc
-from sparse_bo.models.sparse_gp.state import (
-    Appended,
-    PosteriorCache,
-    Stamp,
-    checked_points,
-    parameters_of,
-    row_count,
-    same_parameters,
-    set_parameters,
-)
 from sparse_bo.models.sparse_gp.triangular import Recent
 
 ROUNDING = 64
 """Tolerance for unchanged values, in units of the rounding of the largest one: transforms round."""
 
 
-def dictionary_whitening(representation: Representation) -> NystromFactor | None:
-    """Return the factor ``L`` of a DTC posterior to which rows are added, or ``None`` without factors in float64. O(m²)."""
-    factors = representation.at_dictionary
-    if factors is None or representation.points.dtype != torch.float64:
-        return None
-    return NystromFactor(factors.prior_root(), True, 0.0)
-
-
-def extended(
-    kernel: PriorKernel, old: Representation, whitening: NystromFactor, F: Tensor, *, residuals: Tensor, noise: Tensor
-) -> Representation:
-    """Return a DTC posterior with k more rows ``F``, ``batch_shape x k x d``. O(m² k + k³) and one copy of the root.
-
-    Raises:
-        ValueError: If the covariance of the new rows is not finite or not positive semi-definite.
-    """
-    K = kernel_matrix(kernel, F, old.points)  # k x m
+def extended(kernel: PriorKernel, old: Representation, whitening: NystromFactor, new: TrainingData) -> Representation:
+    """Return a DTC posterior with k more rows, or raise ``ValueError``. O(m² k + k³) and one copy of the root."""
+    K = kernel_matrix(kernel, new.X, old.points)  # k x m
     h = K @ old.root  # k x r
     V = whitening.features(K.mT)  # k x m
-    C = safe_cholesky(V @ V.mT - h @ h.mT + torch.diag_embed(noise))  # k x k
+    C = safe_cholesky(V @ V.mT - h @ h.mT + torch.diag_embed(new.noise))  # k x k
     lifted = whitening.lift(V.mT) - old.root @ h.mT  # m x k
     W = torch.linalg.solve_triangular(C, lifted.mT, upper=False).mT
     root = old.root.expand(*broadcast_shapes(W.shape[:-2], old.root.shape[:-2]), *old.root.shape[-2:])
-    surprise = residuals.unsqueeze(-1) - K @ old.alpha.unsqueeze(-1)
+    surprise = new.residuals.unsqueeze(-1) - K @ old.alpha.unsqueeze(-1)
     alpha = old.alpha + (W @ torch.linalg.solve_triangular(C, surprise, upper=False)).squeeze(-1)
     return Representation(old.points, alpha, torch.cat([root, W], dim=-1), recent=Recent(old.recent.sizes))
 
@@ -85,92 +61,85 @@ def extended(
 class PreviousPosterior:
     """The posterior of the previous model and its data, for a model that grows from it. It holds no model."""
 
-    cache: PosteriorCache
-    X: Tensor  # batch_shape x n x d, transformed
-    residuals: Tensor  # batch_shape x n: targets less the prior mean
-    noise: Tensor  # batch_shape x n
+    cache: state.PosteriorCache
+    data: TrainingData
 
     @classmethod
     def of(cls, previous: Any) -> PreviousPosterior:
         """Return the posterior of a sparse model in evaluation mode."""
-        X, targets = previous.training_data()
         with torch.no_grad():
-            return cls(previous.cache(), X, targets - previous.prior_mean(X), previous.data_noise(X, targets.shape))
+            return cls(previous.cache(), previous.training_data())
 
-    def dictionary(self, model: Any, stamp: Stamp, X: Tensor, noise: Tensor) -> ChosenPoints | None:
+    def dictionary(self, model: Any, stamp: state.Stamp, data: TrainingData) -> ChosenPoints | None:
         """Return the dictionary of all rows: that of before, unless parameters, inputs or noise have changed.
 
-        One that the ``model`` has chosen is chosen anew, ``None``, when the data have grown by ``settings.growth``. ``X``
-        (``batch_shape x n' x d``, transformed) and ``noise`` (``batch_shape x n'``) begin with those of the previous model.
+        One that the ``model`` has chosen is chosen anew, ``None``, when the data have grown by ``settings.growth``. ``data``
+        begin with those of the previous model.
         """
-        then, now, n, total = self.cache.stamp.parameters, stamp.parameters, self.X.shape[-2], noise.shape[-1]
-        if self.X.device != X.device or len(then) != len(now) or not all(map(torch.equal, then, now)):
+        then, now, n, total = self.cache.stamp.parameters, stamp.parameters, self.data.X.shape[-2], data.noise.shape[-1]
+        if self.data.X.device != data.X.device or len(then) != len(now) or not all(map(torch.equal, then, now)):
             return None
-        if not (_same(self.X, X[..., :n, :]) and _same(self.noise, noise[..., :n], each=True)):
+        if not (_same(self.data.X, data.X[..., :n, :]) and _same(self.data.noise, data.noise[..., :n], each=True)):
             return None
         if self.cache.holds_all(n):
-            fits = total <= model.rule.cap(total, noise.shape[:-1].numel())
-            return ChosenPoints(torch.arange(total, device=noise.device)) if fits else None
+            fits = total <= model.rule.cap(total, data.noise.shape[:-1].numel())
+            return ChosenPoints(torch.arange(total, device=data.noise.device)) if fits else None
         most = model.rule.most  # may be less than that of the previous model
-        fits = most is None or len(self.cache.rows) <= most
-        kept = model.rule.is_given or (fits and total <= model.settings.growth * self.cache.chosen_at)
-        return ChosenPoints(self.cache.rows, self.cache.points) if kept else None
+        fits = most is None or len(self.cache.chosen.rows) <= most
+        kept = model.rule.given is not None or (fits and total <= model.settings.growth * self.cache.chosen_at)
+        return self.cache.chosen._replace(unexplained=None) if kept else None
 
     def grown(
-        self, kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor, factor: float
+        self, kernel: PriorKernel, data: TrainingData, *, factor: float
     ) -> tuple[Representation, NystromFactor | None] | None:
-        """Return the posterior of all rows over :meth:`dictionary`, and the factor ``L`` of a DTC posterior.
-
-        ``None`` where it costs no more to make it anew, or old residuals have changed.
-
-        That is where the root would have more than ``factor`` columns for each dictionary point. ``X`` and ``noise`` as in
-        :meth:`dictionary`; ``residuals`` (``batch_shape x n'``) are targets less the prior mean.
-        """
-        n, old, exact = self.X.shape[-2], self.cache.representation, self.cache.holds_all(self.X.shape[-2])
-        if not _same(self.residuals, residuals[..., :n]):
+        """Return the posterior of all rows and its factor ``L``; ``None`` if it has to be made anew, or may as well be."""
+        n, old, exact = self.data.X.shape[-2], self.cache.representation, self.cache.holds_all(self.data.X.shape[-2])
+        if not _same(self.data.residuals, data.residuals[..., :n]):
             return None
-        whitening = None if exact else self.cache.whitening or dictionary_whitening(old)
-        if not exact and (whitening is None or old.root.shape[-1] + X.shape[-2] - n > factor * old.root.shape[-2]):
+        new = data.rows(slice(n, None))
+        whitening, factors = self.cache.whitening, old.at_dictionary
+        if not exact and whitening is None and factors is not None and old.points.dtype == torch.float64:
+            whitening = NystromFactor(factors.prior_root(), True, 0.0)
+        if not exact and (whitening is None or old.root.shape[-1] + new.X.shape[-2] > factor * old.root.shape[-2]):
             return None
-        if X.shape[-2] == n:
+        if not new.X.shape[-2]:
             return old, whitening
-        new = {"residuals": residuals[..., n:], "noise": noise[..., n:]}
         if whitening is None:
-            return old.condition(kernel, X[..., n:, :], **new).full(kernel), None
-        return extended(kernel, old, whitening, X[..., n:, :], **new), whitening
+            return old.condition(kernel, new).full(kernel), None
+        return extended(kernel, old, whitening, new), whitening
 
 
-def computed(model: Any, stamp: Stamp) -> PosteriorCache:
+def computed(model: Any, stamp: state.Stamp) -> state.PosteriorCache:
     """Return the posterior of a sparse model's data; from the previous model's where it can be. O(n m² + m³)."""
-    (X, targets), kernel, chosen, grown = model.training_data(), model.prior_kernel, None, None
-    data: dict[str, Any] = {"residuals": targets - model.prior_mean(X), "noise": model.data_noise(X, targets.shape)}
-    previous, chosen_at, whitening = model._previous, X.shape[-2], None
+    data, kernel, known, grown = model.training_data(), model.prior_kernel, None, None
+    previous, n, whitening = model._previous, data.X.shape[-2], None
+    chosen_at = n
     try:
         if previous is not None and not torch.is_grad_enabled():
-            chosen = previous.dictionary(model, stamp, X, data["noise"])
-            if chosen is not None:
+            known = previous.dictionary(model, stamp, data)
+            if known is not None:
                 chosen_at = previous.cache.chosen_at
-                grown = previous.grown(kernel, X, **data, factor=model.settings.growth)
-        rows, points, unexplained = chosen or chosen_dictionary(model, X)
+                grown = previous.grown(kernel, data, factor=model.settings.growth)
+        chosen = known or chosen_dictionary(model, data.X)
         if grown is not None:
             representation, whitening = grown
-        elif points is None and len(rows) == X.shape[-2]:
-            representation = exact_representation(kernel, X, **data, sizes=model.settings.products)
+        elif chosen.points is None and len(chosen.rows) == n:
+            representation = exact_representation(kernel, data, model.settings.products)
         else:
-            D = dictionary_points(model, X, rows, points)
-            state = fit_dtc(kernel, D, X, **data, how=model.settings.sums)
-            representation = dtc_representation(state, D, model.settings.products)
-            if points is not None:
-                warn_if_far(kernel, representation.points, X)
+            D = dictionary_points(model, data.X, chosen)
+            fitted = fit_dtc(kernel, D, data, how=model.settings.sums)
+            representation = dtc_representation(fitted, D, model.settings.products)
+            if chosen.points is not None:
+                warn_if_far(kernel, representation.points, data.X)
     except SamplerError:
         raise
     except ValueError as error:  # the type that SingleTaskGP raises
         raise NotPSDError(str(error)) from error
-    if unexplained is not None:
-        diagnostics.log_dictionary(X.shape[-2], len(rows), unexplained)
-    cache = PosteriorCache(representation, stamp, rows, points, unexplained, chosen_at=chosen_at, whitening=whitening)
-    if chosen is not None:  # the dictionary stays until parameters change
-        model._previous = PreviousPosterior(cache, X, **data)
+    if chosen.unexplained is not None:
+        diagnostics.log_dictionary(n, len(chosen.rows), chosen.unexplained)
+    cache = state.PosteriorCache(representation, stamp, chosen, chosen_at=chosen_at, whitening=whitening)
+    if known is not None:  # the dictionary stays until parameters change
+        model._previous = PreviousPosterior(cache, data)
     elif not model.training:  # when inputs are not transformed
         model._previous = None
     return cache
@@ -191,7 +160,7 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
             a dictionary is given beside it.
         InputDataError: If its data are not the first rows of the new model's.
     """
-    if model.rule.is_given or model.rule.sampler is not None:
+    if model.rule.given is not None or model.rule.sampler is not None:
         raise ValueError("expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out")
     if type(previous) is not type(model):
         kind, fix = type(model).__name__, ""
@@ -214,7 +183,7 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
                 f"expected previous to have the same {part}; got {theirs}, and {ours} here; pass the same one, or leave "
                 "previous out"
             )
-    if not same_parameters(previous, model):
+    if not state.same_parameters(previous, model):
         raise ValueError("expected previous to have the same parameters in the same shapes; leave previous out")
     if previous.data_noise_factor is not None:
         raise ValueError(
@@ -223,7 +192,7 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
     previous.eval()
     if previous.representation().extension is not None:
         raise ValueError("expected previous to be a model of data, got one with fantasies; build it from its data")
-    set_parameters(model, parameters_of(previous))  # of a learned input transform, too
+    state.set_parameters(model, state.parameters_of(previous))  # of a learned input transform, too
     model.eval()  # where inputs are transformed
     ours, theirs = (each.original_inputs() for each in (model, previous))
     n = theirs.shape[-2]
@@ -261,7 +230,7 @@ def _outlying_rows(model: Any, previous: Any) -> Tensor | None:
     known, n = previous.outlying_rows, previous.train_targets.shape[-1]
     if not model.learner.robust or model.train_targets.shape[-1] == n:
         return known
-    X, targets = model.training_data()
+    X, targets = model.train_inputs[0], model.train_targets
     with torch.no_grad():
         at = previous(X[..., n:, :])
         least = 0.01 * previous.train_targets.std(dim=-1)  # as of the rows of a fit
@@ -298,7 +267,7 @@ def condition_on_observations(model: Any, X: Tensor, Y: Tensor, *, noise: Tensor
         kwargs["noise"] = noise
     fantasy = model.get_fantasy_model(inputs=model.transform_inputs(X), targets=Y, **kwargs)
     if hasattr(fantasy, "input_transform"):
-        fantasy.__dict__["_stored_originals"] = Appended(model._stored_originals, X.detach(), dim=-2)
+        fantasy.__dict__["_stored_originals"] = state.Appended(model._stored_originals, X.detach(), dim=-2)
     batch_shape = fantasy._stored_targets.batch_shape
     fantasy._aug_batch_shape = batch_shape
     fantasy._input_batch_shape = batch_shape if model._num_outputs == 1 else batch_shape[:-1]
@@ -323,32 +292,27 @@ def get_fantasy_model(model: Any, inputs: Tensor | list[Tensor], targets: Tensor
     (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
     X = X.unsqueeze(-1) if X.dim() == 1 else X
     below, targets_below = model._stored_inputs, model._stored_targets
-    X = checked_points(X, below)
+    X = state.checked_points(X, below)
     if targets.shape[-1] != X.shape[-2]:
         raise RuntimeError(f"expected an observation of each of {X.shape[-2]} points, got {targets.shape[-1]}")
-    batch_shape = _fantasy_batch_shape(X, targets, below.batch_shape if isinstance(below, Appended) else below.shape[:-2])
+    batch_shape = _fantasy_batch_shape(X, targets, below.batch_shape if isinstance(below, state.Appended) else below.shape[:-2])
     known = {name: value for name, value in kwargs.items() if name == "noise"}
     likelihood = model.likelihood.get_fantasy_likelihood(**known)
-    cache: PosteriorCache = model.cache()
+    cache: state.PosteriorCache = model.cache()
     shape = broadcast_shapes(X.shape[:-2], cache.representation.alpha.shape[:-1]) + X.shape[-2:-1]
     residuals, noise = targets - model.prior_mean(X), model.noise_at(X, shape, **known)
     try:
-        representation = cache.representation.condition(model.prior_kernel, X, residuals=residuals, noise=noise)
+        representation = cache.representation.condition(model.prior_kernel, TrainingData(X, residuals, noise))
     except ValueError as error:
         raise NotPSDError(str(error)) from error
-    new_inputs = Appended(below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
-    values = Appended(targets_below, targets.expand(batch_shape + targets.shape[-1:]), dim=-1)
-    rows = torch.cat([cache.rows, torch.arange(X.shape[-2], device=X.device) + row_count(below)])
-    fantasy = model.copy_sharing_data(
-        (below, new_inputs),
-        (targets_below, values),
-        (model.likelihood, likelihood),
-        (model.rule, model.rule),
-        (model._previous, None),
-    )
-    fantasy.rule = replace(model.rule, rows=rows, points=cache.points)
-    stamp = Stamp(*fantasy.made_from())
-    fantasy.prediction_strategy = PosteriorCache(representation, stamp, rows, cache.points, cache.unexplained)
+    new_inputs = state.Appended(below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
+    values = state.Appended(targets_below, targets.expand(batch_shape + targets.shape[-1:]), dim=-1)
+    rows = torch.cat([cache.chosen.rows, torch.arange(X.shape[-2], device=X.device) + state.row_count(below)])
+    shared = [(below, new_inputs), (targets_below, values), (model.likelihood, likelihood), (model.rule, model.rule)]
+    fantasy = model.copy_sharing_data(*shared, (model._previous, None))
+    chosen = cache.chosen._replace(rows=rows)
+    fantasy.rule = model.rule.of_chosen(chosen)
+    fantasy.prediction_strategy = state.PosteriorCache(representation, state.Stamp(*fantasy.made_from()), chosen)
     return fantasy
 
 

@@ -27,28 +27,13 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from sparse_bo.models.sparse_gp import refinement
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points
-from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
+from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints, data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import lengthscale_module, standardize_again, stationary_parts
-from sparse_bo.models.sparse_gp.refinement import (
-    Distances,
-    RefinementSettings,
-    Residuals,
-    autocorrelation,
-    density_given,
-    euclidean,
-    kernel_distances,
-    large_residuals,
-    last_groups,
-    neighbour_correlation,
-    neighbours,
-    outlier_scores,
-    residuals_given,
-    shorten,
-    warn_of_outliers,
-)
+from sparse_bo.models.sparse_gp.refinement import RefinementSettings
 from sparse_bo.models.sparse_gp.state import parameters_of, set_parameters
-from sparse_bo.models.sparse_gp.training import Approximation, ParameterVector, TrainingCovariance, TrainingPrior
+from sparse_bo.models.sparse_gp.training import ParameterVector, TrainingCovariance, TrainingPrior
 from sparse_bo.validation import check_choice, check_flag
 
 Fit = Literal["exact", "subset", "vfe", "dtc"]
@@ -109,13 +94,10 @@ class Learner:
             check_choice("fit", fit, get_args(Fit))
         check_flag("robust", robust)
         self.fit_name, self.seed, self.settings, self.robust = fit, seed, settings, robust
-        self.given_noise = given_noise
-        """``batch_shape x n x m`` known noise variances in the user's units, of a robust model; else ``None``."""
-        self.active = False
-        """Whether ``fit_gpytorch_mll`` runs for :meth:`fit`."""
-        self.settled = False
-        """Whether outlying rows and units are chosen already."""
-        self._points: tuple[Any, ...] | None = None  # rows and external points, chosen once per fit
+        self.given_noise = given_noise  # batch_shape x n x m known noise variances in the user's units, of a robust model
+        self.active = False  # Whether fit_gpytorch_mll runs for fit
+        self.settled = False  # Whether outlying rows and units are chosen already
+        self._points: Any = None  # those of the likelihood, chosen once per fit
         self._stage: Tensor | None = None  # rows of the likelihood during a stage of the fit
 
     def likelihood(self, n: int) -> Fit:
@@ -140,23 +122,17 @@ class Learner:
             likelihood, rows = "subset", torch.arange(n, device=x.device)
         x = model.transform_inputs(x)
         if rows is None:
-            rows, points = self._learning_points(model, x, likelihood)
+            if self._points is None and likelihood == "subset":
+                self._points = ChosenPoints(self._random_rows(x, self.settings.subset))
+            elif self._points is None:
+                with torch.no_grad():
+                    self._points = chosen_dictionary(model, x, cap=self.settings.dictionary)
+            rows, points = self._points.rows, dictionary_points(model, x, self._points)
         else:
             points = x[..., rows.reshape(-1), :]
         options = {"likelihood": likelihood, "rows": rows, "noise": model.outlying_noise()}
         covariance = TrainingCovariance(x, points, kernel=model.prior_kernel, **options)
         return TrainingPrior(model.prior_mean(x), covariance)
-
-    def _learning_points(self, model: Any, x: Tensor, likelihood: Approximation) -> tuple[Tensor | None, Tensor]:
-        if self._points is None:
-            if likelihood == "subset":
-                self._points = (self._random_rows(x, self.settings.subset), None)
-            else:
-                with torch.no_grad():
-                    choice = chosen_dictionary(model, x, cap=self.settings.dictionary)
-                self._points = (choice.rows, choice.points)
-        rows, points = self._points
-        return rows, dictionary_points(model, x, rows, points)
 
     def _random_rows(self, x: Tensor, size: int) -> Tensor:
         return uniform_rows(x.shape[-2], size, generator=self.generator(), device=x.device)
@@ -222,36 +198,36 @@ class Learner:
         several = getattr(model, "_aug_batch_shape", torch.Size()).numel() > 1  # its search for these has another default
         return {"ftol": self.settings.coarse_tolerance, **({"factr": None} if several else {})}
 
-    def looked_at(self, model: Any, known: Tensor, rows: Tensor) -> Residuals:
+    def looked_at(self, model: Any, known: Tensor, rows: Tensor) -> refinement.Residuals:
         """Return the residuals of ``rows`` given ``known`` ones, with a warning if some of all rows are far off, not left out.
 
         Known rows that are far off are looked at again without each other, and so are all others: they may be near.
         Where the noise is known, outlying rows make lengthscales short, and predictive deviations large everywhere: for the
         warning, these are at most 1.48 times the median absolute deviation of the observations.
         """
-        first = residuals_given(model, known, rows)
+        first = refinement.residuals_given(model, known, rows)
         if self.robust:
             return first
         limit, good = self.settings.outlying, known
-        judged = torch.unique(torch.cat([rows, large_residuals(model, known, limit=0.5 * limit)]))
-        residuals = first if len(judged) == len(rows) else residuals_given(model, known, judged)
+        judged = torch.unique(torch.cat([rows, refinement.large_residuals(model, known, limit=0.5 * limit)]))
+        residuals = first if len(judged) == len(rows) else refinement.residuals_given(model, known, judged)
         scores = self._scores(model, residuals, torch.isin(judged, rows))
         for _ in range(self.settings.robust_rounds):
             kept = good[~torch.isin(good, judged[scores > limit])]
             if len(kept) == len(good) or len(kept) < self.settings.residuals_from:
                 break
             good = kept
-            scores = self._scores(model, residuals_given(model, good, judged), torch.isin(judged, rows))
-        warn_of_outliers(judged, scores, limit=limit, n=model.train_targets.shape[-1])
+            scores = self._scores(model, refinement.residuals_given(model, good, judged), torch.isin(judged, rows))
+        refinement.warn_of_outliers(judged, scores, limit=limit, n=model.train_targets.shape[-1])
         return first
 
-    def _scores(self, model: Any, residuals: Residuals, reference: Tensor) -> Tensor:
+    def _scores(self, model: Any, residuals: refinement.Residuals, reference: Tensor) -> Tensor:
         if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
             y = model.train_targets
             spread = 1.4826 * (y - y.median(dim=-1, keepdim=True).values).abs().median(dim=-1, keepdim=True).values
             spread = spread.where(spread > 0, torch.inf)  # more than half of the observations are equal
             residuals = residuals._replace(variances=torch.minimum(residuals.variances, spread.square()))
-        return outlier_scores(model, residuals, reference.nonzero().squeeze(-1))
+        return refinement.outlier_scores(model, residuals, reference.nonzero().squeeze(-1))
 
     def _leave_out(self, mll: Any) -> None:
         """Leave out the rows that are far off given few others, anew after each search, until they stay the same."""
@@ -268,7 +244,7 @@ class Learner:
             )
             with self.learning_from(known):
                 fit_gpytorch_mll(mll, optimizer_kwargs={"options": self.coarse_options(model)})
-            scores = outlier_scores(model, residuals_given(model, known, every), reference)
+            scores = refinement.outlier_scores(model, refinement.residuals_given(model, known, every), reference)
             set_parameters(model, start)
             found = (scores > at.robust).nonzero().squeeze(-1)
             if torch.equal(found, every[:0] if outlying is None else outlying):
@@ -291,29 +267,24 @@ class Learner:
         Z, distances = self._scaled(model)
         if self.likelihood(Z.shape[-2]) != "subset" or Z.dim() > 2:
             return None
-        return last_groups(
-            rows,
-            Z,
-            model.rule.most_points(len(Z), batch),
-            batch=batch,
-            generator=self.generator(),
-            settings=self.settings.refinement,
-            distances=distances,
-            autograd=stationary_parts(model.prior_kernel) is None,
-        )
+        options: dict[str, Any] = {"generator": self.generator(), "settings": self.settings.refinement, "distances": distances}
+        most, autograd = model.rule.most_points(len(Z), batch), stationary_parts(model.prior_kernel) is None
+        return refinement.last_groups(rows, Z, most, batch=batch, autograd=autograd, **options)
 
     def neighbours(self, model: Any, size: int) -> tuple[Tensor, Tensor]:
         """Return some rows, ``r``, and the nearest others of each, ``r x size``, to tell whether last steps were an advance."""
         Z, distances = self._scaled(model)
         most, settings = model.rule.most_points(len(Z), model.train_targets.shape[:-1].numel()), self.settings.refinement
-        return neighbours(Z, most, size=size, generator=self.generator(), settings=settings, distances=distances)
+        return refinement.neighbours(Z, most, size=size, generator=self.generator(), settings=settings, distances=distances)
 
-    def _scaled(self, model: Any) -> tuple[Tensor, Distances]:
+    def _scaled(self, model: Any) -> tuple[Tensor, refinement.Distances]:
         """Return all inputs, transformed, over their lengthscales if the kernel has such, and the distances between them."""
         with torch.no_grad():  # in training mode a model's inputs are not transformed
             X = data_points(model.transform_inputs(model.train_inputs[0]).detach())
         parts = stationary_parts(model.prior_kernel)
-        return (X, kernel_distances(model.prior_kernel)) if parts is None else (parts.scaled(X), euclidean)
+        if parts is None:
+            return X, refinement.kernel_distances(model.prior_kernel)
+        return parts.scaled(X), refinement.euclidean
 
     @contextmanager
     def learning_from(self, rows: Tensor) -> Iterator[None]:
@@ -361,9 +332,9 @@ def coarse_to_fine(
     if groups is None:
         return found
     before, near = parameters_of(model), learner.neighbours(model, groups.shape[-1] // 2)
-    density = density_given(model, *near)
+    density = refinement.density_given(model, *near)
     finer = search.refined(rows, groups, gain=at.refinement.gain, steps=steps)
-    gain = density_given(model, *near) - density
+    gain = refinement.density_given(model, *near) - density
     error = float(gain.std()) / math.sqrt(len(gain))
     _LOGGER.debug("neighbourhoods: log density of a result given others %+.4g ± %.4g", float(gain.mean()), error)
     if not float(gain.mean()) > error:
@@ -372,12 +343,12 @@ def coarse_to_fine(
     found = finer
     most = model.rule.most_points(n, batch)
     if n <= at.refinement.density * most:
-        shorten(model, size=most, generator=learner.generator(), settings=at.refinement)
+        refinement.shorten(model, size=most, generator=learner.generator(), settings=at.refinement)
     return found
 
 
 def _searched_again(
-    mll: Any, start: dict[str, Tensor], found: OptimizationResult, residuals: Residuals, options: dict[str, Any]
+    mll: Any, start: dict[str, Tensor], found: OptimizationResult, residuals: refinement.Residuals, options: dict[str, Any]
 ) -> OptimizationResult:
     """Search from finer lengthscales, too, where the residuals show some, all else as at the start; the best result stays.
 
@@ -402,7 +373,7 @@ def _searched_again(
     return found
 
 
-def _finer_lengthscales(model: Any, module: Any, residuals: Residuals) -> list[Tensor]:
+def _finer_lengthscales(model: Any, module: Any, residuals: refinement.Residuals) -> list[Tensor]:
     """Return lengthscales, ``batch_shape x 1 x d`` each, that are shorter where neighbours' residuals are correlated.
 
     One is shortened along single inputs, to the distance at which the correlation decays; one in all inputs, to twice that of
@@ -412,8 +383,8 @@ def _finer_lengthscales(model: Any, module: Any, residuals: Residuals) -> list[T
     if not module.raw_lengthscale.requires_grad or lengthscales.shape != shape:
         return []
     least, made = module.raw_lengthscale_constraint.lower_bound.to(lengthscales), list[Tensor]()
-    along, nearest = autocorrelation(residuals.X, residuals.values), neighbour_correlation(residuals.X, residuals.values)
-    for seen, factor in ((along, 1.0), (nearest, 2.0)):
+    for correlation, factor in ((refinement.autocorrelation, 1.0), (refinement.neighbour_correlation, 2.0)):
+        seen = correlation(residuals.X, residuals.values)
         shown = seen.score > model.learner.settings.autocorrelation
         shorter = torch.where(shown, factor * seen.distance, torch.inf).unsqueeze(-2)
         if bool((shorter < lengthscales).any()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sparse_bo.gp import dtc
 from sparse_bo.linalg.reductions import distinct_rows
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.row_sums import Rows, dictionary_factor, features_of, fit_dtc, sweep
 from sparse_bo.sharding import Alone
 
@@ -98,31 +99,17 @@ def distinct_inputs(X: Tensor) -> Distinct:
     return Distinct(first, group.bincount().to(X), group)
 
 
-class Pilot(NamedTuple):
-    """The posterior over a small dictionary, at every training point."""
-
-    means: Tensor
-    """``batch_shape x n`` less the prior mean."""
-    leverages: Tensor
-    """``n`` posterior variances over the noise, averaged over the batch."""
-
-
-def pilot_posterior(
-    kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor, *, rows: Rows | None = None
-) -> Pilot:
-    """Return the DTC posterior over ``pilot`` (``batch_shape x p x d``, transformed) at every point of ``X``. O(n p²).
-
-    Other arguments as :func:`~sparse_bo.models.sparse_gp.row_sums.fit_dtc`; the posterior is that of the rows of all ranks.
-    """
+def pilot_posterior(kernel: PriorKernel, pilot: Tensor, data: TrainingData, rows: Rows | None = None) -> tuple[Tensor, Tensor]:
+    """Return means (``batch_shape x n``) less the prior's, and leverages (``n``) of the DTC posterior over ``pilot``."""
     with torch.no_grad():
-        state = fit_dtc(kernel, pilot, X, residuals=residuals, noise=noise, rows=rows)
+        state = fit_dtc(kernel, pilot, data, rows=rows)
         means, parts = [], []
-        for some in sweep(pilot, X):
-            features, prior = features_of(kernel, state.factor, pilot, X[..., some, :])
+        for some in map(data.rows, sweep(pilot, data.X)):
+            features, prior = features_of(kernel, state.factor, pilot, some.X)
             means.append(dtc.mean(state, features))
-            parts.append(dtc.variance(state, features, prior) / noise[..., some])
+            parts.append(dtc.variance(state, features, prior) / some.noise)
         values = torch.cat(parts, dim=-1)
-        return Pilot(torch.cat(means, dim=-1), values.reshape(-1, values.shape[-1]).mean(dim=0))
+        return torch.cat(means, dim=-1), values.reshape(-1, values.shape[-1]).mean(dim=0)
 
 
 def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -139,6 +126,11 @@ class ChosenPoints(NamedTuple):
     """``m x d`` external points in the user's units."""
     unexplained: float | None = None
     """Mean prior variance at the data that a default dictionary leaves, in noise variances."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> ChosenPoints:
+        """Return a copy with ``function`` applied to its tensors."""
+        points = None if self.points is None else function(self.points)
+        return ChosenPoints(function(self.rows), points, self.unexplained)
 
 
 def default_rows(
@@ -170,7 +162,7 @@ def default_rows(
     numbers = uniform_rows(a, min(settings.pilot, size), generator=generator, device=X.device)
     pilot = X[..., own[numbers], :] if distinct is not None else rows.gathered(numbers, X)[0]
     with rows.group.shielded("leverages"):
-        leverages = pilot_posterior(kernel, pilot, X, torch.zeros_like(noise), noise, rows=rows).leverages[own]
+        leverages = pilot_posterior(kernel, pilot, TrainingData(X, torch.zeros_like(noise), noise), rows)[1][own]
         weights = leverages if distinct is None else distinct.counts * leverages
         weights = weights.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
     (dimension,) = rows.group.total("leverages", [weights.sum()])

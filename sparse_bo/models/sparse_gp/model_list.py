@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.models import ModelListGP
-from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel, GPyTorchModel
+from botorch.models.gpytorch import GPyTorchModel
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, TriangularLinearOperator
@@ -21,6 +21,7 @@ from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.growth import check_evaluated
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, RootedCovariance
 from sparse_bo.models.sparse_gp.outputs import IndependentOutputs, OutputsNormal, RootsOfEach, lazy_operator, weighted_sum
+from sparse_bo.models.sparse_gp.prior import several_outputs
 
 
 class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class ships no types
@@ -69,7 +70,7 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
             if isinstance(noise, Tensor) and noise.shape[-1] == self.num_outputs:
                 noise = noise[..., output_indices]
             return some.posterior(X, observation_noise=noise, posterior_transform=posterior_transform)
-        if any(map(_of_several_outputs, self.models)):
+        if any(map(several_outputs, self.models)):
             # BoTorch slices the rows of each output, which BlockDiagLinearOperator cuts as if outputs were interleaved
             return self._single_outputs().posterior(X, None, observation_noise, posterior_transform)
         if type(posterior_transform) is ScalarizedPosteriorTransform and isinstance(observation_noise, bool):
@@ -93,7 +94,7 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
         Members of several outputs become one member for each: ``ModelListGP`` takes the observations of all outputs of a
         member for rows of each.
         """
-        single = self._single_outputs() if any(map(_of_several_outputs, self.models)) else self
+        single = self._single_outputs() if any(map(several_outputs, self.models)) else self
         for model in single.models:
             if isinstance(model, SparseModel):
                 check_evaluated(model)
@@ -102,7 +103,7 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
     def _single_outputs(self) -> SparseModelListGP:
         parts = []
         for model in self.models:
-            outputs = range(model.num_outputs) if _of_several_outputs(model) else []
+            outputs = range(model.num_outputs) if several_outputs(model) else []
             parts += [model.subset_output([output]) for output in outputs] or [model]
         return type(self)(*parts)
 
@@ -122,10 +123,6 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
             model, outputs = self.models[member], [output for _, output in group]
             parts.append(model if outputs == list(range(model.num_outputs)) else model.subset_output(outputs))
         return parts[0] if len(parts) == 1 else type(self)(*parts)
-
-
-def _of_several_outputs(model: Any) -> bool:
-    return isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1
 
 
 class _Stacked(CatLinearOperator):  # type: ignore[misc]  # the base class ships no types

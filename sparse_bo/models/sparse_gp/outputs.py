@@ -236,9 +236,9 @@ def subset_of_outputs(model: Any, idcs: list[int], plain: Callable[[list[int]], 
     if model._stored_originals is not None:
         subset.__dict__["_stored_originals"] = pick(joined(model._stored_originals), 2)
     if not cache.holds_all(model.train_targets.shape[-1]):
-        subset.rule = replace(model.rule, rows=cache.rows, points=cache.points)
+        subset.rule = model.rule.of_chosen(cache.chosen)
     stamp, form = Stamp(*subset.made_from()), cache.representation.viewed(pick)
-    subset.prediction_strategy = PosteriorCache(form, stamp, cache.rows, cache.points, cache.unexplained)
+    subset.prediction_strategy = PosteriorCache(form, stamp, cache.chosen)
     if training:
         model.train()
         subset.train()

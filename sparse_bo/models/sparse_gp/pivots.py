@@ -53,8 +53,12 @@ def partition(X: Tensor, mean: Tensor, *, prior: Prior, settings: JointSettings)
     drawn = torch.randperm(len(rest), generator=generator, device="cpu").to(rest.device)[: pivots - len(first)]
     free[rest[drawn]] = False
     chosen, others = (~free).nonzero().squeeze(-1), free.nonzero().squeeze(-1)
-    points = X.detach().reshape(-1, *X.shape[-2:])[0]
-    neighbours = others[_tree_order(_geometry(prior, points[others], generator), block)]
+    points = X.detach().reshape(-1, *X.shape[-2:])[0, others]
+    at = torch.randperm(len(others), generator=generator, device="cpu")[:32].to(X.device)
+    with torch.no_grad():
+        columns = prior(points, points[at])  # in which neighbours are close
+    columns = columns.reshape(-1, *columns.shape[-2:]).movedim(0, -1).reshape(len(others), -1)
+    neighbours = others[_tree_order(columns, block)]
     return Partition(torch.cat([chosen, neighbours]), pivots, block)
 
 
@@ -78,14 +82,6 @@ def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Ten
         scores = -((1 - good) / weights.clamp_min(1e-12)).amax(dim=-2)
     each = min(max(count // len(scores), 1), q)
     return torch.unique(largest(scores, each))[:count]
-
-
-def _geometry(prior: Prior, X: Tensor, generator: torch.Generator) -> Tensor:
-    """Return 32 kernel columns, ``q x g``, in which neighbours are close."""
-    at = torch.randperm(len(X), generator=generator, device="cpu")[:32].to(X.device)
-    with torch.no_grad():
-        columns = prior(X, X[at])
-    return columns.reshape(-1, *columns.shape[-2:]).movedim(0, -1).reshape(len(X), -1)
 
 
 def _tree_order(features: Tensor, size: int) -> Tensor:

@@ -292,25 +292,24 @@ def sparse_spread(representation: Representation, K: Callable[[], Tensor]) -> Sp
     O(m³) the first time for a posterior, then O(m²).
     """
     R = representation.root
+
+    def made() -> Tensor:
+        remainder = -(R.mT @ (K() @ R))
+        remainder.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        return safe_cholesky(remainder)
+
     if R.requires_grad:
-        factor = _factor(R, K())
+        factor = made()
     else:  # as constant as α and R are
         size = R.shape[-1] ** 2 * R.shape[:-2].numel() * R.element_size()
         with torch.no_grad():
-            factor = representation.recent.once("spread", lambda: _factor(R, K()), size=size)
+            factor = representation.recent.once("spread", made, size=size)
     return lambda normal: _times(factor, normal)
 
 
 def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
     """Return ``matrix @ vector`` of ``batch_shape x m x r`` and ``… x r``, without copying matrices for vectors."""
     return torch.einsum("...mr,...r->...m", matrix, vectors)
-
-
-def _factor(R: Tensor, K: Tensor) -> Tensor:
-    """Return the Cholesky factor of ``I − RᵀKR``, ``batch_shape x r x r``. O(m³)."""
-    remainder = -(R.mT @ (K @ R))
-    remainder.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return safe_cholesky(remainder)
 
 
 def draw_matheron_path(

@@ -8,8 +8,7 @@ kernel between two sets from ``forward`` of both together; GPyTorch's lazy covar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple, TypeAlias
 
@@ -69,32 +68,23 @@ class ForwardKernel:
 
     def _prior(self, X: Tensor) -> MultivariateNormal:
         """Return ``forward`` at transformed points, ``… x q x d``; refuse a result without a lazy covariance."""
-        X, name = self._cast(X), type(self.model).__name__
+        X, name, training = self._cast(X), type(self.model).__name__, self.model.training
+        self.model.__dict__["training"] = False  # inputs are transformed; its modules and its data stay as they are
         try:
-            with _evaluation(self.model):
-                prior = self.model.forward(X.view_as(X))  # a view: forward refuses the training inputs themselves
+            prior = self.model.forward(X.view_as(X))  # a view: forward refuses the training inputs themselves
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it without saying so
             raise UnsupportedError(
                 f"{name}.forward makes a MultivariateNormal of a plain tensor, which PyTorch factorises at once; wrap the "
                 "covariance: MultivariateNormal(mean, linear_operator.to_linear_operator(covariance))"
             ) from error
+        finally:
+            self.model.__dict__["training"] = training
         if not isinstance(prior, MultivariateNormal):
             raise UnsupportedError(
                 f"expected {name}.forward to return a gpytorch MultivariateNormal, got {type(prior).__name__}; "
                 "return MultivariateNormal(mean, covariance)"
             )
         return prior
-
-
-@contextmanager
-def _evaluation(model: Any) -> Iterator[None]:
-    """Put ``forward`` in evaluation mode (transformed inputs), without a change of its modules or its data."""
-    training = model.training
-    model.__dict__["training"] = False
-    try:
-        yield
-    finally:
-        model.__dict__["training"] = training
 
 
 def _row_blocks(X: Tensor) -> list[Tensor]:
@@ -120,11 +110,6 @@ def check_prior(model: Any) -> None:
 
 
 PriorKernel: TypeAlias = Kernel | ForwardKernel
-
-
-def parameters_of_prior(kernel: PriorKernel) -> list[Tensor]:
-    """Return the parameters of a prior covariance."""
-    return list((kernel.model if isinstance(kernel, ForwardKernel) else kernel).parameters())
 
 
 def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
@@ -242,6 +227,25 @@ def lengthscale_module(kernel: PriorKernel) -> Any:
     return inner if whole and getattr(inner, "has_lengthscale", False) else None
 
 
+class TrainingData(NamedTuple):
+    """Observations that a posterior is made of."""
+
+    X: Tensor  # batch_shape x n x d, transformed
+    residuals: Tensor  # batch_shape x n: targets less the prior mean
+    noise: Tensor  # batch_shape x n noise variances (y²)
+
+    def rows(self, some: slice | Tensor) -> TrainingData:
+        """Return some of the rows."""
+        return TrainingData(self.X[..., some, :], self.residuals[..., some], self.noise[..., some])
+
+
+def training_data(model: Any) -> TrainingData:
+    """Return the data of a sparse model; in training mode its inputs are transformed here."""
+    X, targets = model.train_inputs[0], model.train_targets
+    X = model.transform_inputs(X) if model.training else X
+    return TrainingData(X, targets - model.prior_mean(X), model.data_noise(X, targets.shape))
+
+
 def noise_at(model: Any, X: Tensor, shape: torch.Size, **kwargs: Any) -> Tensor:
     """Return the noise variances of observations at ``X`` (``… x q x d``), broadcast to ``shape`` (``… x q``)."""
     zeros, known = X.new_zeros(shape), kwargs.get("noise")
@@ -314,10 +318,14 @@ def original_outcomes(model: Any) -> tuple[Tensor, Tensor | None]:
     return Y, noise
 
 
+def several_outputs(model: Any) -> bool:
+    """Return whether a model has several outputs; of tasks, each row has its own."""
+    return isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1
+
+
 def _turned(model: Any, values: Tensor, *, back: bool = False) -> Tensor:
     """Return ``aug_batch_shape x n`` values as ``batch_shape x n x m``, or ``back`` from it."""
-    several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model.num_outputs > 1  # tasks are rows
-    return values.mT if several else values.squeeze(-1) if back else values.unsqueeze(-1)
+    return values.mT if several_outputs(model) else values.squeeze(-1) if back else values.unsqueeze(-1)
 
 
 @torch.no_grad()

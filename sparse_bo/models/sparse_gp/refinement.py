@@ -37,7 +37,7 @@ from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import largest
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
-from sparse_bo.models.sparse_gp.representation import Representation, exact_representation
+from sparse_bo.models.sparse_gp.representation import exact_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc, left_out_of_exact
 
 Distances = Callable[[Tensor, Tensor], Tensor]
@@ -110,27 +110,19 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
     Both are row numbers, ascending; ``rows`` has all of ``known``.
     """
     with torch.no_grad():
-        kernel, X, residuals, data, posterior = _posterior_given(model, known)
+        kernel, data = model.prior_kernel, model.training_data()
+        posterior = exact_representation(kernel, data.rows(known))
         means, variances = [], []
         for some in row_slices(len(rows), chunk=65_536):
-            points = X[..., rows[some], :]
+            points = data.X[..., rows[some], :]
             projection = posterior.project(kernel, points)
             means.append(projection.mean)
             variances.append(projection.variance(kernel_diagonal(kernel, points)))
         mean, variance = torch.cat(means, dim=-1), torch.cat(variances, dim=-1)
         among = torch.isin(rows, known)
-        mean[..., among], variance[..., among] = left_out_of_exact(posterior, **data)
-        values, at = residuals[..., rows] - mean, among.nonzero().squeeze(-1)
-        return Residuals(X[..., rows, :], values, variance, at, posterior.root, posterior.alpha)
-
-
-def _posterior_given(model: Any, known: Tensor) -> tuple[PriorKernel, Tensor, Tensor, dict[str, Any], Representation]:
-    """Return kernel, all inputs, transformed, and targets less the prior mean; of known rows the data and exact posterior."""
-    X = model.transform_inputs(model.train_inputs[0]) if model.training else model.train_inputs[0]
-    targets, kernel = model.train_targets, model.prior_kernel
-    residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
-    data = {"residuals": residuals[..., known], "noise": noise[..., known]}
-    return kernel, X, residuals, data, exact_representation(kernel, X[..., known, :], **data)
+        mean[..., among], variance[..., among] = left_out_of_exact(posterior, data.rows(known))
+        values, at = data.residuals[..., rows] - mean, among.nonzero().squeeze(-1)
+        return Residuals(data.X[..., rows, :], values, variance, at, posterior.root, posterior.alpha)
 
 
 def large_residuals(model: Any, known: Tensor, *, limit: float) -> Tensor:
@@ -139,9 +131,11 @@ def large_residuals(model: Any, known: Tensor, *, limit: float) -> Tensor:
     Of an outcome of several any. No other row scores more than ``limit``. O(n c d) for c known rows, without variances.
     """
     with torch.no_grad():
-        kernel, X, residuals, _, posterior = _posterior_given(model, known)
-        parts = [posterior.project(kernel, X[..., some, :]).mean for some in row_slices(X.shape[-2], chunk=4096)]
-        sizes = (residuals - torch.cat(parts, dim=-1)).abs()
+        kernel, data = model.prior_kernel, model.training_data()
+        posterior = exact_representation(kernel, data.rows(known))
+        blocks = map(data.rows, row_slices(data.X.shape[-2], chunk=4096))
+        parts = [posterior.project(kernel, some.X).mean for some in blocks]
+        sizes = (data.residuals - torch.cat(parts, dim=-1)).abs()
         least = 0.01 * model.train_targets.std(dim=-1, keepdim=True)
         typical = torch.maximum(1.4826 * sizes.median(dim=-1, keepdim=True).values, least)
         return (sizes > limit * typical).reshape(-1, sizes.shape[-1]).any(dim=0).nonzero().squeeze(-1)
@@ -218,12 +212,8 @@ def outlier_scores(model: Any, residuals: Residuals, reference: Tensor) -> Tenso
         nearest = reference[apart.topk(min(10, len(reference)), largest=False).indices]
         local.append(1.4826 * sizes[..., nearest].median(dim=-1).values)
     scale, known = torch.cat(local, dim=-1), residuals.known
-    nearest = torch.cat(
-        [
-            torch.cdist(Z[known[some]], Z[known]).topk(min(11, len(known)), largest=False).indices
-            for some in row_slices(len(known), chunk=4096)
-        ]
-    )
+    blocks = (torch.cdist(Z[known[some]], Z[known]) for some in row_slices(len(known), chunk=4096))
+    nearest = torch.cat([apart.topk(min(11, len(known)), largest=False).indices for apart in blocks])
     itself = nearest == torch.arange(len(known), device=known.device).unsqueeze(-1)
     others = residuals.without(nearest).abs().masked_fill(itself, torch.nan)  # equal rows may come before a row itself
     scale[..., known] = 1.4826 * others.nanmedian(dim=-1).values
@@ -323,13 +313,10 @@ def density_given(model: Any, rows: Tensor, nearest: Tensor) -> Tensor:
     The sum over GPs, up to a constant.
     """
     with torch.no_grad():
-        X, targets = model.transform_inputs(model.train_inputs[0]), model.train_targets
-        kernel, residuals, noise = model.prior_kernel, targets - model.prior_mean(X), model.data_noise(X, targets.shape)
-        found = []
-        for at in torch.cat([nearest, rows.unsqueeze(-1)], dim=-1):
-            points = X[..., at, :]
-            L = safe_cholesky(kernel_matrix(kernel, points, points) + torch.diag_embed(noise[..., at]))
-            z = torch.linalg.solve_triangular(L, residuals[..., at].unsqueeze(-1), upper=False)[..., -1, 0]
+        kernel, data, found = model.prior_kernel, model.training_data(), []
+        for some in map(data.rows, torch.cat([nearest, rows.unsqueeze(-1)], dim=-1)):
+            L = safe_cholesky(kernel_matrix(kernel, some.X, some.X) + torch.diag_embed(some.noise))
+            z = torch.linalg.solve_triangular(L, some.residuals.unsqueeze(-1), upper=False)[..., -1, 0]
             found.append(-(0.5 * z.square() + L[..., -1, -1].log()).sum())
         return torch.stack(found)
 
@@ -348,17 +335,16 @@ def shorten(model: Any, *, size: int, generator: torch.Generator, settings: Refi
     inner = parts.module
     start = inner.lengthscale.detach().clone()
     with torch.no_grad():
-        X, targets = model.transform_inputs(model.train_inputs[0]), model.train_targets
-        rows = uniform_rows(X.shape[-2], 16 * settings.points, generator=generator, device=X.device)
-        points = rows[uniform_rows(len(rows), min(size, settings.points), generator=generator, device=X.device)]
-        residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
-        data = {"X": X[..., rows, :], "residuals": residuals[..., rows], "noise": noise[..., rows]}
+        data = model.training_data()
+        n, device = data.X.shape[-2], data.X.device
+        rows = uniform_rows(n, 16 * settings.points, generator=generator, device=device)
+        points = rows[uniform_rows(len(rows), min(size, settings.points), generator=generator, device=device)]
         try:
             values = []
             for power in (2, 1, 0):
                 _set(inner, start * settings.step**power)
-                state = fit_dtc(kernel, X[..., points, :], **data)
-                values.append(_log_density(state, inner, X.shape[-2] / len(rows)))
+                state = fit_dtc(kernel, data.X[..., points, :], data.rows(rows))
+                values.append(_log_density(state, inner, n / len(rows)))
         finally:
             _set(inner, start)
         factor = settings.step ** (1.0 - parabola_maximum(torch.stack(values)))

@@ -27,7 +27,7 @@ from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot
 from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower, triangular_inverse
 from sparse_bo.linalg.chunking import broadcast_shapes, unfold_rows
 from sparse_bo.models.sparse_gp import triangular
-from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, cross_covariance, folded_kernel, kernel_matrix
 from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, ProductSizes, Recent, TimesRoot
 
 
@@ -221,18 +221,9 @@ class Representation:
         cross = None if self.extension is None else cross_covariance(kernel, X, self.extension.points)
         return Projection(self, K, rows, cross)
 
-    def condition(self, kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
-        """Condition the process on observations at new points. O(q m r + q³ + q² e), independent of n.
-
-        Args:
-            kernel: ``k``.
-            X: ``… x q x d``, transformed.
-            residuals: ``target_batch_shape x q``: ``y`` less the prior mean; may have one more batch dimension than ``X``.
-            noise: ``… x q`` noise variances of the new observations (y²).
-
-        Raises:
-            ValueError: If the covariance of the new observations is not finite or not positive semi-definite.
-        """
+    def condition(self, kernel: PriorKernel, new: TrainingData) -> Representation:
+        """Condition the process on q new observations, or raise ``ValueError``. O(q m r + q³ + q² e), independent of n."""
+        X, residuals, noise = new
         projection = self.project(kernel, X)
         covariance = projection.covariance(kernel_matrix(kernel, X, X)) + torch.diag_embed(noise)  # … x q x q
         root = safe_cholesky(covariance)
@@ -240,10 +231,10 @@ class Representation:
         weights = torch.linalg.solve_triangular(root, surprise, upper=False).squeeze(-1)
         batch_shape = broadcast_shapes(root.shape[:-2], X.shape[:-2])
         lifted = _expanded(projection.lifted.mT, batch_shape)  # … x m x q
-        new = Extension(_expanded(X, batch_shape), lifted, _expanded(root, batch_shape), weights)
-        if self.extension is None:
-            return replace(self, extension=new)
-        return replace(self, extension=_joined(self.extension, new, projection.columns[1]))
+        extension = Extension(_expanded(X, batch_shape), lifted, _expanded(root, batch_shape), weights)
+        if self.extension is not None:
+            extension = _joined(self.extension, extension, projection.columns[1])
+        return replace(self, extension=extension)
 
     def full(self, kernel: PriorKernel) -> Representation:
         """Return the same posterior without extension: ``D' = [D; F]``, ``α'`` and ``R'`` written out. O((m + e)² e)."""
@@ -277,17 +268,11 @@ def _joined(old: Extension, new: Extension, gain: Tensor) -> Extension:
     )
 
 
-def exact_representation(
-    kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor, sizes: ProductSizes | None = None
-) -> Representation:
-    """Return the exact GP posterior: ``D = X``, ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``. O(n³).
-
-    Of ``batch_shape x n x d`` transformed points, targets less the prior mean (``batch_shape x n``) and noise variances
-    (``batch_shape x n``); ``ValueError`` if the covariance is not finite or not positive semi-definite.
-    """
+def exact_representation(kernel: PriorKernel, data: TrainingData, sizes: ProductSizes | None = None) -> Representation:
+    """Return the exact GP posterior: ``D = X``, ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``; ``ValueError`` if it fails. O(n³)."""
+    X, residuals, noise = data
     wide = X.double()
-    covariance = kernel_matrix(kernel, wide, wide).double() + torch.diag_embed(noise.double())
-    L = safe_cholesky(covariance)
+    L = safe_cholesky(kernel_matrix(kernel, wide, wide).double() + torch.diag_embed(noise.double()))
     alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
     root = triangular_inverse(L).mT  # upper triangular
     return Representation(_expanded(X, L.shape[:-2]), alpha.to(X), root.to(X), triangular=True, recent=Recent(sizes))

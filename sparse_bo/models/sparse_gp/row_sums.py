@@ -18,7 +18,7 @@ from sparse_bo.gp.dtc import NystromFactor, nystrom_factor
 from sparse_bo.gp.likelihood import LowRankSums, low_rank_sums, sum_blocks
 from sparse_bo.linalg.cholesky import add_lower_gram, safe_cholesky, try_cholesky, whitened_gram, whitening_error
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, broadcast_shapes, chunk_rows, row_slices
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_block, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, kernel_block, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
 from sparse_bo.sharding import Alone, Group
 
@@ -49,10 +49,8 @@ class Rows:
         self.group = group
         counts = group.objects("counting rows", here)
         starts = [0, *accumulate(counts)]
-        self.total = starts[-1]
-        """Number n of rows on all ranks."""
-        self.here = slice(starts[group.rank], starts[group.rank + 1])
-        """Numbers of this rank's rows."""
+        self.total = starts[-1]  # Number n of rows on all ranks
+        self.here = slice(starts[group.rank], starts[group.rank + 1])  # Numbers of this rank's rows
 
     def own(self, numbers: Tensor) -> Tensor:
         """Return this rank's rows among ``numbers`` (of all rows, ascending), counted from its first row."""
@@ -87,23 +85,16 @@ def dictionary_factor(kernel: PriorKernel, points: Tensor) -> NystromFactor:
 
 
 def row_sums(
-    kernel: PriorKernel,
-    factor: NystromFactor,
-    points: Tensor,
-    X: Tensor,
-    *,
-    residuals: Tensor,
-    noise: Tensor,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    kernel: PriorKernel, factor: NystromFactor, points: Tensor, data: TrainingData, memory_bytes: int = DEFAULT_MEMORY_BYTES
 ) -> LowRankSums:
     """Sum the data over a dictionary of that ``factor``, with gradients; other arguments as :func:`fit_dtc`. O(n m²)."""
-    residuals, noise = residuals.double(), noise.double()
 
     def block(rows: slice) -> LowRankSums:
-        features, prior = features_of(kernel, factor, points, X[..., rows, :])
-        return low_rank_sums(features, residuals[..., rows], noise[..., rows], prior)
+        some = data.rows(rows)
+        features, prior = features_of(kernel, factor, points, some.X)
+        return low_rank_sums(features, some.residuals.double(), some.noise.double(), prior)
 
-    return sum_blocks(block, sweep(points, X, memory_bytes))
+    return sum_blocks(block, sweep(points, data.X, memory_bytes))
 
 
 def features_of(kernel: PriorKernel, factor: NystromFactor, points: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,72 +116,44 @@ def _rows_at_a_time(points: Tensor, X: Tensor, n: int, memory_bytes: int) -> int
 
 
 def fit_dtc(
-    kernel: PriorKernel,
-    points: Tensor,
-    X: Tensor,
-    *,
-    residuals: Tensor,
-    noise: Tensor,
-    rows: Rows | None = None,
-    how: Summation | None = None,
+    kernel: PriorKernel, points: Tensor, data: TrainingData, *, rows: Rows | None = None, how: Summation | None = None
 ) -> dtc.DTC:
-    """Fit the DTC posterior over a dictionary. O(n m² + m³).
-
-    Args:
-        kernel: The prior covariance.
-        points: ``batch_shape x m x d``, the dictionary, transformed.
-        X: ``batch_shape x n x d``, transformed.
-        residuals: ``batch_shape x n``: targets less the prior mean.
-        noise: ``batch_shape x n`` noise variances.
-        rows: The data set of which ``X`` are this rank's rows; ``largest_precision`` is that of these rows.
-        how: Settings of the sums.
-
-    Raises:
-        ValueError: If a kernel matrix is not finite or has no positive eigenvalue.
-    """
-    rows, how = rows or Rows(Alone(), X.shape[-2]), how or Summation()
-    data = _Data(kernel, dictionary_factor(kernel, points), points, X, residuals, noise, rows, how)
+    """Fit the DTC posterior over ``points`` to this rank's ``data``; ``ValueError`` if a matrix is not finite. O(n m² + m³)."""
+    rows, how = rows or Rows(Alone(), data.X.shape[-2]), how or Summation()
+    sums = _Sums(kernel, dictionary_factor(kernel, points), points, data, rows, how)
     if torch.is_grad_enabled() or rows.total <= how.together_from:
-        return data.posterior(*rows.summed(data.sums))
-    if data.whiten_together():
-        gram, projected = rows.summed(partial(data.normal_sums, whiten=False))
-        whitened = whitened_gram(data.factor.matrix, gram)
+        found = partial(row_sums, kernel, sums.factor, points, data, how.memory_bytes)
+        return sums.posterior(*rows.summed(lambda: found()[:2]))
+    if sums.whiten_together():
+        gram, projected = rows.summed(partial(sums.normal_sums, whiten=False))
+        whitened = whitened_gram(sums.factor.matrix, gram)
         # Round-off makes eigenvalues negative in directions of which the data say nearly nothing. Summed over ranks, so that
         # unlike processors decide alike.
         (failed,) = rows.summed(lambda: [gram.new_tensor(float(try_cholesky(whitened, jitter=0.0) is None))])
         if not bool(failed):
-            return data.refined(data.posterior(whitened, data.whitened_vector(projected)))
-    return data.posterior(*rows.summed(data.normal_sums))
+            return sums.refined(sums.posterior(whitened, sums.whitened_vector(projected)))
+    return sums.posterior(*rows.summed(sums.normal_sums))
 
 
 @dataclass(frozen=True, eq=False)
-class _Data:
-    """Rows, a dictionary, and sums of the former over the latter. Tensors as in :func:`fit_dtc`."""
+class _Sums:
+    """Sums of data over a dictionary. Arguments as in :func:`fit_dtc`."""
 
     kernel: PriorKernel
     factor: NystromFactor
     points: Tensor
-    X: Tensor
-    residuals: Tensor
-    noise: Tensor
+    data: TrainingData
     rows: Rows
     how: Summation
 
     def posterior(self, gram: Tensor, projected: Tensor) -> dtc.DTC:
-        """Return the posterior of ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r``. O(m³)."""
         gram = gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        precision = dtc.largest_precision(1.0 / self.noise)
+        precision = dtc.largest_precision(1.0 / self.data.noise)
         return dtc.DTC(self.factor, gram, safe_cholesky(gram), projected, 0.0, precision)
 
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """Return ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r`` of this rank's rows, with gradients."""
-        parts = (self.kernel, self.factor, self.points, self.X)
-        sums = row_sums(*parts, residuals=self.residuals, noise=self.noise, memory_bytes=self.how.memory_bytes)
-        return sums.gram, sums.projected
-
     def normal_sums(self, *, whiten: bool = True) -> tuple[Tensor, Tensor]:
-        """Return :meth:`sums` without gradients, in 0.6 to 0.9 of the time; with ``K_DX`` for ``Zᵀ`` if not ``whiten``."""
-        gram = projected = torch.zeros((), dtype=torch.float64, device=self.X.device)
+        """Return ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r`` faster than :func:`row_sums`; with ``K_DX`` for ``Zᵀ`` if not ``whiten``."""
+        gram = projected = torch.zeros((), dtype=torch.float64, device=self.points.device)
         for S, outcomes in self._scaled_blocks():
             S = self.factor.features(S).mT if whiten else S
             if not gram.dim():
@@ -204,19 +167,18 @@ class _Data:
         n, m = self.rows.total, self.points.shape[-2]
         if not self.factor.triangular or n < self.how.together_per_point * m:
             return False
-        count = min(_rows_at_a_time(self.points, self.X, n, self.how.memory_bytes), 256)  # rows that estimate tr A
-        some = self.rows.own(torch.linspace(0, n - 1, count, dtype=torch.float64, device=self.X.device).long())
+        count = min(_rows_at_a_time(self.points, self.data.X, n, self.how.memory_bytes), 256)  # rows that estimate tr A
+        some = self.rows.own(torch.linspace(0, n - 1, count, dtype=torch.float64, device=self.points.device).long())
 
         def bound() -> list[Tensor]:
             if not len(some):  # a rank with few rows may have none of them
-                return [torch.zeros((), dtype=torch.float64, device=self.X.device)]
+                return [torch.zeros((), dtype=torch.float64, device=self.points.device)]
             trace = self._scaled(some).square().sum(dim=(-2, -1)) * (n / count)
             return [trace.new_tensor(whitening_error(self.factor.matrix, trace))]
 
         return float(self.rows.summed(bound)[0]) <= self.how.largest_error
 
     def whitened_vector(self, projected: Tensor) -> Tensor:
-        """Return ``L⁻¹ v`` (``batch_shape x m``)."""
         return torch.linalg.solve_triangular(self.factor.matrix, projected.unsqueeze(-1), upper=False).squeeze(-1)
 
     def refined(self, state: dtc.DTC) -> dtc.DTC:
@@ -240,37 +202,28 @@ class _Data:
 
     def _scaled_blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield ``K_DX N^(−½)`` and ``N^(−½) r`` of each block of rows, ``batch_shape x m x rows`` and ``… x rows x 1``."""
-        for some in sweep(self.points, self.X, self.how.memory_bytes):
-            outcomes = self.residuals[..., some].double() * self.noise[..., some].double().rsqrt()
+        for some in sweep(self.points, self.data.X, self.how.memory_bytes):
+            outcomes = self.data.residuals[..., some].double() * self.data.noise[..., some].double().rsqrt()
             yield self._scaled(some), outcomes.unsqueeze(-1)
 
     def _scaled(self, some: slice | Tensor) -> Tensor:
-        X = self.X[..., some, :].double()
-        K_DX = kernel_block(self.kernel, self.points.double(), X).double()
-        scale = self.noise[..., some].double().rsqrt().unsqueeze(-2)
+        X, _, noise = self.data.rows(some)
+        K_DX = kernel_block(self.kernel, self.points.double(), X.double()).double()
+        scale = noise.double().rsqrt().unsqueeze(-2)
         return K_DX.mul_(scale) if scale.shape[:-2] == K_DX.shape[:-2] else K_DX * scale
 
 
-def left_out_of_exact(representation: Representation, *, residuals: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the leave-one-out posterior of an exact GP from ``R = L⁻ᵀ``; see :func:`left_out_of_dtc`. O(n²).
-
-    Rasmussen & Williams 2006, Eq. 5.12.
-    """
+def left_out_of_exact(representation: Representation, data: TrainingData) -> tuple[Tensor, Tensor]:
+    """Return the leave-one-out posterior from ``R = L⁻ᵀ`` (Rasmussen & Williams 2006, Eq. 5.12). O(n²)."""
     variances = representation.root.square().sum(dim=-1).reciprocal()
-    return residuals - representation.alpha * variances, (variances - noise).clamp_min(0.0)
+    return data.residuals - representation.alpha * variances, (variances - data.noise).clamp_min(0.0)
 
 
-def left_out_of_dtc(
-    kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor, how: Summation
-) -> tuple[Tensor, Tensor]:
-    """Return the leave-one-out posterior over a fixed dictionary, in float64; arguments as :func:`fit_dtc`. O(n m² + m³).
-
-    Means less the prior mean and variances of f, each ``batch_shape x n``.
-    """
-    state = fit_dtc(kernel, points, X, residuals=residuals, noise=noise, how=how)
-    residuals, noise, parts = residuals.double(), noise.double(), []
-    for rows in sweep(points, X, how.memory_bytes):
-        features, prior = features_of(kernel, state.factor, points, X[..., rows, :])
-        parts.append(dtc.left_out(state, features, residuals[..., rows], noise[..., rows], prior))
+def left_out_of_dtc(kernel: PriorKernel, points: Tensor, data: TrainingData, how: Summation) -> tuple[Tensor, Tensor]:
+    """Return leave-one-out means less the prior mean, and variances of f, over a fixed dictionary. O(n m² + m³)."""
+    state, parts = fit_dtc(kernel, points, data, how=how), []
+    for some in map(data.rows, sweep(points, data.X, how.memory_bytes)):
+        features, prior = features_of(kernel, state.factor, points, some.X)
+        parts.append(dtc.left_out(state, features, some.residuals.double(), some.noise.double(), prior))
     means, variances = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     return means, variances

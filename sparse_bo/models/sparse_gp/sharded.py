@@ -28,8 +28,8 @@ from sparse_bo._version import __version__
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp.likelihood import LowRankSums, gaussian_log_likelihood, log_likelihood_from_sums
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
-from sparse_bo.models.sparse_gp.leverage_sampling import default_rows, uniform_rows
-from sparse_bo.models.sparse_gp.prior import kernel_matrix
+from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints, default_rows, uniform_rows
+from sparse_bo.models.sparse_gp.prior import TrainingData, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import SUMS, Rows, dictionary_factor, fit_dtc, row_sums
 from sparse_bo.models.sparse_gp.sparse_gp import SparseGP, SparseOptions
@@ -38,10 +38,6 @@ from sparse_bo.models.sparse_gp.training import TrainingPrior
 from sparse_bo.sharding import Group, Processes
 
 MEETING = "meeting over data in shards"
-
-
-def _digest(points: Tensor) -> str:
-    return hashlib.blake2b(points.detach().double().cpu().numpy().tobytes(), digest_size=6).hexdigest()
 
 
 def _needs_all(reason: str) -> Any:
@@ -112,11 +108,13 @@ class ShardedSparseGP(SparseGP):
             _check_options(options, outcome_transform, input_transform)
             validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
             check_training_data(train_X=train_X, train_Y=train_Y)
-        points = options.get("dictionary")
+        digest, points = None, options.get("dictionary")
+        if isinstance(points, Tensor):
+            digest = hashlib.blake2b(points.detach().double().cpu().numpy().tobytes(), digest_size=6).hexdigest()
         own = {
             **{name: options.get(name) for name in ("max_dictionary", "fit")},
             "seed": options.get("seed", 0),
-            "dictionary": _digest(points) if isinstance(points, Tensor) else None,
+            "dictionary": digest,
             "kind of noise": "learned" if train_Yvar is None else "known",
         }
         _check_ranks(group, train_X, train_Y, own)
@@ -133,37 +131,32 @@ class ShardedSparseGP(SparseGP):
         self.rows = rows
         self.learner = ShardedLearner(self.learner.fit_name, self.learner.seed, self.settings.learning, rows)
 
-    def local_data(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this rank's inputs (as the mode has them), targets and noise variances."""
-        X, targets = self.training_data()
-        return X, targets, self.noise_at(X, targets.shape)
-
     def _computed(self, stamp: Stamp) -> PosteriorCache:
         rows, kernel, products = self.rows, self.prior_kernel, self.settings.products
         _check_parameters(rows.group, dict(self.named_parameters()))
         with torch.no_grad():
-            X, targets, noise = self.local_data()
-            nothing = torch.empty(0, dtype=torch.long, device=X.device)
-            residuals, points = targets - self.prior_mean(X), self.rule.points
-            size = self.rule.cap(rows.total, 1)
+            data, size = self.training_data(), self.rule.cap(rows.total, 1)
+            nothing = torch.empty(0, dtype=torch.long, device=data.X.device)
             try:
-                if points is None and rows.total <= size:
-                    every = torch.arange(rows.total, device=X.device)
-                    all_X, all_raw, *data = rows.gathered(every, X, self.original_inputs(), residuals, noise)
-                    exact = exact_representation(kernel, all_X, residuals=data[0], noise=data[1], sizes=products)
-                    return PosteriorCache(exact, stamp, nothing, all_raw)
-                if points is None:
-                    points = self.dictionary_of_all(X, noise, size)
-                D = self.transform_inputs(points)
-                state = fit_dtc(kernel, D, X, residuals=residuals, noise=noise, rows=rows, how=self.settings.sums)
+                if self.rule.given is None and rows.total <= size:
+                    every = torch.arange(rows.total, device=data.X.device)
+                    points, *of_all = rows.gathered(every, self.original_inputs(), *data)
+                    representation = exact_representation(kernel, TrainingData(*of_all), products)
+                else:
+                    points = self.dictionary_of_all(data, size)
+                    D = self.transform_inputs(points)
+                    state = fit_dtc(kernel, D, data, rows=rows, how=self.settings.sums)
+                    representation = dtc_representation(state, D, products)
             except ValueError as error:  # the type that SingleTaskGP raises
                 raise NotPSDError(str(error)) from error
-            return PosteriorCache(dtc_representation(state, D, products), stamp, nothing, points)
+            return PosteriorCache(representation, stamp, ChosenPoints(nothing, points))
 
-    def dictionary_of_all(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
-        """Return at most ``size`` points by :func:`default_rows`, ``m x d``, in the user's units, the same on every rank."""
+    def dictionary_of_all(self, data: TrainingData, size: int) -> Tensor:
+        """Return the given points, or at most ``size`` by :func:`default_rows`, ``m x d``, in the user's units."""
+        if self.rule.given is not None and self.rule.given.points is not None:
+            return self.rule.given.points
         options: dict[str, Any] = {"size": size, "generator": self.learner.generator(), "settings": self.settings.dictionary}
-        chosen = default_rows(self.prior_kernel, X, noise, **options, shards=self.rows)
+        chosen = default_rows(self.prior_kernel, data.X, data.noise, **options, shards=self.rows)
         (points,) = self.rows.gathered(chosen.rows, self.original_inputs())
         return points
 
@@ -204,7 +197,8 @@ class ShardedLearner(Learner):
         """Return the exact likelihood of some rows, gathered once, times n/m."""
         rows = self.sharded_rows
         if self._points is None:
-            X, targets, noise = model.local_data()
+            X, targets = model.train_inputs[0], model.train_targets
+            noise = model.noise_at(X, targets.shape)
             size = rows.total if likelihood == "exact" else self.settings.subset
             numbers = uniform_rows(rows.total, size, generator=self.generator(), device=X.device)
             with torch.no_grad():
@@ -219,20 +213,13 @@ class ShardedLearner(Learner):
         """Return the DTC likelihood or the variational bound over a dictionary that is chosen once per fit."""
         if self._points is None:
             with torch.no_grad():
-                raw, _, noise = model.local_data()
                 size = min(self.settings.dictionary, model.rule.cap(self.sharded_rows.total, 1))
-                points = model.rule.points
-                if points is None:
-                    points = model.dictionary_of_all(model.transform_inputs(raw), noise, size)
-                self._points = (points,)
-        (points,) = self._points
+                self._points = model.dictionary_of_all(model.training_data(), size)
+        points: Tensor = self._points
 
-        def local() -> list[Tensor]:
-            raw, targets, noise = model.local_data()
-            X, D, kernel = model.transform_inputs(raw), model.transform_inputs(points), model.prior_kernel
-            residuals = targets - model.prior_mean(X)
-            sums = row_sums(kernel, dictionary_factor(kernel, D), D, X, residuals=residuals, noise=noise)
-            return [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
+        def local() -> Sequence[Tensor]:
+            data, D, kernel = model.training_data(), model.transform_inputs(points), model.prior_kernel
+            return row_sums(kernel, dictionary_factor(kernel, D), D, data)[:5]
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _Total.apply(self.sharded_rows.group, local, *parameters)  # type: ignore[no-untyped-call]  # as torch types it

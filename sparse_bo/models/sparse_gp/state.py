@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from sparse_bo.errors import warn_caller
 from sparse_bo.gp.dtc import NystromFactor
 from sparse_bo.linalg.chunking import broadcast_shapes
+from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
 from sparse_bo.models.sparse_gp.posterior import Baseline
 from sparse_bo.models.sparse_gp.representation import Representation
 
@@ -138,25 +139,18 @@ class PosteriorCache:
 
     representation: Representation
     stamp: Stamp
-    rows: Tensor  # rows of the training inputs that are in the dictionary (none if it is external)
-    points: Tensor | None  # external points of the dictionary in the user's units, if any
-    unexplained: float | None = None  # mean prior variance at the data that a default dictionary leaves, in noise variances
+    chosen: ChosenPoints  # the dictionary
     baseline: Baseline = field(default_factory=Baseline)
     chosen_at: int = 0  # number of rows when the dictionary was chosen
     whitening: NystromFactor | None = None  # L of K_DD = L Lᵀ, of a posterior that has grown
 
-    def carries_graph(self) -> bool:
-        """Return whether the posterior is in a graph of the parameters (that of a fantasy is one of its points)."""
-        return self.representation.extension is None and self.representation.alpha.requires_grad
-
     def holds_all(self, n: int) -> bool:
         """Return whether the dictionary is all ``n`` training inputs: the posterior is the exact one."""
-        return self.points is None and len(self.rows) == n
+        return self.chosen.points is None and len(self.chosen.rows) == n
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the representation detached: a copy or a pickle carries no autograd graph."""
-        state = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {**state, "representation": self.representation.map(torch.Tensor.detach)}
+        return {**vars(self), "representation": self.representation.map(torch.Tensor.detach)}
 
 
 def check_training_data(standardized: bool = False, noise: Tensor | None = None, /, **data: Tensor) -> None:

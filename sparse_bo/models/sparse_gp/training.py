@@ -28,7 +28,7 @@ from torch import Tensor
 from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.gp.likelihood import gaussian_log_likelihood, log_likelihood_from_sums, stationary_log_likelihood
 from sparse_bo.linalg.chunking import broadcast_shapes
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, parameters_of_prior, stationary_parts
+from sparse_bo.models.sparse_gp import prior
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
 
 _LOGGER = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         X: Tensor,
         points: Tensor,
         *,
-        kernel: PriorKernel,
+        kernel: prior.PriorKernel,
         likelihood: Approximation,
         rows: Tensor | None = None,
         noise: Tensor | None = None,
@@ -90,14 +90,14 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
             if self.likelihood == "subset":
                 return self._of_rows(residuals.double(), noise.double()) * (self.shape[-1] / self.points.shape[-2])
             factor = dictionary_factor(self.kernel, self.points)
-            sums = row_sums(self.kernel, factor, self.points, self.X, residuals=residuals, noise=noise)
+            sums = row_sums(self.kernel, factor, self.points, prior.TrainingData(self.X, residuals, noise))
             return log_likelihood_from_sums(sums, bound=self.likelihood == "vfe")
         except ValueError as error:  # what BoTorch's fitting loop knows how to retry
             raise NotPSDError(str(error)) from error
 
     def _exact(self, points: Tensor, residuals: Tensor, noise: Tensor) -> Tensor:
         """Return the exact log-likelihood of some points under any kernel, by autograd."""
-        covariance = kernel_matrix(self.kernel, points, points).double() + torch.diag_embed(noise)
+        covariance = prior.kernel_matrix(self.kernel, points, points).double() + torch.diag_embed(noise)
         return gaussian_log_likelihood(covariance, residuals)
 
     def _of_rows(self, residuals: Tensor, noise: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         residuals, noise = residuals[..., self.rows], noise[..., self.rows]  # batch_shape x m, or batch_shape x g x s
         points = self.points.reshape(*self.points.shape[:-2], *self.rows.shape, self.points.shape[-1]).double()
         grouped = self.rows.dim() > 1
-        parts = None if points.requires_grad else stationary_parts(self.kernel)
+        parts = None if points.requires_grad else prior.stationary_parts(self.kernel)
         if parts is not None:
             ell, variance = parts.lengthscales.double(), parts.variance.double()
             if grouped:
@@ -119,8 +119,8 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         if not grouped:
             return self._exact(points, residuals, noise)
         groups = zip(points.unbind(-3), residuals.unbind(-2), noise.unbind(-2), strict=True)
-        parameters = parameters_of_prior(self.kernel)
-        each: list[Tensor] = [Recomputed.apply(self._exact, 3, *group, *parameters) for group in groups]  # type: ignore[no-untyped-call]  # torch ships no types
+        module = self.kernel.model if isinstance(self.kernel, prior.ForwardKernel) else self.kernel
+        each: list[Tensor] = [Recomputed.apply(self._exact, 3, *group, *module.parameters()) for group in groups]  # type: ignore[no-untyped-call]  # torch ships no types
         return torch.stack(each, dim=-1).sum(dim=-1)
 
     def __add__(self, other: Any) -> LinearOperator:
@@ -143,7 +143,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
 
     def _features(self, X: Tensor) -> Tensor:
         factor = dictionary_factor(self.kernel, self.points)
-        return factor.features(kernel_matrix(self.kernel, self.points, X).double()).to(X)
+        return factor.features(prior.kernel_matrix(self.kernel, self.points, X).double()).to(X)
 
     def _noiseless(self) -> Tensor:
         """Return the covariance without the noise, ``batch_shape x n x n``, with gradients. O(n² m)."""
@@ -154,13 +154,13 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
                 "call model.eval() and use the posterior, or learn through ExactMarginalLogLikelihood"
             )
         if self.likelihood == "subset":
-            return kernel_matrix(self.kernel, self.X, self.X)
+            return prior.kernel_matrix(self.kernel, self.X, self.X)
         features = self._features(self.X)
         return features @ features.mT
 
     def _diagonal(self) -> Tensor:
         if self.likelihood == "subset":
-            diagonal = kernel_diagonal(self.kernel, self.X)
+            diagonal = prior.kernel_diagonal(self.kernel, self.X)
         else:
             parts = [self._features(self.X[..., some, :]).square().sum(dim=-1) for some in sweep(self.points, self.X)]
             diagonal = torch.cat(parts, dim=-1)
@@ -273,7 +273,7 @@ class ParameterVector:
         try:
             value, gradient = self.closure(state.numpy())
         except NotPSDError:
-            return math.inf, torch.zeros_like(x)
+            value = math.inf
         if not math.isfinite(value):
             return math.inf, torch.zeros_like(x)
         found = torch.from_numpy(gradient.copy())
@@ -367,7 +367,10 @@ def descend(
     if not math.isfinite(value):
         raise ValueError("expected a start where the function has a value")
     for _ in range(max_steps):
-        step = _step(B, g, free=~(((x <= low) & (g > 0)) | ((x >= high) & (g < 0))))
+        free = ~(((x <= low) & (g > 0)) | ((x >= high) & (g < 0)))
+        step = torch.zeros_like(g)
+        if bool(free.any()):
+            step[free] = -torch.linalg.solve(B[free][:, free], g[free])
         if -0.5 * float(g @ step) <= tolerance:
             return Descent(x, value, evaluations, True)
         # No number changes by more in one step.
@@ -385,14 +388,6 @@ def descend(
         B = _updated(B, moved - x, moved_g - g)
         x, value, g = moved, moved_value, moved_g
     return Descent(x, value, evaluations, False)
-
-
-def _step(B: Tensor, g: Tensor, *, free: Tensor) -> Tensor:
-    """Return the Newton step over the free numbers, 0 elsewhere."""
-    step = torch.zeros_like(g)
-    if bool(free.any()):
-        step[free] = -torch.linalg.solve(B[free][:, free], g[free])
-    return step
 
 
 def _updated(B: Tensor, s: Tensor, y: Tensor) -> Tensor:
