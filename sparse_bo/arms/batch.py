@@ -212,15 +212,12 @@ class _Picker:
                     return at, floor
                 self.scores, self.unasked = self.before, None  # every arm is refused: none is
                 continue
-            self._ask(highest(self.scores, size)[0])
+            assert self.refuse is not None
+            new = highest(self.scores, size)[0]
+            new = new[self.unasked[new]]
+            self.unasked[new] = False
+            self.scores[new[self.refuse(self._arms(new))]] = -math.inf
             size *= 2
-
-    def _ask(self, at: Tensor) -> None:
-        assert self.unasked is not None
-        assert self.refuse is not None
-        new = at[self.unasked[at]]
-        self.unasked[new] = False
-        self.scores[new[self.refuse(self._arms(new))]] = -math.inf
 
     def _arms(self, at: Tensor) -> Tensor:
         return at if self.ids is None else self.ids[at]

@@ -217,11 +217,8 @@ def _gathered(arms: ShardedArms, found: Contenders, posterior: Sequence[Tensor],
     if len(kept) > share and sum(other[5] for other in told) > 2 * most:
         best, outside = highest(found.upper[kept], share)
         kept, floor = kept[best], max(floor, outside)
-    extremes, upper, chosen = (
-        found.extremes.new_tensor([leverage, lowest, highest_bound]),
-        found.upper[kept],
-        found.indices[kept],
-    )
+    extremes = found.extremes.new_tensor([leverage, lowest, highest_bound])
+    upper, chosen = found.upper[kept], found.indices[kept]
     with arms.group.shielded(STEP):
         rows = arms.part[chosen - arms.start]
     sent = arms.group.tensors(STEP, [chosen, upper, rows, upper.new_tensor([floor])])

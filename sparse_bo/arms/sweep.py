@@ -262,19 +262,16 @@ class KernelColumns:
         missing, arms, covariance = [i for i in indices.tolist() if i not in self.slots], fixed.X, fixed.covariance
         if not missing:
             return self
+        kept = self
         if not self.fits(len(self.slots) + len(missing), arms):
-            kept = KernelColumns(self.memory_bytes)
-            missing = indices.tolist()
-        else:
-            kept = self
+            kept, missing = KernelColumns(self.memory_bytes), indices.tolist()
         most, used = self.memory_bytes // (arms.shape[0] * arms.element_size()), len(kept.slots)
         storage = kept.storage or AppendedRows.like(arms, len(missing), most=most)
         storage = storage.with_room(len(missing), used=used, most=most)
         start = storage.used
         stop = start + len(missing)
         points = points[torch.isin(indices, indices.new_tensor(missing))]
-        # What GPyTorch holds while it evaluates a kernel must not outgrow the budget.
-        # Smaller blocks of new columns only cost calls.
+        # What GPyTorch holds while it evaluates a kernel must not outgrow the budget; smaller blocks only cost calls.
         share = max(self.memory_bytes // (3 * covariance.blocks), 2**20)
         for part in row_slices(arms.shape[0], chunk=max(share // (8 * len(missing)), 1)):
             fixed.cross(points, part, out=storage.rows[start:stop, part])

@@ -179,11 +179,9 @@ def _structure(kernel: Kernel, outer: Tensor | None) -> Structure | None:
     if type(kernel) is TanimotoKernel:
         return Tanimoto(outputscale=variance, columns=columns)
     profile = "gaussian" if type(kernel) is RBFKernel else _MATERN.get(kernel.nu) if type(kernel) is MaternKernel else None
-    return (
-        None
-        if profile is None
-        else Stationary(profile, kernel.lengthscale.flatten().reciprocal(), outputscale=variance, columns=columns)
-    )
+    if profile is None:
+        return None
+    return Stationary(profile, kernel.lengthscale.flatten().reciprocal(), outputscale=variance, columns=columns)
 
 
 def _plain(kernel: Kernel) -> bool:

@@ -182,7 +182,8 @@ class FixedInputs:
     @cached_property
     def turned(self) -> Tensor | None:
         """``d x n``: neighbours in memory are rows that a GPU's program reads together; ``None`` where that is no gain."""
-        if not on_triton(self.X) or self.covariance.structure is None or self.X.numel() * self._bytes > self.memory_bytes:
+        bytes_each = 8 * max(self.X.element_size(), 4)  # times 8: prepared inputs may take an eighth of the budget
+        if not on_triton(self.X) or self.covariance.structure is None or self.X.numel() * bytes_each > self.memory_bytes:
             return None
         return self.X.T.contiguous()
 
@@ -192,15 +193,10 @@ class FixedInputs:
         structure = self.covariance.structure
         if structure is None or self.X.device.type != "cpu" or on_triton(self.X) or not len(self.X):
             return None
-        parts = structure.leaves
-        if 2 * len(parts) * len(self.X) * (self.X.shape[-1] + 1) * self._bytes > self.memory_bytes:
+        parts, bytes_each = structure.leaves, 8 * max(self.X.element_size(), 4)
+        if 2 * len(parts) * len(self.X) * (self.X.shape[-1] + 1) * bytes_each > self.memory_bytes:
             return None
         return {leaf: tiles.others_of(leaf, self.X) for leaf in parts}
-
-    @property
-    def _bytes(self) -> int:
-        """Bytes of a number, times 8: prepared inputs may take an eighth of the budget."""
-        return 8 * max(self.X.element_size(), 4)
 
 
 def add_squares(product: Tensor, out: Tensor) -> None:

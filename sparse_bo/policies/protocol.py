@@ -249,6 +249,10 @@ class BatchMechanism(Mechanism[S]):
             after = self.learned(state, after, watch)
         return replace(after, seconds=watch.seconds)
 
+    def design_left(self, state: Any) -> int:
+        """See :meth:`Mechanism.design_left`; states have ``fitted``."""
+        return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.picked(0)))
+
     @abstractmethod
     def learned(self, before: S, after: S, watch: Stopwatch) -> S:
         """Return the state after new results with models of them, from those of the state before."""

@@ -178,9 +178,10 @@ class State(ABC):
         """Return the state after a batch without results."""
         return replace(self, round=self.round + 1, seconds={})
 
-    def forgiven(self, picks: Tensor) -> Failures | None:
-        """Return the failures after successes at ``picks``."""
-        return None if self.failures is None else self.failures.forgiving(picks)
+    def updated(self, picks: Tensor, **fields: Any) -> Self:
+        """Return the state one round later with other fields, after successes at ``picks``."""
+        failures = None if self.failures is None else self.failures.forgiving(picks)
+        return replace(self, round=self.round + 1, failures=failures, **fields)
 
     def tried_once(
         self, pick: Callable[[int, Tensor], Tensor], q: int, *, pending: Tensor, correlation: Correlation | None = None
@@ -303,9 +304,7 @@ class BoxState(PointState):
 
     def with_results(self, X: Tensor, y: Tensor) -> Self:
         """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
-        failures = self.forgiven(X)
-        X, y = torch.cat([self.X, X]), torch.cat([self.y, y])
-        return replace(self, X=X, y=y, round=self.round + 1, failures=failures)
+        return self.updated(X, X=torch.cat([self.X, X]), y=torch.cat([self.y, y]))
 
     def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's posterior means (y) and variances (y², at least 0) at ``X`` (``n x d``), ``n`` each.

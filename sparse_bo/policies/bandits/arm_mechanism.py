@@ -17,19 +17,11 @@ from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, warn_if_uncentred, without_crashes
-from sparse_bo.gp.observations import Observations
+from sparse_bo.gp.observations import Observations, no_observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.policies import persistence
-from sparse_bo.policies.bandits.state import (
-    BanditState,
-    FittedArms,
-    UCBMechanism,
-    initial_state,
-    thaw_evaluated,
-    tried_arms,
-    unseen_arms,
-)
+from sparse_bo.policies.bandits.state import BanditState, FittedArms, UCBMechanism, thaw_evaluated, tried_arms, unseen_arms
 from sparse_bo.policies.failures import equal
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Stopwatch
@@ -54,13 +46,13 @@ class ArmUCB(UCBMechanism[BanditState]):
         ValueError: If the stop rule is the local one and the arms are streamed, or the kernel does not fit the arms.
     """
 
-    domain: Arms
-    sweep_dtype: torch.dtype
+    domain: Arms  # as the model knows them, float64; a lazy set that is still lazy here is streamed
+    sweep_dtype: torch.dtype  # see :class:`.SweepSettings`, as the next one
     memory_bytes: int
     batch_share: float = 0.25
     exploration: float = 2.0
-    repeats: bool = True
-    inputs: Tensor | None = None
+    repeats: bool = True  # whether an arm may be evaluated again
+    inputs: Tensor | None = None  # the arms as the user has them; None: the model knows them as they are
 
     has_certificates = True
     knows_others = True
@@ -81,7 +73,7 @@ class ArmUCB(UCBMechanism[BanditState]):
 
     def init(self) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return self._as_given(initial_state(self.arms))
+        return self._as_given(BanditState(self.arms, no_observations(self.arms)))
 
     def _as_given(self, state: BanditState) -> BanditState:
         """Return a state with the arms as the user has them."""

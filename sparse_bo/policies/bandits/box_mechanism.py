@@ -25,7 +25,7 @@ from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.prior import kernel_diagonal
 from sparse_bo.policies import persistence
-from sparse_bo.policies.bandits.state import UCBMechanism, UCBNumbers
+from sparse_bo.policies.bandits.state import UCBMechanism, UCBNumbers, UCBState
 from sparse_bo.policies.failures import kernel_correlation
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import BoxState, Report, Stopwatch, design_points, errors_above
@@ -86,6 +86,7 @@ class BoxModel:
 
         From the model's representation: a posterior object raises variances below 1e-10, far above λ where noise is small.
         """
+        # From the model's representation: a posterior object raises variances below 1e-10, far above λ where noise is small.
         model, (shift, scale) = self.model, self.units
         with torch.no_grad():
             representation, kernel = model.representation(), model.covar_module
@@ -134,7 +135,7 @@ class FittedBox(UCBNumbers):
 
 
 @dataclass(frozen=True, eq=False)
-class BoxUCBState(BoxState):
+class BoxUCBState(UCBState, BoxState):
     """The state of an upper-confidence policy on a box between two batches. A value."""
 
     fitted: FittedBox | None = None
@@ -149,16 +150,6 @@ class BoxUCBState(BoxState):
     def floor(self) -> float | None:
         """See :attr:`sparse_bo.policies.states.BoxState.floor`."""
         return None if self.fitted is None else self.fitted.posterior.floor
-
-    @property
-    def width(self) -> float | None:
-        """Multiplier of √leverage (y) in the next batch's scores; ``None`` without a model."""
-        return None if self.fitted is None else self.fitted.width
-
-    @property
-    def dictionary(self) -> Dictionary | None:
-        """The current dictionary, its indices rows of ``X``; ``None`` without a model."""
-        return None if self.fitted is None else self.fitted.posterior.dictionary
 
     def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`sparse_bo.policies.states.BoxState.predicted`."""

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -91,13 +91,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             return self.on_arms(as_arms(domain, policy=self.name))
         if self.sweep_dtype != torch.float64:
             raise ValueError(f"expected sweep_dtype=torch.float64 on a box, got {self.sweep_dtype}; it is for sweeps over arms")
-        return BoxUCB(
-            domain=domain,
-            parts=self.parts,
-            given=self.given,
-            design_size=self._design_size(domain),
-            max_batch_size=self.max_batch_size,
-        )
+        return BoxUCB(domain=domain, **self._shared(domain))
 
     def on_arms(self, domain: Arms) -> ArmUCB:
         """Return the mechanism over arms; a lazy set that fits into ``memory_bytes`` is loaded.
@@ -110,16 +104,13 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         known = domain if points is domain.points else Arms(points)
         if isinstance(domain.points, torch.Tensor) and self.given.covar_module is None and bool(column_units(domain)[1].any()):
             known, inputs = Arms(modelled_arms(domain, domain.points), others=domain.others), domain.points
-        return ArmUCB(
-            domain=known,
-            inputs=inputs,
-            parts=self.parts,
-            given=self.given,
-            design_size=self._design_size(domain),
-            max_batch_size=self.max_batch_size,
-            sweep_dtype=self.sweep_dtype,
-            memory_bytes=memory_bytes,
-        )
+        sweep: dict[str, Any] = {"sweep_dtype": self.sweep_dtype, "memory_bytes": memory_bytes}
+        return ArmUCB(domain=known, inputs=inputs, **sweep, **self._shared(domain))
+
+    def _shared(self, domain: Domain) -> dict[str, Any]:
+        """Return the fields of :class:`.UCBMechanism` but its domain."""
+        numbers = {"design_size": self._design_size(domain), "max_batch_size": self.max_batch_size}
+        return {"parts": self.parts, "given": self.given, **numbers}
 
     def _parts(self, sampler: Sampler, stop_rule: StopRule, in_batch: InBatch = "fixed") -> UCBParts:
         return UCBParts(sampler=sampler, stop_rule=stop_rule, in_batch=in_batch, width=self._width())

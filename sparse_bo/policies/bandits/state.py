@@ -24,7 +24,7 @@ from sparse_bo.errors import ScheduleComplete
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.gp.hyperparameter_priors import Hyperparameters
 from sparse_bo.gp.objective_prior import KnownPrior, Prior, learn_prior, learning_is_due
-from sparse_bo.gp.observations import Observations, add_observations, no_observations
+from sparse_bo.gp.observations import Observations, add_observations
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies import persistence
@@ -81,11 +81,11 @@ class UCBMechanism(Mechanism[U], ABC):
     """
 
     parts: UCBParts
-    given: Prior
-    domain: Domain
-    design_size: int
+    given: Prior  # known parts of the prior; the rest is learned (:func:`.learning_is_due`)
+    domain: Domain  # in float64
+    design_size: int  # distinct inputs before the first score
     max_batch_size: int
-    warm_start_size: int = 512
+    warm_start_size: int = 512  # initial observations on more distinct inputs start from a uniform dictionary of this size
 
     keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
 
@@ -218,12 +218,29 @@ class FittedArms(UCBNumbers):
     """Value (y) to which lower means are raised for the model; ``None``: there are none."""
 
 
+class UCBState:
+    """Width and dictionary of a state with the model of an upper-confidence policy."""
+
+    fitted: Any
+
+    @property
+    def width(self) -> float | None:
+        """Multiplier of √leverage (y) in the next batch's scores; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.width
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        """The current dictionary, on a box its indices rows of ``X``; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.posterior.dictionary
+
+
 @dataclass(frozen=True, eq=False)
 class ArmState(State):
     """The evaluated arms, and those where evaluations failed. A value."""
 
     arms: ArmSet
     """``a x d``, float64."""
+    unit: ArmSet | None = field(default=None, kw_only=True)  # a x d, the :attr:`coordinates`; None: the arms themselves
 
     @property
     def prior(self) -> ArmPrior | None:
@@ -233,7 +250,7 @@ class ArmState(State):
     @property
     def coordinates(self) -> ArmSet:
         """``a x d``, the arms as a model knows them."""
-        return self.arms
+        return self.arms if self.unit is None else self.unit
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
         """Return a function that marks failed arms that back off, and arms among failures; ``None`` without failures.
@@ -260,20 +277,13 @@ class ArmState(State):
 
 
 @dataclass(frozen=True, eq=False)
-class BanditState(ArmState):
+class BanditState(UCBState, ArmState):
     """The state of a policy over arms between two batches. A value."""
 
     observations: Observations
     """Of :attr:`ArmState.coordinates`."""
     fitted: FittedArms | None = None
     """The model; ``None`` before the first update, or for policies without a model."""
-    unit: ArmSet | None = field(default=None, kw_only=True)
-    """``a x d``, the coordinates; ``None``: the arms themselves."""
-
-    @property
-    def coordinates(self) -> ArmSet:
-        """See :attr:`ArmState.coordinates`."""
-        return self.arms if self.unit is None else self.unit
 
     @property
     def prior(self) -> ArmPrior | None:
@@ -289,26 +299,13 @@ class BanditState(ArmState):
     def undecided(self) -> bool:
         """See :attr:`.State.undecided`."""
         seen = self.observations
-        return (
-            seen.n > 0
-            and bool((seen.anchors == seen.anchors[0]).all())
-            and not bool((seen.squares + seen.deviations.abs()).any())
-        )
+        varies = bool((seen.squares + seen.deviations.abs()).any())
+        return seen.n > 0 and not varies and bool((seen.anchors == seen.anchors[0]).all())
 
     @property
     def floor(self) -> float | None:
         """Value (y) that the model takes for all lower observations; ``None``: there are none."""
         return None if self.fitted is None else self.fitted.floor
-
-    @property
-    def width(self) -> float | None:
-        """Multiplier of √leverage (y) in the next batch's scores; ``None`` without a model."""
-        return None if self.fitted is None else self.fitted.width
-
-    @property
-    def dictionary(self) -> Dictionary | None:
-        """The current dictionary; ``None`` without a model."""
-        return None if self.fitted is None else self.fitted.posterior.dictionary
 
     def frozen(self) -> dict[str, Any]:
         """See :meth:`State.frozen`: without the arms themselves."""
@@ -326,8 +323,7 @@ class BanditState(ArmState):
 
     def with_results(self, picks: Tensor, y: Tensor) -> Self:
         """Return the state with ``y`` (``q``) at arms ``picks`` added, one round later; the model stays."""
-        observations = add_observations(self.observations, self.coordinates, picks, y)
-        return replace(self, observations=observations, round=self.round + 1, failures=self.forgiven(picks))
+        return self.updated(picks, observations=add_observations(self.observations, self.coordinates, picks, y))
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`State.standardised_errors`; the noise variance is λ."""
@@ -371,11 +367,6 @@ class BanditState(ArmState):
             width=fitted.width,
             rkhs_norm=fitted.rkhs_norm,
         )
-
-
-def initial_state(arms: ArmSet) -> BanditState:
-    """Return the state of an arm set (``a x d``) without data."""
-    return BanditState(arms, no_observations(arms))
 
 
 def unseen_arms(

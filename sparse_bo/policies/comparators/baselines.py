@@ -14,9 +14,10 @@ from torch import Tensor
 from sparse_bo.arms import StopRule, pick_batch
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Arms, ArmSet, Box, Domain
+from sparse_bo.gp.observations import no_observations
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.policy import BKB
-from sparse_bo.policies.bandits.state import BanditState, initial_state, random_arms, thaw_evaluated, unseen_arms
+from sparse_bo.policies.bandits.state import BanditState, random_arms, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import spared
 from sparse_bo.policies.persistence import thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, as_arms, loaded_arms_of
@@ -35,13 +36,15 @@ class WithoutModel(Mechanism[Any]):
         choose: Choice of picks: ``(state, q, pending=, generator=) ->`` picks.
     """
 
-    domain: Arms | Box
+    domain: Arms | Box  # in float64
     batch_size: int
-    choose: Callable[..., Tensor]
+    choose: Callable[..., Tensor]  # choice of picks: (state, q, pending=, generator=) -> picks
 
     def init(self) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return BoxState.empty(self.domain) if isinstance(self.domain, Box) else initial_state(self.domain.points)
+        if isinstance(self.domain, Box):
+            return BoxState.empty(self.domain)
+        return BanditState(self.domain.points, no_observations(self.domain.points))
 
     def ask(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return ``batch_size`` picks, or ``max_q`` if that is less. Draws by ``choose``."""
@@ -174,7 +177,7 @@ class PosteriorArms(ArmUCB):
         settings: The policy, which chooses.
     """
 
-    settings: PosteriorPolicy
+    settings: PosteriorPolicy  # the policy, which chooses
 
     keeps_batch_open = False
     knows_others = False

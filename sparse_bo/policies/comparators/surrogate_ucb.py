@@ -119,24 +119,20 @@ class GaussianEmbedding:
         """Return points (``q x d``) that are lifted to ``X`` (``q x D``), and how far each misses it (``q``).
 
         Clipping hides part of ``A u``: any u whose image agrees where x is inside the cube and lies beyond it where x is on
-        its boundary is a preimage. One linear program with D constraints and d + 1 unknowns per point.
+        its boundary is a preimage. A linear program per point, D constraints and d + 1 unknowns: t is minimised over (u, t)
+        with A u ≤ x + t unless x is at +1, A u ≥ x − t unless x is at −1, |u| ≤ √d.
         """
-        A, edge = self.matrix.cpu().numpy(), float(self.box.upper[0])
-        rows = [_linear_preimage(A, x, edge) for x in X.cpu().numpy()]
-        points = torch.tensor(np.array([u for u, _ in rows]), dtype=X.dtype, device=X.device).reshape(len(X), A.shape[1])
-        return points, torch.tensor([miss for _, miss in rows], dtype=X.dtype, device=X.device)
-
-
-def _linear_preimage(A: np.ndarray, x: np.ndarray, edge: float) -> tuple[np.ndarray, float]:
-    """Minimise t over (u, t): A u ≤ x + t unless x is at +1, A u ≥ x − t unless x is at −1, |u| ≤ edge."""
-    below, above = x < 1.0 - TOLERANCE, x > -1.0 + TOLERANCE
-    constraints = np.vstack([np.c_[A[below], -np.ones(below.sum())], np.c_[-A[above], -np.ones(above.sum())]])
-    bounds = [(-edge, edge)] * A.shape[1] + [(0.0, None)]
-    cost = np.r_[np.zeros(A.shape[1]), 1.0]
-    solution = linprog(cost, A_ub=constraints, b_ub=np.r_[x[below], -x[above]], bounds=bounds, method="highs")
-    if solution.x is None:
-        raise ValueError(f"no point of the embedding could be found for a told point: {solution.message}")
-    return solution.x[:-1], float(solution.x[-1])
+        A, edge, rows = self.matrix.cpu().numpy(), float(self.box.upper[0]), list[np.ndarray]()
+        cost, bounds = np.r_[np.zeros(A.shape[1]), 1.0], [(-edge, edge)] * A.shape[1] + [(0.0, None)]
+        for x in X.cpu().numpy():
+            below, above = x < 1.0 - TOLERANCE, x > -1.0 + TOLERANCE
+            constraints = np.vstack([np.c_[A[below], -np.ones(below.sum())], np.c_[-A[above], -np.ones(above.sum())]])
+            solution = linprog(cost, A_ub=constraints, b_ub=np.r_[x[below], -x[above]], bounds=bounds, method="highs")
+            if solution.x is None:
+                raise ValueError(f"no point of the embedding could be found for a told point: {solution.message}")
+            rows.append(solution.x)
+        found = torch.tensor(np.array(rows), dtype=X.dtype, device=X.device).reshape(len(X), A.shape[1] + 1)
+        return found[:, :-1], found[:, -1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,13 +176,13 @@ class EmbeddedState(BoxState):
     inner: State = field(kw_only=True)
     """The inner policy's state."""
 
-    def to_cube(self, X: Tensor) -> Tensor:
-        """Map the user's box to [−1, 1]^D."""
-        return 2.0 * self.box.to_unit(X) - 1.0
+    def inside(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return points of the embedding for points of the user's box (``q x D``), and how far each misses it."""
+        return self.embedding.preimage(2.0 * self.box.to_unit(X) - 1.0)
 
-    def from_cube(self, X: Tensor) -> Tensor:
-        """Map [−1, 1]^D to the user's box."""
-        return self.box.from_unit(0.5 * (X + 1.0))
+    def lifted(self, U: Tensor) -> Tensor:
+        """Return the points of the user's box (``q x D``) of points of the embedding."""
+        return self.box.from_unit(0.5 * (self.embedding.lift(U) + 1.0))
 
     def without_results(self) -> EmbeddedState:
         """See :meth:`sparse_bo.policies.states.State.without_results`."""
@@ -194,13 +190,12 @@ class EmbeddedState(BoxState):
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: the inner policy's."""
-        return self.inner.standardised_errors(self.embedding.preimage(self.to_cube(picks))[0], y)
+        return self.inner.standardised_errors(self.inside(picks)[0], y)
 
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.states.State.report`; the model is the inner policy's."""
         inner = self.inner.report()
-        best = None if inner.best_x is None else self.from_cube(self.embedding.lift(inner.best_x[None]))[0]
-        lucky = None if inner.best_observed_x is None else self.from_cube(self.embedding.lift(inner.best_observed_x[None]))[0]
+        best, lucky = (None if x is None else self.lifted(x[None])[0] for x in (inner.best_x, inner.best_observed_x))
         return replace(inner, best_x=best, best_observed_x=lucky)
 
 
@@ -217,7 +212,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
         on_cpu: As ``inner``.
     """
 
-    policy: str
+    policy: str  # name of the policy, for errors
     box: Box
     embedding: Embedding
     inner: Mechanism[Any]
@@ -231,12 +226,12 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
 
     def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Lift the inner policy's picks into the box."""
-        inside = self.embedding.preimage(state.to_cube(pending))[0] if len(pending) else self.embedding.box.no_picks
+        inside = state.inside(pending)[0] if len(pending) else self.embedding.box.no_picks
         inner = replace(state.inner, not_picked=state.not_picked)
         proposal = self.inner.ask(inner, max_q=max_q, pending=inside, generator=generator)
         if isinstance(proposal, Wait):
             return proposal
-        return Proposal(state.from_cube(self.embedding.lift(proposal.picks)), proposal.rechecked)
+        return Proposal(state.lifted(proposal.picks), proposal.rechecked)
 
     def tell(self, state: EmbeddedState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EmbeddedState:
         """Update the inner policy with the low-dimensional points.
@@ -244,7 +239,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
         Raises:
             ValueError: If a point is not in the embedded subspace.
         """
-        inside, misses = self.embedding.preimage(state.to_cube(picks))
+        inside, misses = state.inside(picks)
         worst = int(misses.argmax())
         if float(misses[worst]) > TOLERANCE:
             raise ValueError(
@@ -256,8 +251,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
 
     def fail(self, state: EmbeddedState, picks: Tensor, *, generator: torch.Generator) -> EmbeddedState:
         """Let the inner policy know of the low-dimensional points."""
-        inside, _ = self.embedding.preimage(state.to_cube(picks))
-        return replace(state, inner=self.inner.fail(state.inner, inside, generator=generator))
+        return replace(state, inner=self.inner.fail(state.inner, state.inside(picks)[0], generator=generator))
 
     def freeze(self, state: EmbeddedState) -> Frozen | None:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`; ``None`` where the inner policy has no snapshots."""

@@ -6,20 +6,22 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, posterior_over_part
-from sparse_bo.arms.design import design
+from sparse_bo.arms.design import Design, design
 from sparse_bo.domains import Arms, ArmSet, Box, ShardedArms
 from sparse_bo.domains.encoded import SpaceBox
 from sparse_bo.domains.sharded import first_here
 from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
 from sparse_bo.gp.objective_prior import KnownPrior, learn_prior
+from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import covariance_function
+from sparse_bo.policies import persistence
 from sparse_bo.policies.elimination.batches import (
     BatchCandidates,
     Finding,
@@ -28,11 +30,12 @@ from sparse_bo.policies.elimination.batches import (
     norm_of,
     surviving,
     survivors_of,
+    with_norm,
     with_results,
 )
 from sparse_bo.policies.elimination.refutation import judgement
 from sparse_bo.policies.elimination.settings import EliminationSettings
-from sparse_bo.policies.elimination.state import EliminationState, freeze_elimination, thaw_elimination
+from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.settings import LEAST, MOST
 from sparse_bo.policies.states import Stopwatch
@@ -60,12 +63,12 @@ class Elimination(Mechanism[EliminationState], ABC):
         memory_bytes: Budget of a sweep's temporary blocks, and again of the cached kernel columns.
     """
 
-    domain: Arms | Box
+    domain: Arms | Box  # in float64
     settings: EliminationSettings
-    width: BatchWidth
-    design_size: int
-    sizes: tuple[int, ...]
-    memory_bytes: int
+    width: BatchWidth  # of the bounds on this domain, before any doubling of F
+    design_size: int  # results before the first batch, to learn the prior from; 0 with a complete prior
+    sizes: tuple[int, ...]  # batch schedule
+    memory_bytes: int  # budget of a sweep's temporary blocks, and again of the cached kernel columns
 
     keeps_batch_open = True  # results count at the end of their batch (S-BPE Alg. 1)
 
@@ -165,13 +168,63 @@ class Elimination(Mechanism[EliminationState], ABC):
         return replace(state, failed=picks if state.failed is None else torch.cat([state.failed, picks]))
 
     def freeze(self, state: EliminationState) -> Frozen | None:
-        """See :class:`Mechanism`; ``None`` over sharded arms, since no rank holds the whole state."""
-        sharded = isinstance(self.domain, Arms) and isinstance(self.domain.points, ShardedArms)
-        return None if sharded else freeze_elimination(state)
+        """See :class:`Mechanism`; ``None`` over sharded arms, since no rank holds the whole state.
+
+        A plan with results and the dictionaries are stored, not computed again. A plan without results is a function of the
+        state and the run's generator. O(evaluations + candidates of all batches); on a box times d.
+        """
+        if isinstance(self.domain, Arms) and isinstance(self.domain.points, ShardedArms):
+            return None
+        frozen = persistence.freeze_fields(state) | {"findings": len(state.findings)}
+        if state.prior is not None:
+            frozen |= persistence.freeze_prior(state.prior)
+        for number, finding in enumerate(state.findings):
+            part = persistence.freeze_observations(finding.observations) | {"confidence": asdict(finding.confidence)}
+            part |= {"members": finding.members} | persistence.freeze_dictionary(finding.posterior.dictionary)
+            frozen |= persistence.under(f"finding.{number}", part)
+        plan = state.plan
+        if plan is not None:
+            chosen = plan.design
+            part = {"order": chosen.indices, "exact": chosen.exact, "resparsifications": chosen.resparsifications}
+            part |= {"observed": plan.observed, "y": plan.y, "failures": plan.failures}
+            part |= {"members": plan.candidates.members} | persistence.freeze_dictionary(chosen.dictionary)
+            frozen |= persistence.under("plan", part)
+        return frozen
 
     def thaw(self, frozen: Frozen) -> EliminationState:
-        """See :class:`Mechanism`."""
-        return thaw_elimination(self.init(), frozen, given=self.settings.given, prior_over=self._prior_over)
+        """See :class:`Mechanism`; posteriors are fitted and swept again. O(a m (d + m)) per batch."""
+        state = replace(self.init(), **persistence.thaw_fields(EliminationState, frozen))
+        if state.norm is not None:
+            state = replace(state, width=with_norm(state.width, state.norm))
+        if "kernel" not in frozen:
+            return state
+        prior = persistence.thaw_prior(frozen, given=self.settings.given)
+
+        def candidates_of(members: Tensor) -> tuple[BatchCandidates, Tensor, ArmPrior]:
+            candidates = BatchCandidates(self.domain.inputs(members), members if self.domain.indexed else None)
+            assert isinstance(candidates.points, Tensor)  # sharded arms have no snapshots
+            return candidates, candidates.points, self._prior_over(prior, candidates.points)
+
+        findings = []
+        for number in range(frozen["findings"]):
+            part = persistence.part_of(frozen, f"finding.{number}")
+            candidates, points, surrogate = candidates_of(part["members"])
+            surrogate = replace(surrogate, sweep_dtype=torch.float64)
+            observations, dictionary = persistence.thaw_observations(part, points), persistence.thaw_dictionary(part, points)
+            posterior = posterior_over_part(surrogate, observations, dictionary)
+            confidence = persistence.thaw_part(BatchConfidence, part["confidence"])
+            findings.append(Finding(candidates, replace(posterior, stored=None), observations, confidence))
+        state = replace(state, prior=prior, findings=tuple(findings))
+        part = persistence.part_of(frozen, "plan")
+        if not part:
+            return state
+        candidates, points, surrogate = candidates_of(part["members"])
+        picked = add_observations(no_observations(points), points, part["order"], torch.zeros_like(part["y"]))
+        chosen = Design(
+            part["order"], picked, persistence.thaw_dictionary(part, points), part["exact"], part["resparsifications"]
+        )
+        plan = PlannedBatch(candidates, surrogate, chosen, part["observed"], part["y"], part["failures"])
+        return replace(state, plan=plan)
 
     @abstractmethod
     def _design(self, state: EliminationState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
@@ -296,7 +349,7 @@ class BoxElimination(Elimination):
     """
 
     domain: Box
-    most: int = 16_384
+    most: int = 16_384  # limit on the default number of candidates, which is Γ_n of S-BPE Cor. 3.7
 
     def _design(self, state: EliminationState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return the next points of the run's Sobol sequence. Draws nothing."""

@@ -134,9 +134,7 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
         """
         if not self.learns:
             return 0
-        size = (
-            max(default_design(domain.dims), math.isqrt(self.horizon)) if self.initial_design is None else self.initial_design
-        )
+        size = self.initial_design or max(default_design(domain.dims), math.isqrt(self.horizon))
         if size >= self.horizon:
             raise ValueError(
                 f"expected a horizon above the initial design of {size} evaluations, got {self.horizon}; "

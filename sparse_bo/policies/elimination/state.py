@@ -1,35 +1,23 @@
-"""The state of S-BPE and BPE, the current batch and the findings of the complete ones, and its snapshots."""
+"""The state of S-BPE and BPE: the current batch, and the findings of the complete ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPrior, posterior_over_part
-from sparse_bo.arms.design import Design
 from sparse_bo.domains import Arms, Box
 from sparse_bo.domains.sharded import first_here
-from sparse_bo.gp.objective_prior import KnownPrior, Prior
+from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations
-from sparse_bo.policies import persistence
-from sparse_bo.policies.elimination.batches import (
-    BatchCandidates,
-    Finding,
-    PlannedBatch,
-    marginals_at,
-    surviving,
-    with_norm,
-    with_results,
-)
+from sparse_bo.policies.elimination.batches import Finding, PlannedBatch, marginals_at, surviving, with_results
 from sparse_bo.policies.elimination.refutation import SHARE
 from sparse_bo.policies.persistence import KEPT, sized
-from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.states import Report, State
-from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
+from sparse_bo.widths import BatchWidth, ConstantWidth
 
 
 class Leading(NamedTuple):
@@ -231,62 +219,3 @@ class EliminationState(State):
             refuted=self.refuted,
             survivors=self.survivors,
         )
-
-
-def freeze_elimination(state: EliminationState) -> Frozen:
-    """Return the state as arrays, without the domain. O(evaluations + candidates of all batches); on a box times d.
-
-    A plan with results and the dictionaries are stored, not computed again. A plan without results is a function of the state
-    and the run's generator.
-    """
-    frozen = persistence.freeze_fields(state) | {"findings": len(state.findings)}
-    if state.prior is not None:
-        frozen |= persistence.freeze_prior(state.prior)
-    for number, finding in enumerate(state.findings):
-        part = persistence.freeze_observations(finding.observations) | {"confidence": asdict(finding.confidence)}
-        part |= {"members": finding.members} | persistence.freeze_dictionary(finding.posterior.dictionary)
-        frozen |= persistence.under(f"finding.{number}", part)
-    plan = state.plan
-    if plan is not None:
-        chosen = plan.design
-        part = {"order": chosen.indices, "exact": chosen.exact, "resparsifications": chosen.resparsifications}
-        part |= {"observed": plan.observed, "y": plan.y, "failures": plan.failures}
-        part |= {"members": plan.candidates.members} | persistence.freeze_dictionary(chosen.dictionary)
-        frozen |= persistence.under("plan", part)
-    return frozen
-
-
-def thaw_elimination(
-    empty: EliminationState, frozen: Frozen, *, given: Prior, prior_over: Callable[[KnownPrior, Tensor], ArmPrior]
-) -> EliminationState:
-    """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch."""
-    state = replace(empty, **persistence.thaw_fields(EliminationState, frozen))
-    if state.norm is not None:
-        state = replace(state, width=with_norm(state.width, state.norm))
-    if "kernel" not in frozen:
-        return state
-    prior = persistence.thaw_prior(frozen, given=given)
-
-    def candidates_of(members: Tensor) -> tuple[BatchCandidates, Tensor, ArmPrior]:
-        candidates = BatchCandidates(empty.domain.inputs(members), members if empty.domain.indexed else None)
-        assert isinstance(candidates.points, Tensor)  # sharded arms have no snapshots
-        return candidates, candidates.points, prior_over(prior, candidates.points)
-
-    findings = []
-    for number in range(frozen["findings"]):
-        part = persistence.part_of(frozen, f"finding.{number}")
-        candidates, points, surrogate = candidates_of(part["members"])
-        surrogate = replace(surrogate, sweep_dtype=torch.float64)
-        observations, dictionary = persistence.thaw_observations(part, points), persistence.thaw_dictionary(part, points)
-        posterior = posterior_over_part(surrogate, observations, dictionary)
-        confidence = persistence.thaw_part(BatchConfidence, part["confidence"])
-        findings.append(Finding(candidates, replace(posterior, stored=None), observations, confidence))
-    state = replace(state, prior=prior, findings=tuple(findings))
-    part = persistence.part_of(frozen, "plan")
-    if not part:
-        return state
-    candidates, points, surrogate = candidates_of(part["members"])
-    picked = add_observations(no_observations(points), points, part["order"], torch.zeros_like(part["y"]))
-    chosen = Design(part["order"], picked, persistence.thaw_dictionary(part, points), part["exact"], part["resparsifications"])
-    plan = PlannedBatch(candidates, surrogate, chosen, part["observed"], part["y"], part["failures"])
-    return replace(state, plan=plan)

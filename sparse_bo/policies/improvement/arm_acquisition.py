@@ -244,6 +244,15 @@ class ConditionedArms:
         self.gp, self.given = gp.condition(self.X[arms]), torch.cat([self.given, across])
 
 
+def exact_sweep(before: ArmSweep, sweep: ArmSweep, X: Tensor, new: Tensor) -> ArmSweep:
+    """Return a sweep, after ``new`` arms under the same hyper-parameters, with exact variances. O(a n q)."""
+    if not bool(torch.isin(torch.cat([before.support, new]), sweep.support).all()):  # some left the model
+        return replace(sweep, bound=moments_of_all(sweep.gp, X, sweep.columns).variance)
+    given = ConditionedArms(before, X)
+    given.condition(new, correlations(before.gp.prior.kernel, X, X[new]))
+    return replace(sweep, bound=given.variance)
+
+
 class OutcomePicks:
     """The arms of the highest log expected hypervolume improvement plus log feasibility, one after the other. Lives in one ask.
 
@@ -252,14 +261,7 @@ class OutcomePicks:
     """
 
     def __init__(
-        self,
-        sweeps: Sequence[ArmSweep],
-        X: Tensor,
-        gain: OutcomeGain,
-        *,
-        pending: Tensor,
-        failing: Tensor,
-        noisy: bool,
+        self, sweeps: Sequence[ArmSweep], X: Tensor, gain: OutcomeGain, *, pending: Tensor, failing: Tensor, noisy: bool
     ) -> None:
         """Condition on pending arms, whose means count as reached where they keep the limits, and on arms that failed lately.
 

@@ -14,17 +14,12 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain, modelled_arms
+from sparse_bo.gp.observations import no_observations
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.policy import BBKB, UCBPolicy
-from sparse_bo.policies.bandits.state import BanditState, initial_state, thaw_evaluated
+from sparse_bo.policies.bandits.state import BanditState, thaw_evaluated
 from sparse_bo.policies.improvement.arm_acquisition import ArmSweep, ImprovingArms
-from sparse_bo.policies.improvement.arm_batches import (
-    ArmBatches,
-    ArmModel,
-    GivenKernel,
-    learned_model,
-)
-from sparse_bo.policies.improvement.outcome_arms import OutcomeArmSearch
+from sparse_bo.policies.improvement.arm_batches import ArmBatches, ArmEvaluations, ArmModel, GivenKernel, OutcomeArmSearch
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, sized, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, as_arms
@@ -40,33 +35,17 @@ SECOND_WIDTH = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImprovementState(OneOutcome, BanditState):
+class ImprovementState(OneOutcome, ArmEvaluations, BanditState):
     """State of :class:`.ExpectedImprovement`. A value."""
 
-    unit: Tensor
-    """``a x d``: the arms in the unit cube; under a kernel of the user's as they are."""
-    told: Tensor = field(metadata=sized("n"))
-    """``n`` evaluated arms, in order."""
     y: Tensor = field(metadata=sized("n"))
     """``n`` observations."""
     surrogate: FittedRegion | None = None
     """The model; ``None`` before the initial design is complete."""
-    sweeps: tuple[ArmSweep, ...] = ()
-    """The model's posterior over all arms; empty before the initial design is complete."""
     learned_at: int = field(default=0, metadata=KEPT)
     """Evaluations when hyper-parameters were last learned."""
     sd: Tensor | None = field(default=None, metadata=sized("n"))
     """``n`` known standard deviations (y) of the noise in ``y``, NaN where one is not known; ``None``: none is."""
-
-    @property
-    def pulls(self) -> int:
-        """Successful evaluations so far."""
-        return len(self.y)
-
-    @cached_property
-    def U(self) -> Tensor:
-        """The evaluated arms in the unit cube, ``n x d``."""
-        return self.unit[self.told]
 
     @property
     def unmodelled(self) -> Tensor:
@@ -109,12 +88,12 @@ class ArmSearch(ArmBatches[ImprovementState]):
     def init(self) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         unit = self.arms if self.kernel is not None else modelled_arms(self.domain, self.arms)
-        nothing = initial_state(self.arms).observations
+        nothing = no_observations(self.arms)
         return ImprovementState(self.arms, nothing, unit=unit, told=self.domain.no_picks, y=self.arms.new_empty(0))
 
     def design_left(self, state: ImprovementState) -> int:
         """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        return 0 if state.surrogate else state.design_left(self.design_size, batch=self.settings.largest_batch(state.picked(0)))
+        return 0 if state.surrogate else super().design_left(state)
 
     def picks(self, state: ImprovementState, *, pending: Tensor, failing: Tensor, noisy: bool) -> ImprovingArms:
         """See :meth:`.ArmBatches.picks`."""
@@ -138,17 +117,9 @@ class ArmSearch(ArmBatches[ImprovementState]):
         seen, fitted = after.replicates, before.surrogate
         highest = seen.rows[seen.values[seen.rows].argmax()]
         with watch.phase("learn"), one_thread():
-            model = learned_model(
-                None if fitted is None else ArmModel(fitted, before.sweeps[0], before.learned_at),
-                after.unit,
-                after.told,
-                seen,
-                ranking=seen.values,
-                centre=after.U[highest],
-                most=self.settings.model_size,
-                kernel=self.kernel,
-                due=seen.exact != before.replicates.exact or int(highest) >= before.pulls,
-            )
+            last = None if fitted is None else ArmModel(fitted, before.sweeps[0], before.learned_at)
+            due, centre = seen.exact != before.replicates.exact or int(highest) >= before.pulls, after.U[highest]
+            model = self.model_of(last, after.unit, after.told, seen, ranking=seen.values, centre=centre, due=due)
         return replace(after, surrogate=model.fitted, sweeps=(model.sweep,), learned_at=model.learned_at)
 
 

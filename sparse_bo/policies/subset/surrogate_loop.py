@@ -128,13 +128,13 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         jumps: Whether acquisition functions are discontinuous: warnings of failed line searches are then suppressed.
     """
 
-    box: Box
+    box: Box  # in float64
     settings: SurrogateSettings
-    make: MakeModel
-    buffer: Buffer = field(default_factory=Buffer)
-    condition_on: ConditionOn = "subset"
+    make: MakeModel  # makes an unfitted model
+    buffer: Buffer = field(default_factory=Buffer)  # chooses the observations that the model is fitted to
+    condition_on: ConditionOn = "subset"  # observations of the posterior
     draws: Callable[[Any, Tensor, Tensor], Iterator[AcquisitionFunction]] | None = None
-    jumps: bool = False
+    jumps: bool = False  # whether acquisition functions jump: warnings of failed line searches are then suppressed
 
     def init(self) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -278,7 +278,18 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         if self.draws is not None:
             draws = self.draws(model, X, y)
             return torch.cat([self._maximised(next(draws), q=1) for _ in range(q)])
-        function = self._acquisition(state, X, y, alone=q == 1 and not len(pending))
+        assert model is not None
+        assert state.width is not None
+        assert state.subset is not None
+        if self.settings.acquisition is not None:
+            known = self._known(state, state.subset)
+            function = self.settings.acquisition(model, X[known], y[known])
+            if not isinstance(function, AcquisitionFunction):
+                raise TypeError(f"expected acquisition to return an AcquisitionFunction, got {type(function).__name__}")
+        elif q == 1 and not len(pending):
+            function = upper_confidence_bound(model, width=state.width)
+        else:
+            function = qUpperConfidenceBound(model, beta=state.width**2, posterior_transform=in_standard_units(model))
         if len(pending):
             try:
                 function.set_X_pending(pending)
@@ -288,21 +299,6 @@ class SurrogateLoop(Mechanism[SurrogateState]):
                     "use a Monte-Carlo one, or batch_size=1"
                 ) from error
         return self._maximised(function, q=q)
-
-    def _acquisition(self, state: SurrogateState, X: Tensor, y: Tensor, *, alone: bool) -> AcquisitionFunction:
-        model, width = state.surrogate, state.width
-        assert model is not None
-        assert width is not None
-        assert state.subset is not None
-        if self.settings.acquisition is None:
-            if alone:
-                return upper_confidence_bound(model, width=width)
-            return qUpperConfidenceBound(model, beta=width**2, posterior_transform=in_standard_units(model))
-        known = self._known(state, state.subset)
-        function = self.settings.acquisition(model, X[known], y[known])
-        if not isinstance(function, AcquisitionFunction):
-            raise TypeError(f"expected acquisition to return an AcquisitionFunction, got {type(function).__name__}")
-        return function
 
     def _maximised(self, function: AcquisitionFunction, *, q: int) -> Tensor:
         """Return ``q x d`` maximisers in the unit cube, chosen one after the other."""

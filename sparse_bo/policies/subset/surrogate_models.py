@@ -160,11 +160,9 @@ def in_standard_units(model: Any) -> ScalarizedPosteriorTransform | None:
 def upper_confidence_bound(model: Model, *, width: float) -> AcquisitionFunction:
     """Return BoTorch's ``UpperConfidenceBound`` with ``beta = width²``, in closed form for the models below.
 
-    It is in the units of :func:`in_standard_units`.
-
-    These are ``SingleTaskGP`` and :class:`sparse_bo.SparseGP` themselves with one output, without input transform, with a
-    constant mean, one of the kernels of :func:`~sparse_bo.models.sparse_gp.prior.stationary_parts` and one noise
-    variance, in float64.
+    It is in the units of :func:`in_standard_units`. The models are ``SingleTaskGP`` and :class:`sparse_bo.SparseGP` themselves
+    with one output, without input transform, with a constant mean, one of the kernels of
+    :func:`~sparse_bo.models.sparse_gp.prior.stationary_parts` and one noise variance, in float64.
     """
     standard = in_standard_units(model)
     unit = 1.0 if standard is None else 1.0 / float(standard.weights)

@@ -77,6 +77,13 @@ class OutcomeModels(State):
         """See :attr:`.State.no_results`."""
         return self.Y[:0]
 
+    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None, **picked: Tensor) -> Self:
+        """Return the state with ``Y`` (``q x m``) at ``picks`` appended, one round later; the models stay. O(n d).
+
+        ``sds``: ``q x m`` known standard deviations of their noise, or NaN; ``picked``: the field of all picks.
+        """
+        return self.updated(picks, Y=torch.cat([self.Y, Y]), sds=with_sds(self.sds, self.Y, sds, Y), **picked)
+
     @property
     def undecided(self) -> bool:
         """Whether an outcome has fewer than two results, or nothing tells results apart: one limit is missed by equal ones.
@@ -212,20 +219,15 @@ class OutcomeModels(State):
         ranking = ranking_of(self.outcomes, self.estimates)
         if any(self.estimated):
             ranking = ranking.where(self.keeps_limits, ranking.minimum(-self.outcomes.total_violation(self.Y)))
-            observed = ranking_of(self.outcomes, self._sure).argsort(descending=True, stable=True)
+            sure = list(self.Y.unbind(-1))  # of objectives with known noise the :attr:`.Replicates.sure` results
+            for j, seen in enumerate(self.replicates[: len(self.outcomes.objectives)]):
+                if seen.sds is not None:
+                    sure[j] = sure[j].index_copy(0, self.rows_of(j), self.signs[j] * seen.sure)
+            observed = ranking_of(self.outcomes, torch.stack(sure, dim=-1)).argsort(descending=True, stable=True)
             lower = torch.ones_like(ranking, dtype=torch.bool)
             lower[observed[: max(10, len(observed) // 4)]] = False
             ranking = ranking.masked_fill(lower, -torch.inf)
         return int(ranking.argmax()) if len(ranking) and bool(ranking.max() > -torch.inf) else None
-
-    @property
-    def _sure(self) -> Tensor:
-        """Results, of objectives with known noise :attr:`.Replicates.sure` ones."""
-        columns = list(self.Y.unbind(-1))
-        for j, seen in enumerate(self.replicates[: len(self.outcomes.objectives)]):
-            if seen.sds is not None:
-                columns[j] = columns[j].index_copy(0, self.rows_of(j), self.signs[j] * seen.sure)
-        return torch.stack(columns, dim=-1)
 
     @property
     def best_observed_row(self) -> int | None:
@@ -250,20 +252,18 @@ class OutcomeModels(State):
     @property
     def limits(self) -> Limits:
         """The limits of constrained outcomes, signed and warped as by the models."""
-        names = self.outcomes.names
-        columns = [names.index(name) for name in self.outcomes.constraints]
-        limits = [self._limits(j, pair) for j, pair in zip(columns, self.outcomes.constraints.values(), strict=True)]
-        lower, upper = self.Y.new_tensor(limits).reshape(-1, 2).unbind(-1)
-        return Limits(torch.tensor(columns, dtype=torch.int64, device=self.Y.device), lower, upper)
-
-    def _limits(self, outcome: int, pair: tuple[float | None, float | None]) -> tuple[float, float]:
-        warp, sign = self.fitted[outcome].warp, float(self.signs[outcome])
-        low, high = pair if sign > 0.0 else (None if limit is None else -limit for limit in reversed(pair))
-        if low is not None and warp.floor is not None and low <= warp.floor:  # the model cannot tell values below it
-            low = None
-        warped = (None if limit is None else float(warp(self.Y.new_tensor(limit))) for limit in (low, high))
-        lower, upper = warped
-        return -torch.inf if lower is None else lower, torch.inf if upper is None else upper
+        columns, limits = list[int](), list[tuple[float, float]]()
+        for name, pair in self.outcomes.constraints.items():
+            j = self.outcomes.names.index(name)
+            warp = self.fitted[j].warp
+            low, high = pair if float(self.signs[j]) > 0.0 else (None if each is None else -each for each in reversed(pair))
+            if low is not None and warp.floor is not None and low <= warp.floor:  # the model cannot tell values below it
+                low = None
+            lower, upper = (None if each is None else float(warp(self.Y.new_tensor(each))) for each in (low, high))
+            columns.append(j)
+            limits.append((-torch.inf if lower is None else lower, torch.inf if upper is None else upper))
+        both = self.Y.new_tensor(limits).reshape(-1, 2)
+        return Limits(torch.tensor(columns, dtype=torch.int64, device=self.Y.device), *both.unbind(-1))
 
     def gain(self, own: Tensor) -> OutcomeGain:
         """Return the acquisition function beyond some evaluations (``n`` booleans).
@@ -346,11 +346,6 @@ class OutcomeState(PointState, OutcomeModels):
         """See :meth:`.OutcomeModels.modelled`."""
         return self.box.to_unit(picks)
 
-    def with_results(self, X: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
-        """Return the state with ``Y`` (``q x m``) at ``X`` (``q x d``) appended, one round later; the models stay. O(n d).
-
-        ``sds``: ``q x m`` known standard deviations of their noise, or NaN.
-        """
-        sds = with_sds(self.sds, self.Y, sds, Y)
-        X, Y, failures = torch.cat([self.X, X]), torch.cat([self.Y, Y]), self.forgiven(X)
-        return replace(self, X=X, Y=Y, sds=sds, round=self.round + 1, failures=failures)
+    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None, **picked: Tensor) -> Self:
+        """See :meth:`.OutcomeModels.with_results`."""
+        return super().with_results(picks, Y, sds, X=torch.cat([self.X, picks]))

@@ -1,4 +1,9 @@
-"""The trust-region policy on a box: a local GP, batches by expected improvement, and a region that moves with progress."""
+"""The trust-region policy on a box: local GPs, batches by expected improvement, and a region that moves with progress.
+
+With several outcomes each has a GP, and the region is around the best points: after MORBO (Daulton et al. 2022,
+"Multi-objective Bayesian optimization over high-dimensional search spaces") and SCBO (Eriksson & Poloczek 2021, "Scalable
+constrained Bayesian optimization"), with expected improvement in place of samples.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Domain
+from sparse_bo.domains import Box, Domain
+from sparse_bo.gp.expected_improvement import hypervolume, least_crowded, reference_point
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.failures import Refusal
+from sparse_bo.linalg.reductions import unit_of
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.persistence import part_of, thaw_fields
 from sparse_bo.policies.protocol import Frozen, box_of
 from sparse_bo.policies.states import Stopwatch
-from sparse_bo.policies.trust_region.gain import Improvement, OnlineKnowledgeGradient
-from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
+from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, Improvement, OnlineKnowledgeGradient, OutcomePosteriors
+from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
 from sparse_bo.policies.trust_region.region import (
     BoxBatches,
     Region,
@@ -30,6 +36,22 @@ from sparse_bo.policies.trust_region.region import (
 from sparse_bo.policies.trust_region.search import Corners, SearchCandidates, batch_of, candidates_of
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, one_thread, thaw_region
 
+CENTRES = 5
+"""Points of a front around which picks are sought, at most (as MORBO's default number of regions)."""
+EDGE = 2e-3
+"""Least standard deviation of outcomes with limits in a search, in units of the region's length (docs/decisions/176)."""
+
+
+def unit_cube(like: Tensor) -> Corners:
+    """Return the corners of the unit cube of ``n x d`` points."""
+    return Corners(like.new_zeros(like.shape[1]), like.new_ones(like.shape[1]))
+
+
+def with_neighbours(box: Box, centre: Tensor, lower: Tensor, upper: Tensor) -> Corners:
+    """Return the corners of a region (``d`` each), which has the points next to its centre that can be evaluated."""
+    below, above = box.neighbours(centre.unsqueeze(0))
+    return Corners(lower.minimum(below[0]), upper.maximum(above[0]))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RegionSearch(BoxBatches[RegionState]):
@@ -38,10 +60,6 @@ class RegionSearch(BoxBatches[RegionState]):
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         return RegionState.empty(self.box, merges=self.settings.cumulative)
-
-    def design_left(self, state: RegionState) -> int:
-        """See :meth:`sparse_bo.policies.Mechanism.design_left`."""
-        return 0 if state.fitted else state.design_left(self.design_size, batch=self.settings.largest_batch(state.picked(0)))
 
     def learned(self, before: RegionState, after: RegionState, watch: Stopwatch) -> RegionState:
         """Return the state with its model around the centre, and the region moved."""
@@ -114,42 +132,30 @@ class RegionSearch(BoxBatches[RegionState]):
         self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator, worthwhile: bool = False
     ) -> Tensor:
         """Return ``q x d`` maximisers of expected improvement, or at most as many worthwhile ones of the knowledge gradient."""
-        fitted, region = state.near or state.fitted, state.region
-        assert fitted is not None
-        assert region is not None
         with one_thread():
-            refuse, failed = state.avoided(fitted.learned.reach)
-            out = self.box.to_unit(pending)
-            gp = fitted.gp.condition(torch.cat([out, failed]))
-            knowledge = None
-            if worthwhile:
-                highest = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(out)]).max()
-                knowledge = OnlineKnowledgeGradient(fitted.warp, highest, self.settings.horizon * state.pulls)
-            searches = self._searches(
-                state, fitted, region, gp=gp, out=out, refuse=refuse, knowledge=knowledge, generator=generator
-            )
-            share = 0.0 if region.local else self.settings.exploration_share(self.box.parameter_count)
+            gp, searches = self._searches(state, self.box.to_unit(pending), generator, worthwhile=worthwhile)
+            assert state.region is not None
+            local = state.region.local
+            share = 0.0 if local else self.settings.exploration_share(self.box.parameter_count)
             U = batch_of(gp, searches, q, exploration=share, generator=generator, only_worthwhile=worthwhile)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
     def _searches(
-        self,
-        state: RegionState,
-        fitted: FittedRegion,
-        region: Region,
-        *,
-        gp: Posterior,
-        out: Tensor,
-        refuse: Refusal | None,
-        knowledge: OnlineKnowledgeGradient | None,
-        generator: torch.Generator,
-    ) -> list[SearchCandidates]:
+        self, state: RegionState, out: Tensor, generator: torch.Generator, *, worthwhile: bool
+    ) -> tuple[Posterior, list[SearchCandidates]]:
         """Return the candidates of the region and of the whole box; during a restart design the latter twice.
 
-        ``gp`` is the model, conditioned on the pending points and on those of failures; ``out`` are the pending points. The
-        knowledge gradient improves on its own best value.
+        Before them the model, conditioned on the pending points ``out`` and on those of failures. The knowledge gradient
+        improves on its own best value.
         """
-        U, settings = state.U, self.settings
+        U, settings, fitted, region = state.U, self.settings, state.near or state.fitted, state.region
+        assert fitted is not None
+        assert region is not None
+        refuse, failed = state.avoided(fitted.learned.reach)
+        gp, knowledge = fitted.gp.condition(torch.cat([out, failed])), None
+        if worthwhile:
+            best_mean = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(out)]).max()
+            knowledge = OnlineKnowledgeGradient(fitted.warp, best_mean, settings.horizon * state.pulls)
         means, pending_means = fitted.gp.mean(U[fitted.rows]), fitted.gp.mean(out)
         highest = float(torch.cat([means, pending_means]).max())
         exact = state.replicates.exact
@@ -159,17 +165,12 @@ class RegionSearch(BoxBatches[RegionState]):
         def improvement(best: float) -> Improvement:
             return Improvement(best if knowledge is None else float(knowledge.best), noise_variance, knowledge)
 
-        box = Corners(U.new_zeros(U.shape[1]), U.new_ones(U.shape[1]))
-        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), box, gain=improvement(highest))
+        cube = unit_cube(U)
+        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), cube, gain=improvement(highest))
         if region.centre is None:
-            return [anywhere] * 2
+            return gp, [anywhere] * 2
         centre = U[region.centre]
-        below, above = self.box.neighbours(centre.unsqueeze(0))
-
-        def with_neighbours(lower: Tensor, upper: Tensor) -> Corners:
-            return Corners(lower.minimum(below[0]), upper.maximum(above[0]))
-
-        corners = with_neighbours(*region.corners(centre, fitted.learned.reach))
+        corners = with_neighbours(self.box, centre, *region.corners(centre, fitted.learned.reach))
         own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
         best = float(own.max()) if len(own) else highest
         shared = centre if self.box.parameter_count > settings.many_inputs else None
@@ -178,13 +179,179 @@ class RegionSearch(BoxBatches[RegionState]):
             half = region.half_sides(fitted.learned.lengthscales)
             along = points_along(centre, half, fitted.learned.axes, settings, generator=generator)
             sides = fitted.learned.axes.abs() @ half
-            others = with_neighbours((centre - sides).clamp(0.0, 1.0), (centre + sides).clamp(0.0, 1.0))
+            others = with_neighbours(self.box, centre, (centre - sides).clamp(0.0, 1.0), (centre + sides).clamp(0.0, 1.0))
             each = zip(corners, others, strict=True)
             corners = Corners(*(torch.cat([a.expand_as(around), b.expand_as(along)]) for a, b in each))
             around = torch.cat([around, along])
         if fitted.learned.additive and not region.local:  # the best value of an input may lie outside of the region
-            corners, around = box, torch.cat([around, combined_points(gp, centre, generator=generator)])
-        return [make(around, corners, gain=improvement(best), centre=shared), anywhere]
+            corners, around = cube, torch.cat([around, combined_points(gp, centre, generator=generator)])
+        return gp, [make(around, corners, gain=improvement(best), centre=shared), anywhere]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutcomeSearch(BoxBatches[OutcomeState]):
+    """A trust-region policy on a box with several outcomes."""
+
+    outcomes: Outcomes
+
+    def init(self) -> OutcomeState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        nothing = self.box.bounds.new_empty(0, len(self.outcomes.names))
+        return OutcomeState(self.box, self.box.no_picks, Y=nothing, outcomes=self.outcomes)
+
+    def learned(self, before: OutcomeState, after: OutcomeState, watch: Stopwatch) -> OutcomeState:
+        """Return the state with its models around the centres, and the region moved."""
+        ranking, U, fitted = after.ranking, after.U, list[FittedRegion]()
+        with watch.phase("learn"):
+            centres = U[self._centres(after, after.Y)]
+            for j, seen in enumerate(after.replicates):
+                rows = after.rows_of(j)
+                one = fitted_region(
+                    U[rows],
+                    seen,
+                    centre=centres,
+                    before=before.fitted[j] if before.fitted else None,
+                    since=int((rows < before.pulls).sum()),
+                    most=self.settings.model_size,
+                    ranking=ranking[rows],
+                    kinds=warpings(self.outcomes, j),
+                    rotates=False,  # one region for all: docs/decisions/121
+                )
+                fitted.append(one)
+        after = replace(after, fitted=tuple(fitted))
+        with watch.phase("fit"), one_thread():
+            region = self._moved(after, newest=before.pulls if before.fitted else after.pulls)
+        return replace(after, region=region)
+
+    def thaw(self, frozen: Frozen) -> OutcomeState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posteriors are computed again, nothing is learned. O(m n³)."""
+        state = replace(self.init(), **thaw_fields(OutcomeState, frozen))
+        if state.region is None:
+            return state
+        fitted = tuple(
+            thaw_region(part_of(frozen, f"fitted.{j}"), state.U[state.rows_of(j)], seen)
+            for j, seen in enumerate(state.replicates)
+        )
+        return replace(state, fitted=fitted)
+
+    def _centres(self, state: OutcomeState, Y: Tensor) -> Tensor:
+        """Return the rows around which picks are sought: the least crowded of the front by ``Y``, or one; none in a restart."""
+        front = front_of(self.outcomes, Y)
+        if self.outcomes.only is None and len(front):
+            return front[least_crowded(self.outcomes.gains(Y[front]), CENTRES)]
+        region = state.region
+        if region is None or region.centre is None:
+            return ranking_of(self.outcomes, Y).argmax().reshape(1)
+        return front.new_tensor([region.centre])
+
+    def _moved(self, state: OutcomeState, *, newest: int) -> Region:
+        """Return the region after a batch that begins at the row ``newest``."""
+        settings, inputs, total = self.settings, self.box.parameter_count, state.pulls
+        Y, fresh = state.estimates, total - newest
+        noise = max(
+            (f.gp.noise_variance**0.5 for f, r in zip(state.fitted, state.replicates, strict=True) if r.exact is False),
+            default=0.0,
+        )
+        centre = int(self._centres(state, Y)[0])
+        region = state.region or Region(centre=centre, length=settings.first_length)
+        front = front_of(self.outcomes, Y)
+        if self.outcomes.only is None and len(front):
+            progress = self._rise(state, newest) > 1e-3 + 0.1 * noise
+            if fresh:
+                region = region.resized(settings, progress=progress, fresh=fresh, inputs=inputs)
+            if region.length < settings.shortest_length:
+                region = Region(centre=centre, length=settings.first_length)
+            return replace(region, centre=centre)
+        rows = torch.arange(total, device=Y.device)
+        return region.after(
+            settings,
+            rows=rows,
+            means=self._scores(state),
+            newest=newest,
+            total=total,
+            distinct=total - region.start,
+            inputs=inputs,
+            noise=noise,
+        )
+
+    def _scores(self, state: OutcomeState) -> Tensor:
+        """Return ``n`` numbers to compare evaluations by: of feasible ones the objective, else minus the total violation.
+
+        The unit of objectives is the distance from the best to the median feasible one: infeasible ones may be far away.
+        """
+        Y = state.estimates
+        feasible, values = self.outcomes.feasible(Y), state.warped[:, 0]
+        missing = self.outcomes.gains(Y).isnan().any(dim=-1)
+        violations = (-self.outcomes.total_violation(Y)).where(~missing, -torch.inf)
+        if self.outcomes.only is None or not bool(feasible.any()):
+            return violations
+        values = values - values[feasible].max()
+        unit = float(-values[feasible].median())
+        values = values / unit if unit > 0.0 else values
+        return torch.where(feasible, values, violations + (values[feasible].min() - 1.0))
+
+    def _rise(self, state: OutcomeState, newest: int) -> float:
+        """Return by which share of itself the hypervolume has risen with the evaluations from a row on."""
+        front, k = front_of(self.outcomes, state.estimates), len(self.outcomes.objectives)
+        before = front_of(self.outcomes, state.estimates[:newest])
+        if not len(before):
+            return 1.0
+        gains = self.outcomes.gains(state.estimates)
+        gains = gains / gains.new_tensor([unit_of(column[~column.isnan()]) for column in gains.unbind(-1)])
+        before = before[least_crowded(gains[before], MOST_OF_FRONT[k])]
+        both = gains[torch.cat([before, front[front >= newest]])]
+        reference = reference_point(both)
+        volume = hypervolume(gains[before], reference)
+        rise = hypervolume(both, reference) - volume
+        return rise / volume if volume > 0.0 else float(rise > 0.0)
+
+    def picks(self, state: OutcomeState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q x d`` maximisers of expected improvement."""
+        with one_thread():
+            gp, searches = self._searches(state, self.box.to_unit(pending), generator)
+            share = self.settings.exploration_share(self.box.parameter_count)
+            U = batch_of(gp, searches, q, exploration=share, generator=generator)
+        return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
+
+    def _searches(
+        self, state: OutcomeState, out: Tensor, generator: torch.Generator
+    ) -> tuple[OutcomePosteriors, list[SearchCandidates]]:
+        """Return the candidates around the centres and of the whole box; during a restart design the latter twice.
+
+        Before them the models, conditioned on the pending points ``out`` and on those of failures.
+        """
+        U, settings, region = state.U, self.settings, state.region
+        assert region is not None
+        reach = torch.stack([fitted.learned.reach for fitted in state.fitted]).log().mean(dim=0).exp()  # geometric means
+        refuse, failed = state.avoided(reach)
+        known = state.posteriors
+        gp, means = known.condition(torch.cat([out, failed])), known.moments(out).mean
+        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=state.exact is not False)
+        all_rows = torch.ones(len(U), dtype=torch.bool, device=U.device)
+        edge = EDGE * region.length
+        of_all = replace(state.gain(all_rows), edge=edge).given(means)
+        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), unit_cube(U), gain=of_all)
+        single = self.outcomes.only is not None or not len(front_of(self.outcomes, state.estimates))
+        if single and region.centre is None:
+            return gp, [replace(anywhere, gain=of_all.beyond(anywhere.moments.mean))] * 2
+        centres = U[self._centres(state, state.estimates)]
+        some = replace(settings, candidates=-(-settings.candidates // len(centres)))
+        points, of_points = [], []
+        for centre in centres:
+            corners = with_neighbours(self.box, centre, *region.corners(centre, reach))
+            points.append(points_around(centre, corners, some, groups=self.box.groups, generator=generator))
+            limits = torch.stack([corners.lower, corners.upper, centre])
+            of_points.append(limits.unsqueeze(1).expand(-1, len(points[-1]), -1))
+        own, near = all_rows, torch.ones(len(out), dtype=torch.bool, device=U.device)
+        if single:  # a region after a restart begins anew
+            own = torch.arange(len(U), device=U.device) >= region.start
+            near = corners.contain(out)
+        lowers, uppers, shared = torch.cat(of_points, dim=1)
+        kept = shared if self.box.parameter_count > settings.many_inputs else None
+        of_own = replace(state.gain(own), edge=edge).given(means[near])
+        around = make(torch.cat(points), Corners(lowers, uppers), gain=of_own, centre=kept)
+        expected = torch.cat([around.moments.mean, anywhere.moments.mean])
+        return gp, [replace(around, gain=of_own.beyond(expected)), replace(anywhere, gain=of_all.beyond(expected))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -211,17 +211,10 @@ class LearningData:
 
     def choice(self, warp: Warp, families: Sequence[str], priors: Priors, **options: Any) -> Choice:
         """Return a warping with its hyper-parameters (:meth:`learned`) and their evidence."""
-        learned = self.learned(warp, families, priors, **options)
-        return Choice(learned.evidence + self.log_slope(warp), warp, learned)
-
-    def log_slope(self, warp: Warp) -> float:
-        """Return the log Jacobian: evidence of the observations minus evidence of the warped ones.
-
-        Where the noise is known, the means are what is modelled; else all evaluations are.
-        """
-        seen = self.replicates
+        learned, seen = self.learned(warp, families, priors, **options), self.replicates
+        # evidence of the observations minus that of the warped ones: the model is of all evaluations, of known noise of means
         counts = 1.0 if seen is None or seen.sds is not None else seen.counts[self.rows]
-        return float((warp.log_slope(self.means) * counts).sum())
+        return Choice(learned.evidence + float((warp.log_slope(self.means) * counts).sum()), warp, learned)
 
 
 def local_posterior(
@@ -257,12 +250,7 @@ class Choice(NamedTuple):
 
 
 def _chosen(
-    data: LearningData,
-    candidates: Sequence[Warp],
-    *,
-    start: Hyperparameters | None,
-    priors: Priors,
-    rotates: bool,
+    data: LearningData, candidates: Sequence[Warp], *, start: Hyperparameters | None, priors: Priors, rotates: bool
 ) -> Choice:
     """Return the choice of the highest evidence; at a tie the first one.
 

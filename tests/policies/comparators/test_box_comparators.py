@@ -73,7 +73,7 @@ def test_an_embedding_searches_its_subspace(policy, device):
     state = result.state
     assert state.X.shape == (9, 12)
     assert state.inner.X.shape == (9, 4)
-    lifted = state.from_cube(state.embedding.lift(state.inner.X))
+    lifted = state.lifted(state.inner.X)
     torch.testing.assert_close(lifted, state.X, rtol=0.0, atol=1e-5)
     assert bool(((state.X >= 1.0) & (state.X <= 5.0)).all())
     assert result.best_x.shape == (12,)

@@ -13,8 +13,8 @@ from sparse_bo.gp.expected_improvement import front_rows, hypervolume
 from sparse_bo.policies import TrustRegion, Wait
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.trust_region.gain import Limits, OutcomeGain
-from sparse_bo.policies.trust_region.outcome_search import OutcomeSearch
 from sparse_bo.policies.trust_region.outcome_state import front_of, ranking_of
+from sparse_bo.policies.trust_region.policy import OutcomeSearch
 from sparse_bo.policies.trust_region.search import Corners, candidates_of
 from tests.builders import arms, unit_box
 from tests.policies.builders import bowl, box, searched
