@@ -1,4 +1,4 @@
-"""The conditions under which trials of an Optuna study have a parameter, read off the trials themselves.
+"""The conditions under which trials of an Optuna study have a parameter, read off the trials; its outcomes and parameters.
 
 In Optuna an objective asks for parameters while it runs, so that a study does not know that ``depth`` is there where ``kind``
 is ``"tree"``. The trials show it: whether they have a parameter is a function of the value of another one.
@@ -8,14 +8,16 @@ is ``"tree"``. The trials show it: whether they have a parameter is a function o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from sparse_bo.domains import Choice, Float, Int, Parameter
+from sparse_bo.policies import Outcomes
 
 MOST_VALUES = 100
 """Of an integer on which another parameter may depend."""
@@ -110,10 +112,7 @@ class TrialForms:
         return min(filter(None, made), default=(False, 0, None))[2]
 
     def _on(self, name: str, parent: str, kind: BaseDistribution) -> tuple[bool, int, Condition] | None:
-        """Return whether the condition on a parent has changed, how many values that has, and the condition.
-
-        ``None`` if the parent does not tell.
-        """
+        """Return whether the condition on a parent has changed, its values' number, and the condition; ``None``: none."""
         here, away, ended = Seen(), Seen(), Seen()
         for (form, whole), values in self._values.items():
             if name in form and parent not in form:
@@ -139,6 +138,20 @@ class TrialForms:
         above = min(here) > max(away)
         having = tuple(v for v in choices if (v >= min(here) if above else v <= max(here)))
         return (changed, len(choices), Condition(parent, having)) if having else None  # no value of a range that has changed
+
+
+def constraints_of(trials: Iterable[FrozenTrial]) -> frozenset[str]:
+    """Return the names of the constraints of finished trials."""
+    return frozenset(name for trial in trials if trial.state.is_finished() for name in trial.constraints)
+
+
+def outcomes_of(directions: Sequence[StudyDirection], constraints: frozenset[str]) -> Outcomes | None:
+    """Return objectives and constraints of a study with some directions; ``None`` with one objective alone."""
+    if len(directions) == 1 and not constraints:
+        return None
+    minimised = StudyDirection.MINIMIZE
+    objectives = {f"objective {k}": "min" if way == minimised else "max" for k, way in enumerate(directions)}
+    return Outcomes.of(objectives, {f"constraint {name}": (None, 0.0) for name in sorted(constraints)})
 
 
 def parameter_of(name: str, distribution: BaseDistribution, condition: Condition | None) -> Parameter:

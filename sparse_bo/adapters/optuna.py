@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +33,9 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(f"SparseBOSampler needs Optuna; install it with: {install_hint('optuna')}") from error
 
-from sparse_bo.adapters.conditions import Condition, TrialForms, parameter_of
+from sparse_bo.adapters.conditions import Condition, TrialForms, constraints_of, outcomes_of, parameter_of
 from sparse_bo.domains import Space, space_domain
-from sparse_bo.policies import Mechanism, Outcomes, Policy, State, Wait
+from sparse_bo.policies import Mechanism, Policy, State, Wait
 from sparse_bo.policies.outcomes import MOST_OBJECTIVES
 from sparse_bo.policies.protocol import mechanism_of
 from sparse_bo.policies.states import PointState
@@ -99,10 +99,9 @@ class SparseBOSampler(BaseSampler):
             got = "a class" if isinstance(independent_sampler, type) else type(independent_sampler).__name__
             raise TypeError(f"expected independent_sampler to be a sampler of Optuna, got {got}; use RandomSampler(seed=0)")
         check_given(check_callable, constraints_func=constraints_func)
-        self._constraints_func = constraints_func
+        self._constraints_func, self._seeds_independent = constraints_func, independent_sampler is None
         self._policy, self._independent, self._generator = policy, independent_sampler or RandomSampler(), torch.Generator()
         self._seed = self._generator.seed() if seed is None else check_count("seed", seed, minimum=0)
-        self._seeds_independent = independent_sampler is None
         self._forget()
 
     def _forget(self) -> None:
@@ -170,13 +169,6 @@ class SparseBOSampler(BaseSampler):
         forms.read(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
         return forms.space()
 
-    def _generator_of(self, bracket: int | None) -> torch.Generator:
-        """Return the generator of a bracket of Hyperband, each with a design of its own; ``None``: of the study."""
-        if bracket not in self._generators:
-            (seed,) = np.random.SeedSequence([*self._first, bracket or 0]).generate_state(1)
-            self._generators[bracket] = torch.Generator().manual_seed(int(seed))
-        return self._generators[bracket]
-
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
@@ -187,7 +179,6 @@ class SparseBOSampler(BaseSampler):
             NotImplementedError: If a parameter is of an unknown kind.
         """
         self._begin(study, trial)
-        fixed = trial.system_attrs.get("fixed_params", {})
         bracket = getattr(study, "_bracket_id", None)  # Hyperband's samplers see the trials of one bracket at a time
         with self._lock:
             names, conditions, space = dict(search_space), dict[str, Condition](), self._space(study)
@@ -199,12 +190,15 @@ class SparseBOSampler(BaseSampler):
                     conditions[name] = condition
                 elif condition is not None:
                     names.pop(name, None)  # another sampler has fixed what it depends on
-            if names.keys() <= fixed.keys():
+            if names.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
                 return {}
+            if bracket not in self._generators:  # each has a design of its own
+                (seed,) = np.random.SeedSequence([*self._first, bracket or 0]).generate_state(1)
+                self._generators[bracket] = torch.Generator().manual_seed(int(seed))
             search = self._searches.pop(bracket, None)
             parts = names, conditions, constants
             if search is None or not search.fits(study, parts):
-                search = _Search(study, parts, self._policy, self._generator_of(bracket))
+                search = _Search(study, parts, self._policy, self._generators[bracket])
                 search.picked = self._picked.get(bracket, 0)
             values = search.next(trial.number)
             self._picked[bracket] = search.picked
@@ -250,8 +244,8 @@ class _Search:
         kinds, self.conditions, self.constants = parts
         first = {name: kind for name, kind in kinds.items() if name not in self.conditions}
         self.distributions = first | {name: kinds[name] for name in self.conditions}
-        self.constraints = _constraints_of(study.get_trials(deepcopy=False))
-        self.outcomes = _outcomes_of(study, self.constraints)
+        self.constraints = constraints_of(study.get_trials(deepcopy=False))
+        self.outcomes = outcomes_of(study.directions, self.constraints)
         space = Space({repr(n): parameter_of(n, kind, self.conditions.get(n)) for n, kind in self.distributions.items()})
         self.domain = space_domain(space)
         # a study does not tell its budget, on which the default policy over arms depends
@@ -265,10 +259,7 @@ class _Search:
         self.sign = -1.0 if study.directions[0] == optuna.study.StudyDirection.MINIMIZE else 1.0
         self.picked = 0
         """Picks so far, those of earlier searches with this generator included: a design goes on by them."""
-        self.queue: list[Tensor] = []
-        self.out: dict[int, Tensor] = {}
-        self.ended: set[int] = set()
-        self.completed: list[float] = []
+        self.queue, self.out, self.ended, self.completed = list[Tensor](), dict[int, Tensor](), set[int](), list[float]()
         self.highest = (-math.inf, self.domain.no_picks)  # of the (first) objective, and its pick
         self.hidden = False
         """Whether another process has a trial whose parameters are not stored yet."""
@@ -278,7 +269,7 @@ class _Search:
         same = study._storage is self.study._storage and study._study_id == self.study._study_id
         new = (trial for trial in study.get_trials(deepcopy=False) if trial.number not in self.ended)
         known = (self.distributions, self.conditions, self.constants) == parts
-        return same and known and self.constraints >= _constraints_of(new)
+        return same and known and self.constraints >= constraints_of(new)
 
     def next(self, number: int) -> dict[str, Any]:
         """Return the values of a trial."""
@@ -317,8 +308,7 @@ class _Search:
     @with_gradients
     def _take_in(self, current: int) -> None:
         """Update the policy by ended trials, and collect running ones."""
-        good: list[tuple[Mapping[str, Any], float | list[float]]] = []
-        bad: list[Mapping[str, Any]] = []
+        good, bad = list[tuple[Mapping[str, Any], float | list[float]]](), list[Mapping[str, Any]]()
         self.hidden = False
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number == current or trial.number in self.ended:
@@ -407,16 +397,3 @@ class _Search:
                 if distribution.to_internal_repr(category) == number:
                     point[repr(name)] = asked[repr(name)]
         return point
-
-
-def _constraints_of(trials: Iterable[FrozenTrial]) -> frozenset[str]:
-    return frozenset(name for trial in trials if trial.state.is_finished() for name in trial.constraints)
-
-
-def _outcomes_of(study: optuna.Study, constraints: frozenset[str]) -> Outcomes | None:
-    """Return objectives and constraints of a study; ``None`` with one objective alone."""
-    if len(study.directions) == 1 and not constraints:
-        return None
-    minimised = optuna.study.StudyDirection.MINIMIZE
-    objectives = {f"objective {k}": "min" if way == minimised else "max" for k, way in enumerate(study.directions)}
-    return Outcomes.of(objectives, {f"constraint {name}": (None, 0.0) for name in sorted(constraints)})

@@ -39,8 +39,7 @@ from sparse_bo.arms.sweep import (
     sweep_rows,
 )
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.domains.lazy import LazyArms
-from sparse_bo.domains.memmap import tiles
+from sparse_bo.domains.lazy import LazyArms, tiles
 from sparse_bo.domains.sharded import ShardedArms, first_here, group_of
 from sparse_bo.gp import dtc
 from sparse_bo.gp.dtc import nystrom_factor

@@ -9,8 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.lazy import ArmSet, LazyArms
-from sparse_bo.domains.memmap import tiles
+from sparse_bo.domains.lazy import ArmSet, LazyArms, tiles
 from sparse_bo.domains.sharded import ShardedArms, group_of
 from sparse_bo.gp.objective_prior import KnownPrior
 from sparse_bo.kernels import CovarianceFunction, FixedInputs, covariance_function

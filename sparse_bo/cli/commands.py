@@ -88,9 +88,8 @@ def report(options: Namespace) -> None:
     show(table(title, facts(view)), advice_of(view))
     if html is not None:
         arms = None
-        if "arms" in about and "space" not in about:
-            with suppress(ValueError, OSError):  # the page then says that they are missing
-                arms = noted_arms(about["notes"], None)
+        with suppress(ValueError, OSError):  # the page then says that they are missing
+            arms = noted_arms(about["notes"], None) if "arms" in about and "space" not in about else None
         try:
             write_page(html, lambda: run_page(view_of_journal(storage, arms=arms, regret_of=regret_of)))
         except OSError as error:
@@ -123,19 +122,13 @@ def audit_table(path: Path, audit: Audit) -> tuple[Table, list[Advice]]:
     failing, drift, about = audit.failing, audit.drift, audit.recorded.about
     newest_failed, newest = failing.newest
     done = audit.recorded.told + audit.recorded.failed
-    failures = f"{failing.failed:,} of {done:,}"
-    if newest < done:
-        failures += f"; {newest_failed:,} of the newest {newest:,}"
+    late = f"; {newest_failed:,} of the newest {newest:,}" if newest < done else ""
     damaged = f"{audit.damaged:,} damaged records are left out, as they follow from the others"
-    checksums = damaged if audit.damaged else "all checksums fit"
     picks = "; ".join(audit.differing) or "as recorded; computed again from the last snapshot on"
     if about.get("space", {}).get("restricted"):
         picks = "not compared: a journal cannot store the feasibility function of the run"
-    lines = {
-        "evaluations": f"{counts(view)}; {checksums}",
-        "picks": picks,
-        "failures": failures if failing.failed else "none",
-    }
+    lines = {"evaluations": f"{counts(view)}; {damaged if audit.damaged else 'all checksums fit'}", "picks": picks}
+    lines["failures"] = f"{failing.failed:,} of {done:,}{late}" if failing.failed else "none"
     if failing.missing:
         of = audit.recorded.told
         lines["missing"] = ", ".join(f"{name} in {count:,} of {of:,}" for name, count in failing.missing.items())
@@ -203,8 +196,7 @@ class Contestant(NamedTuple):
 
 def compare(options: Namespace) -> None:
     """``compare``: run each policy, print a table, draw regrets, write the histories."""
-    seed, out, quiet = options.seed, options.out, options.quiet
-    made = described_problem(vars(options))
+    seed, out, quiet, made = options.seed, options.out, options.quiet, described_problem(vars(options))
     problem = make_problem(**made).to(check_device("--device", options.device))
     budget = budget_of(options.budget, made["name"])
     over_arms = "arms" in problem.domain
@@ -216,8 +208,7 @@ def compare(options: Namespace) -> None:
         say(f"the default policy with --goal {goal}: {default.name} ({why})")
         if not over_arms:
             say(f"{EpsilonGreedy.name} chooses among arms, and is left out on a box")
-    finished: list[Contestant] = []
-    code = 0
+    finished, code = list[Contestant](), 0
     path = out / f"{problem.name}-compare-seed{seed}.png"
     # random search in large batches: its picks depend on no result
     for policy in (default, *([EpsilonGreedy()] if over_arms else []), RandomSearch(batch_size=100)):

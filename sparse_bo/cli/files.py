@@ -25,9 +25,10 @@ from sparse_bo.cli.presets import given_settings, policy_of
 from sparse_bo.domains.space import Space
 from sparse_bo.evaluations.results import Measured
 from sparse_bo.problems.custom import own_arms
-from sparse_bo.runs.arguments import is_as_written
+from sparse_bo.report.view import counted
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import written_whole
+from sparse_bo.runs.inputs import is_as_written
 from sparse_bo.runs.recording import Evaluations, Recorded, about_of, read_run
 from sparse_bo.validation import check_device, nearest
 
@@ -106,7 +107,8 @@ def ask(options: Namespace) -> None:
         complain("error", f"could not write {out}: {reason(error)}; the points are pending: {again}")
         raise typer.Exit(1) from error
     fewer = "" if number is None or len(batch) == number else f" of {number:,}, where a batch of the policy or the queue ends"
-    say(f"{out}: {_points(len(batch))}{fewer}, {pending:,} pending in all; fill in {', '.join(columns.results.values())}")
+    names = ", ".join(columns.results.values())
+    say(f"{out}: {counted(len(batch), 'point')}{fewer}, {pending:,} pending in all; fill in {names}")
     say(f"next: python -m sparse_bo tell {shlex.quote(str(storage))} {shlex.quote(str(out))}")
 
 
@@ -115,8 +117,8 @@ def tell(options: Namespace) -> None:
     recorded, file, columns = _read(options)
     optional = [*columns.inputs, *columns.beside, *columns.sds.values()]
     left_out = file.check([columns.ticket, *columns.results.values()], optional)
-    tickets, filled = columns.tickets(file), columns.filled(file)
-    seen, new, before = recorded.evaluations, list[int](), list[int]()
+    tickets, filled = [file.whole_number(row, columns.ticket) for row in range(len(file.rows))], columns.filled(file)
+    seen, new, before, rows = recorded.evaluations, list[int](), list[int](), dict[int, int]()
     for row in filled:
         ticket = tickets[row]
         if not 0 <= ticket < len(seen.known) or seen.added[ticket]:
@@ -125,11 +127,9 @@ def tell(options: Namespace) -> None:
                 "the file of this run"
             )
         (before if seen.known[ticket] else new).append(row)
-    rows = dict[int, int]()
-    for row in filled:
-        if (first := rows.setdefault(tickets[row], row)) != row:
+        if (first := rows.setdefault(ticket, row)) != row:
             where = f"lines {file.lines[first]} and {file.lines[row]} of {file.path}"
-            raise ValueError(f"expected each ticket once, got {tickets[row]} in {where}; leave one of them out")
+            raise ValueError(f"expected each ticket once, got {ticket} in {where}; leave one of them out")
     known = [tickets[row] for row in before]
     moved = _moved(columns.recorded(seen.picks[known].tolist()), columns, file, before)
     for row, ticket, other in zip(before, known, moved, strict=True):
@@ -162,7 +162,7 @@ def tell(options: Namespace) -> None:
             loop.tell(batch, results, X=points if elsewhere else None)
         pending = len(loop.pending)
     failed = len(results) - sum(map(_measured, results))
-    told = f"told {len(new):,} result{'s' * (len(new) != 1)}" + (f", {failed:,} of them failed" if failed else "")
+    told = f"told {counted(len(new), 'result')}" + (f", {failed:,} of them failed" if failed else "")
     told += f", {elsewhere:,} at other inputs than asked for" if elsewhere else ""
     again = f"; {_were(len(before))} told before" if before else ""
     some = [row for row, cells in enumerate(file.rows) if any(cells[column] for column in columns.results.values())]
@@ -247,7 +247,7 @@ def add(options: Namespace) -> None:
         asked = loop.asked
     again = f"; {_were(len(filled) - len(new))} added before" if len(new) < len(filled) else ""
     again += f", {late:,} without standard deviations: results do not change, `create` another journal for them" if late else ""
-    say(f"added {len(new):,} result{'s' * (len(new) != 1)}{again}")
+    say(f"added {counted(len(new), 'result')}{again}")
     say(f"next: {_next(options.storage, recorded.about, asked)}")
     _say_left_out(left_out)
 
@@ -279,7 +279,7 @@ def enqueue(options: Namespace) -> None:
         _check_beside(loop, columns, file, range(len(points)), points)
         loop.enqueue(points)
         asked = loop.asked + loop._engine.queued
-    say(f"queued {_points(len(points))}, which the run evaluates first")
+    say(f"queued {counted(len(points), 'point')}, which the run evaluates first")
     say(f"next: {_next(options.storage, recorded.about, asked)}")
     _say_left_out(left_out)
 
@@ -295,10 +295,6 @@ def _next(storage: Path, about: Mapping[str, Any], asked: int) -> str:
     command, budget = ("resume", about["notes"]["budget"]) if noted_problem(about["notes"]) else ("ask", math.inf)
     more = f" --budget {max(asked, budget + 1)}" if asked >= budget else ""
     return f"python -m sparse_bo {command} {shlex.quote(str(storage))}{more}"
-
-
-def _points(number: int) -> str:
-    return f"{number:,} point{'s' * (number != 1)}"
 
 
 def _were(number: int) -> str:

@@ -83,8 +83,8 @@ def said(error: BaseException, given: Mapping[str, Any]) -> str:
 def names_in(file: Path) -> list[str]:
     """Return the lines of a text file of names, one for each arm."""
     if not file.is_file():
-        got = "which is no file" if file.exists() else "which is not there"
-        raise ValueError(f"expected --names to be a text file, got {file}, {got}")
+        got = f"{file}, which is {'no file' if file.exists() else 'not there'}"
+        raise ValueError(f"expected --names to be a text file, got {got}")
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

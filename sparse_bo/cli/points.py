@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from sparse_bo.domains import Choice, Float
 from sparse_bo.domains.encoded import recorded_space
-from sparse_bo.domains.parameters import Parameter
 from sparse_bo.domains.space import Space
+from sparse_bo.domains.values import Parameter
 from sparse_bo.evaluations.job import Batch
 from sparse_bo.evaluations.results import Measured, unused
 from sparse_bo.policies import Outcomes
@@ -117,11 +117,10 @@ class CSVFile(NamedTuple):
 
     def whole_number(self, row: int, column: str) -> int:
         """Return a cell as an integer."""
-        number = self.number(row, column)
-        if not number.is_integer():
-            got = repr(self.rows[row][column])
-            raise ValueError(f"expected a whole number for {self.place(row, column)}, got {got}; write one such as 3")
-        return int(number)
+        if (number := self.number(row, column)).is_integer():
+            return int(number)
+        got = f"{self.rows[row][column]!r}; write one such as 3"
+        raise ValueError(f"expected a whole number for {self.place(row, column)}, got {got}")
 
     def place(self, row: int, column: str) -> str:
         """Return where a cell is, for messages."""
@@ -233,10 +232,6 @@ class PointColumns(NamedTuple):
             return any(map(_differ, given, asked, self.kinds.values()))
         return bool(given != asked)
 
-    def tickets(self, file: CSVFile) -> list[int]:
-        """Return the tickets of a file's rows."""
-        return [file.whole_number(row, self.ticket) for row in range(len(file.rows))]
-
     def filled(self, file: CSVFile) -> list[int]:
         """Return the rows of a file that have results, of several outcomes all of them."""
         return [row for row, cells in enumerate(file.rows) if all(cells[column] for column in self.results.values())]
@@ -282,14 +277,12 @@ def _result(file: CSVFile, row: int, column: str, sd_column: str) -> float:
     text = file.rows[row][column].strip()
     value = math.nan if text.casefold() in ("nan", "failed") else file.number(row, column, fix="write a number, or `failed`")
     if math.isinf(value):
-        place = file.place(row, column)
-        raise ValueError(f"expected a finite number for {place}, got {text!r}; write `failed` where there is none")
+        got = f"{text!r}; write `failed` where there is none"
+        raise ValueError(f"expected a finite number for {file.place(row, column)}, got {got}")
     if not file.rows[row].get(sd_column):
         return value
     sd = file.number(row, sd_column)
     if value == value and not 0.0 <= sd < math.inf:
-        place = file.place(row, sd_column)
-        raise ValueError(
-            f"expected a finite standard deviation >= 0 for {place}, got {sd:g}; leave the cell empty if none is known"
-        )
+        got = f"{sd:g}; leave the cell empty if none is known"
+        raise ValueError(f"expected a finite standard deviation >= 0 for {file.place(row, sd_column)}, got {got}")
     return Measured(value, sd)

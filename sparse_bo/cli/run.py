@@ -159,10 +159,7 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
 def _resumable(
     storage: Path, same_problem: Mapping[str, Any] | None, out: Path | None, yes: bool, arms_file: Path | None
 ) -> dict[str, Any]:
-    """Return the description of a run by ``run``, after a question if the journal names code or folders.
-
-    ``arms_file`` takes the place of the file of arms that it names.
-    """
+    """Return the description of a run by ``run``, with ``arms_file``, after a question if the journal names code or folders."""
     inputs.check_there(storage)
     about = dict(about_of(storage))
     made = inputs.noted_problem(about["notes"])

@@ -1,13 +1,13 @@
 """Domains: boxes, arms in memory, in a file or of a product grid, and spaces of named parameters."""
 
-from sparse_bo.domains.arms import Arms, NamedArms, column_units, modelled_arms, with_inputs, with_names
+from sparse_bo.domains.arms import Arms, NamedArms, column_units, modelled_arms, with_names
 from sparse_bo.domains.base import Box, Domain
 from sparse_bo.domains.encoded import SpaceArms, SpaceBox, check_domain, space_domain
-from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
-from sparse_bo.domains.memmap import MemmapArms
-from sparse_bo.domains.parameters import Choice, Float, Int, Parameter
+from sparse_bo.domains.lazy import ArmSet, LazyArms, MemmapArms, ProductGrid
+from sparse_bo.domains.parameters import Choice, Float, Int
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.domains.space import Feasible, Space
+from sparse_bo.domains.values import Parameter
 
 __all__ = [
     "ArmSet",
@@ -31,6 +31,5 @@ __all__ = [
     "column_units",
     "modelled_arms",
     "space_domain",
-    "with_inputs",
     "with_names",
 ]

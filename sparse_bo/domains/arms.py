@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains.base import Domain, check_range
-from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid, digest
-from sparse_bo.domains.memmap import MemmapArms
+from sparse_bo.domains.lazy import ArmSet, LazyArms, MemmapArms, ProductGrid, digest
 from sparse_bo.domains.sharded import ShardedArms, cache_rows
-from sparse_bo.linalg.reductions import distinct_rows
 from sparse_bo.validation import check_indices, check_points, nearest
 
 AT_ONCE = 2**23
 """Numbers of arms, about, that are sorted at once: 200 MB."""
 MANY = 100.0
 """Ratio of the numbers of a column from which on a model knows them on another scale (:func:`column_units`)."""
+ROUNDING = MANY * torch.finfo(torch.float64).eps
+"""Differences of inputs up to this share of the largest count as zero."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +156,7 @@ class NamedArms(Arms):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        other = next((name for name in self.names if not isinstance(name, str)), None)
-        if other is not None:
+        if (other := next((name for name in self.names if not isinstance(name, str)), None)) is not None:
             raise TypeError(f"expected names of arms as text, got {other!r}; use list(map(str, names))")
         count = self.points.shape[0]
         if len(self.names) != count:
@@ -174,10 +173,9 @@ class NamedArms(Arms):
         """See :meth:`Domain.check`; takes names too."""
         texts = where.tolist() if hasattr(where, "tolist") and not isinstance(where, Tensor) else where  # NumPy's, pandas'
         if isinstance(texts, list | tuple) and texts and all(isinstance(one, str) for one in texts):
-            unknown = next((one for one in texts if self._rows.get(one, self.count) >= self.count), None)
-            if unknown is not None:
-                fix = nearest(unknown, self.names[: self.count]) or "; pass names of arms"
-                raise ValueError(f"expected {name} among the names of the arms, got {unknown!r}{fix}")
+            if unknown := [one for one in texts if self._rows.get(one, self.count) >= self.count]:
+                fix = nearest(unknown[0], self.names[: self.count]) or "; pass names of arms"
+                raise ValueError(f"expected {name} among the names of the arms, got {unknown[0]!r}{fix}")
             where = [self._rows[one] for one in texts]
         elif isinstance(where, str | Mapping) or (
             isinstance(where, list | tuple) and isinstance(next(iter(where), 0), Mapping)
@@ -211,53 +209,6 @@ def with_names(domain: Domain, names: Iterable[str] | None, columns: Sequence[st
     if type(domain) is not Arms:
         raise ValueError("expected names= with arms=, got it without; parameters of a space have names")
     return NamedArms(domain.points, domain.columns, domain.others, names=tuple(names))
-
-
-def with_inputs(domain: Arms, X: Tensor, labels: Sequence[str]) -> tuple[Arms, Tensor]:
-    """Return arms in memory with the inputs ``X`` (``n x d``) of earlier observations, and the ``n`` rows of these in them.
-
-    Inputs that equal those of an arm, or else differ from one by rounding alone (files often have 15 digits), are the first
-    such arm; the others follow the arms (:attr:`Arms.others`), equal ones once, and their names are ``labels``, with ``_``
-    behind one that another has. O((a + n) d + a log a).
-    """
-    assert isinstance(domain.points, Tensor)
-    X = X.to(domain.points)
-    known = len(domain.points)
-    first, group = distinct_rows(torch.cat([domain.points, X]))
-    rows = first[group][known:]
-    rows[rows >= known] = _equal_but_for_rounding(domain.points, X[rows >= known], rows[rows >= known])
-    new, place = torch.unique(rows[rows >= known], return_inverse=True)  # the first of equal ones
-    rows[rows >= known] = known + place
-    if not len(new):
-        return domain, rows
-    changed: dict[str, Any] = {"points": torch.cat([domain.points, X[new - known]]), "others": domain.others + len(new)}
-    if isinstance(domain, NamedArms):
-        names = dict.fromkeys(domain.names)
-        for k in (new - known).tolist():
-            label = labels[k]
-            while label in names:
-                label += "_"
-            names[label] = None
-        changed["names"] = tuple(names)
-    return replace(domain, **changed), rows
-
-
-def _equal_but_for_rounding(arms: Tensor, X: Tensor, rows: Tensor) -> Tensor:
-    """Return the first of ``a x d`` arms that each of ``n`` inputs is but for rounding as in :func:`column_units`, or ``rows``.
-
-    Such rows have weighted sums within that rounding: only where these agree are inputs compared.
-    """
-    rounding = MANY * torch.finfo(torch.float64).eps * arms.double().abs().amax(dim=0)
-    weights = 1.5 + torch.arange(1, 1 + len(rounding), dtype=torch.float64, device=arms.device).mul(2.0**0.5).sin()
-    sums, order = (arms.double() @ weights).sort()
-    at, reach = X.double() @ weights, 2.0 * rounding @ weights  # twice: the sums are rounded, too
-    low, high = torch.searchsorted(sums, at - reach).tolist(), torch.searchsorted(sums, at + reach, right=True).tolist()
-    found = rows.tolist()
-    for k, x in enumerate(X.double()):
-        some = order[low[k] : high[k]].sort().values
-        alike = some[((arms[some] - x).abs() <= rounding).all(dim=-1)]
-        found[k] = int(alike[0]) if len(alike) else found[k]
-    return rows.new_tensor(found)
 
 
 def modelled_arms(domain: Arms, arms: Tensor) -> Tensor:
@@ -296,7 +247,7 @@ def column_units(domain: Arms) -> tuple[Tensor, Tensor]:
 def _units(points: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Return origins and units of some columns, and their ends: :func:`column_units`."""
     ranked, largest = points.mT.sort(dim=-1).values, torch.maximum(-lower, upper)
-    rounding = MANY * torch.finfo(torch.float64).eps * largest.unsqueeze(-1)
+    rounding = ROUNDING * largest.unsqueeze(-1)
     zero = ranked.abs() <= rounding
     least = ranked.abs().masked_fill(zero, torch.inf).amin(dim=-1)
     decades = ((lower >= 0.0) | (upper <= 0.0)) & (largest >= MANY * least) & torch.isfinite(largest / least)

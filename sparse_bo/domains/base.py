@@ -23,8 +23,7 @@ def check_range(name: str, low: Tensor, high: Tensor, *, rows: int = 1) -> None:
     """
     low, high = low.double(), high.double()
     sums = (high - low, rows * low, rows * high)
-    wide = (~torch.isfinite(torch.stack(sums)).all(dim=0)).nonzero().flatten().tolist()
-    if wide:
+    if wide := (~torch.isfinite(torch.stack(sums)).all(dim=0)).nonzero().flatten().tolist():
         got = f"{float(low[wide[0]])} to {float(high[wide[0]])} in column {wide[0]}"
         kind = "differences" if rows == 1 else "differences and sums"
         raise ValueError(f"expected {name} with {kind} below 1.8e308, got {got}; divide this input by its largest value")
@@ -146,11 +145,10 @@ class Box(Domain):
             raise ValueError(f"expected bounds of shape 2 x d, got {got}; use torch.stack([lower, upper]) of two corners")
         if bounds.dtype not in FLOATING:
             raise TypeError(f"expected bounds of dtype torch.float64 (or float32), got {bounds.dtype}; use bounds.double()")
-        if len(infinite := (~bounds.isfinite()).any(dim=0).nonzero().flatten().tolist()):
+        if infinite := (~bounds.isfinite()).any(dim=0).nonzero().flatten().tolist():
             got = f"[{float(bounds[0, infinite[0]])}, {float(bounds[1, infinite[0]])}] for input {infinite[0]}"
             raise ValueError(f"expected finite bounds, got {got}; give the range in which to search")
-        wrong = (bounds[0] >= bounds[1]).nonzero().flatten().tolist()
-        if wrong:
+        if wrong := (bounds[0] >= bounds[1]).nonzero().flatten().tolist():
             got = f"[{float(bounds[0, wrong[0]])}, {float(bounds[1, wrong[0]])}] for input {wrong[0]}"
             fix = "exchange them, or leave out an input that is constant"
             if bounds.shape[1] == 2 and bool((bounds[:, 0] < bounds[:, 1]).all()):

@@ -170,14 +170,16 @@ class SpaceBox(Box):
         """See :meth:`Domain.check`; takes dictionaries too."""
         U = super().check(name, where) if isinstance(where, Tensor) else self.space.encode(where, name).to(self.device)
         picks = self.space.told(U)
-        for pick in picks if self.feasible is not None else picks[:0]:
-            if not self._feasible(pick):
+        for pick, possible in zip(picks, self.possible(picks), strict=True):
+            if not possible:
                 raise ValueError(_infeasible(name, self.named(pick.unsqueeze(0))[0]))
         return picks
 
     def possible(self, U: Tensor) -> Iterator[bool]:
         """Yield whether each of the encoded points is feasible (``U``: ``n x dims``)."""
-        return (self.feasible is None or _is_feasible(self.feasible, point) for point in self.space.decode(U))
+        if self.feasible is None:
+            return iter([True] * len(U))
+        return (_is_feasible(self.feasible, point) for point in self.space.decode(U))
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:
         """See :meth:`Domain.recorded`."""
@@ -235,7 +237,7 @@ class SpaceBox(Box):
         yield from map(self.space.told, _drawn_from(self.space, generator))
 
     def _feasible(self, u: Tensor) -> bool:
-        return self.feasible is None or _is_feasible(self.feasible, self.space.decode(u.unsqueeze(0))[0])
+        return all(self.possible(u.unsqueeze(0)))
 
 
 def completed(
@@ -298,10 +300,11 @@ def space_domain(space: Space | Mapping[str, Any], feasible: Feasible | None = N
     if feasible is not None and not callable(feasible):
         raise TypeError(f"expected feasible to be a function of a dictionary, got {type(feasible).__name__}; pass a function")
     if not space.small:
-        drawn = [] if feasible is None else _drawn_from(space, torch.Generator().manual_seed(0))
-        if feasible is not None and not any(_is_feasible(feasible, point) for some in drawn for point in space.decode(some)):
+        box = SpaceBox.of(space, feasible, restricted=feasible is not None)
+        drawn = _drawn_from(space, torch.Generator().manual_seed(0))
+        if feasible is not None and not any(any(box.possible(some)) for some in drawn):
             raise ValueError(_none_feasible(space))
-        return SpaceBox.of(space, feasible, restricted=feasible is not None)
+        return box
     arms = SpaceArms.of(space)
     if feasible is None:
         return arms

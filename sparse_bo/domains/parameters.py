@@ -23,119 +23,20 @@ encoded value, so that a kernel is constant over a bin (Garrido-Merchán & Hern�
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from sparse_bo.domains.values import Parameter, Value, check_value, condition_of, index_in, plain
 from sparse_bo.validation import check_count, check_flag, check_number, check_positive, nearest
 
 MOST_VALUES = 2**53
 """Integers and ranges of them below this are exact in float64: each value has an encoding of its own."""
 MOST_SCALED = 2**46
 """The same of integers on a logarithmic scale and of steps of a real number, whose encodings are rounded."""
-Value = float | int | str | bool | tuple[Any, ...] | None
-"""Type of a parameter's value; a tuple is of such values."""
-
-
-class Parameter(ABC):
-    """A parameter, from its values by number: ``k`` of n, or a point of [0, 1] of a continuum."""
-
-    when: Mapping[str, Any] | None
-    """Condition: name of another parameter -> the values of it with which this one is there; ``None``: always."""
-
-    @property
-    @abstractmethod
-    def count(self) -> int | None:
-        """Number of values; ``None`` of a continuum."""
-
-    @abstractmethod
-    def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
-        """Return the numbers of checked values, ``q``, float64."""
-
-    @abstractmethod
-    def value_of(self, number: float) -> Value:
-        """Return the value of a number."""
-
-    @property
-    def width(self) -> int:
-        """Columns of the encoded value."""
-        return int(self.count != 1)
-
-    @property
-    def idle(self) -> float:
-        """The number that stands for a parameter that is not there: the middle one."""
-        return 0.5 if self.count is None else (self.count - 1) // 2
-
-    @property
-    def middle(self) -> Value:
-        """The value of that number."""
-        return self.value_of(self.idle)
-
-    def __repr__(self) -> str:
-        """Return the parameter as it is written, without defaults."""
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}  # type: ignore[arg-type]  # all parameters are data classes
-        shown = [*map(repr, changed.pop("values", ())), *(f"{name}={value!r}" for name, value in changed.items())]
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def describe(self) -> dict[str, Any]:
-        """Return the JSON description that :func:`parameter_of` reads."""
-        settings = {name: _listed(value) for name, value in asdict(self).items()}  # type: ignore[call-overload]  # all parameters are data classes
-        del settings["when"]
-        conditions = {} if self.when is None else {"when": {name: _listed(values) for name, values in self.when.items()}}
-        return {"type": type(self).__name__.lower(), **settings, **conditions}
-
-    def encode(self, values: Sequence[Any], name: str) -> Tensor:
-        """Return values as columns, ``q x width``.
-
-        Raises:
-            TypeError: If a value has the wrong type.
-            ValueError: If a value is out of range, none of the choices, or (with steps) more than a thousandth of a step from
-                each of them.
-        """
-        return self.columns(self._number_of(values, name))
-
-    def columns(self, numbers: Tensor) -> Tensor:
-        """Return values by number (``q``, float64) as columns: ``k/(n−1)`` lies in bin k of n, and reaches 0 and 1."""
-        n = self.count
-        if n == 1:
-            return numbers.unsqueeze(-1)[:, :0]
-        return (numbers if n is None else numbers / (n - 1)).unsqueeze(-1)
-
-    def numbers(self, U: Tensor) -> Tensor:
-        """Return the number of the value of each row of ``U`` (``q x width``), ``q``: its bin, of n equal ones."""
-        n = self.count
-        if n == 1:
-            return U.new_zeros(len(U))
-        u = U.squeeze(-1)
-        if n is None:
-            return u
-        k = (u * n).floor()
-        # from n of about 2^26 on the product rounds up to bin k where u is the encoding of k − 1, which lies below bin k
-        return torch.where((k - 1) / (n - 1) >= u, k - 1, k).clamp(0, n - 1)
-
-    def snap(self, U: Tensor) -> Tensor:
-        """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
-        return U if self.count is None else self.columns(self.numbers(U))
-
-    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the encoded values next to those of rows of ``U`` (``q x width``), below and above; of a continuum ``U``."""
-        if self.count is None:
-            return U, U
-        k = self.numbers(U)
-        return self.columns((k - 1).clamp_min(0)), self.columns((k + 1).clamp_max(self.count - 1))
-
-    def whole(self, value: Any) -> Any:
-        """Return a whole number that a table holds as a float as the integer that the parameter has; others as they are."""
-        return value
-
-    def decode(self, U: Tensor) -> list[Any]:
-        """Return the ``q`` values of the rows."""
-        return [self.value_of(number) for number in self.numbers(U).tolist()]
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,7 +64,7 @@ class Float(Parameter):
     when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
-        _set_plain(self, low=check_number("low", self.low), high=check_number("high", self.high), when=_condition(self.when))
+        _set_plain(self, low=check_number("low", self.low), high=check_number("high", self.high), when=condition_of(self.when))
         _check_range(self)
         if self.step is not None:
             _set_plain(self, step=check_positive("step", self.step))
@@ -188,8 +89,7 @@ class Float(Parameter):
         if self.count is not None:
             steps = (v - self.low) / (self.step or 1.0)
             k = steps.round() + 0.0  # of −0, the bytes of 0
-            wrong = (((steps - k).abs() > 1e-3) | (k >= self.count)).nonzero().flatten().tolist()
-            if wrong:
+            if wrong := (((steps - k).abs() > 1e-3) | (k >= self.count)).nonzero().flatten().tolist():
                 got = f"got {numbers[wrong[0]]!r} between them; round it to {self.low:g} + k * {self.step:g}"
                 raise ValueError(f"expected {name} at one of its {self.count} steps, {got}")
             return k
@@ -245,7 +145,7 @@ class Int(Parameter):
 
     def __post_init__(self) -> None:
         _set_plain(self, **{name: check_count(name, getattr(self, name), minimum=-MOST_VALUES) for name in ("low", "high")})
-        _set_plain(self, step=check_count("step", self.step), when=_condition(self.when))
+        _set_plain(self, step=check_count("step", self.step), when=condition_of(self.when))
         most = MOST_SCALED if self.log else MOST_VALUES
         if max(abs(self.low), abs(self.high), self.high - self.low) >= most:
             expected = f"whole numbers below 2^{most.bit_length() - 1}, and less than that apart"
@@ -311,15 +211,14 @@ class Choice(Parameter):
     def __init__(self, *values: Value, ordered: bool = False, when: Mapping[str, Any] | None = None) -> None:
         if not values:
             raise ValueError("expected a Choice among at least one value, got none; write Choice(first, second, …)")
-        values = tuple(map(_plain, values))
+        values = tuple(map(plain, values))
         if len(values) == 1 and isinstance(values[0], tuple | set | frozenset):
             raise TypeError(f"expected choices one by one, got a collection {values[0]!r:.100}; write Choice(*values)")
         for value in values:
-            _check_value(value)
-        repeated = [v for i, v in enumerate(values) if _index_in(values, v) < i]
-        if repeated:
+            check_value(value)
+        if repeated := [v for i, v in enumerate(values) if index_in(values, v) < i]:
             raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once; drop the repeats")
-        _set_plain(self, values=values, ordered=check_flag("ordered", ordered), when=_condition(when))
+        _set_plain(self, values=values, ordered=check_flag("ordered", ordered), when=condition_of(when))
 
     @property
     def count(self) -> int:
@@ -337,7 +236,7 @@ class Choice(Parameter):
         return self.count if self.hot else int(self.count > 1)
 
     def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
-        indices = [_index_in(self.values, value) for value in values]
+        indices = [index_in(self.values, value) for value in values]
         if -1 in indices:
             shown = ", ".join(map(repr, self.values[:10])) + (", …" if self.count > 10 else "")
             got = values[indices.index(-1)]
@@ -354,8 +253,8 @@ class Choice(Parameter):
 
     def whole(self, value: Any) -> Any:
         """See :class:`Parameter`."""
-        known = isinstance(value, float) and _index_in(self.values, value) < 0
-        return int(value) if known and value.is_integer() and _index_in(self.values, int(value)) >= 0 else value
+        known = isinstance(value, float) and index_in(self.values, value) < 0
+        return int(value) if known and value.is_integer() and index_in(self.values, int(value)) >= 0 else value
 
     def columns(self, numbers: Tensor) -> Tensor:
         """See :class:`Parameter`; one-hot where every value has a column."""
@@ -387,53 +286,40 @@ def _check_range(parameter: Float | Int) -> None:
         raise ValueError(f"expected log=True or a step, got both: {parameter}; take one of them")
 
 
-def _condition(when: Any) -> dict[str, tuple[Value, ...]] | None:
-    """Return a condition as names with tuples of values; the space checks both."""
-    if when is None:
-        return None
-    if not isinstance(when, Mapping) or not when or not all(isinstance(name, str) for name in when):
-        got = f"{when!r}; write the name of another parameter and the value that it has to have"
-        raise TypeError(f'expected when= like {{"kind": "tree"}}, got {got}')
-    many = (list, tuple, set, frozenset)
-    made = {name: tuple(map(_plain, some)) if isinstance(some, many) else (_plain(some),) for name, some in when.items()}
-    empty = [name for name, values in made.items() if not values]
-    if empty:
-        raise ValueError(f"expected when= with at least one value of {empty[0]!r}, got none; add one, or drop when=")
-    return made
-
-
-def _check_value(value: Any) -> None:
-    """Check the type of a choice, and that its numbers are finite; a tuple has such values."""
-    if isinstance(value, tuple):
-        for part in value:
-            _check_value(part)
-    elif not isinstance(value, str | int | float | bool | None):
-        got = f"{type(value).__name__}; choose among names instead"
-        raise TypeError(f"expected choices to be strings, numbers, booleans, None or tuples of these, got {got}")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"expected finite choices, got {value!r}; name it: {str(value)!r}")
-
-
-def _plain(value: Any) -> Any:
-    """Return a NumPy scalar as a Python one and a list as a tuple, as journals have lists; anything else as it is."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_plain, value))
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _listed(value: Any) -> Any:
-    """Return a tuple as a list, as JSON has it; anything else as it is."""
-    return list(map(_listed, value)) if isinstance(value, tuple) else value
-
-
 def _set_plain(parameter: Parameter, **fields: Any) -> None:
     """Set fields of a frozen parameter to Python scalars, which journals can hold."""
     for name, value in fields.items():
         object.__setattr__(parameter, name, value)
 
 
-def _index_in(values: Sequence[Value], value: Any) -> int:
-    """Return the index of a value of the same type, −1 if there is none: ``True`` is not 1, and 1.0 is not 1."""
-    value = _plain(value)
-    kind = type(value)
-    return next((i for i, known in enumerate(values) if type(known) is kind and known == value), -1)
+KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Float, Int, Choice)}
+"""Type in a description -> class."""
+
+
+def parameter_of(name: str, description: Any) -> Parameter:
+    """Return the parameter of a description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
+
+    Raises:
+        ValueError: If it has another form, or a field is out of range.
+        TypeError: If a field has the wrong type.
+    """
+    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
+    if not isinstance(description, Mapping) or description.get("type") not in KINDS:
+        typed = isinstance(description, Mapping) and "type" in description
+        raise ValueError(f"{form}, got " + (f"the type {description['type']!r}" if typed else repr(description)))
+    kind = KINDS[description["type"]]
+    known = [field.name for field in fields(kind)]
+    given = {key: value for key, value in description.items() if key != "type"}
+    unknown = sorted(set(given) - set(known))
+    missing = [key for key in ("low", "high", "values") if key in known and key not in given]
+    if unknown or missing:
+        wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
+        raise ValueError(f"{form}, got {wrong}; a {description['type']} has {', '.join(known)}")
+    try:
+        values = given.pop("values", [])
+        if not isinstance(values, list):
+            raise TypeError(f"expected a list of values, got {values!r}; write values = [...]")
+        made: Parameter = kind(*values, **given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"parameter {name!r}: {error}") from error
+    return made

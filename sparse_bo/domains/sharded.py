@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo._version import __version__
-from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms, digest
-from sparse_bo.domains.memmap import MemmapArms, rows_in
+from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms, MemmapArms, digest, mapped
 from sparse_bo.sharding import Alone, Group, Processes
 from sparse_bo.validation import check_points
 
@@ -119,7 +119,7 @@ class ShardedArms(LazyArms):
         group = Processes() if group is None else group
         part: ArmSet | None = None
         with group.shielded("meeting over arms in shards"):
-            a = arms.shape[0] if isinstance(arms, (Tensor, LazyArms)) else rows_in(arms)
+            a = len(arms if isinstance(arms, (Tensor, LazyArms)) else mapped(Path(arms)))
             start, stop = (a * rank // group.size for rank in (group.rank, group.rank + 1))  # sizes differ by at most 1
             if isinstance(arms, Tensor):
                 part = arms[start:stop]
@@ -235,6 +235,11 @@ def cache_rows(arms: ArmSet, indices: Tensor) -> None:
 def group_of(arms: object) -> Group:
     """Return the group of sharded arms; for anything else, a group of this process alone."""
     return arms.group if isinstance(arms, ShardedArms) else Alone()
+
+
+def checking(arms: object) -> AbstractContextManager[None]:
+    """Return a context for checks of arguments: if they raise on one rank of sharded arms, all ranks raise."""
+    return group_of(arms).checked("checking the arguments")
 
 
 def has_hash(arms: ArmSet, recorded: str) -> bool:

@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.parameters import Choice, Float, Int, Parameter, Value
+from sparse_bo.domains.conditions import Conditions, is_gap
+from sparse_bo.domains.parameters import Choice, parameter_of
+from sparse_bo.domains.values import Parameter, Value
 from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.validation import check_count, nearest
 
@@ -44,6 +46,7 @@ class Space:
 
     parameters: Mapping[str, Parameter]
     most_arms: int = MOST_ARMS
+    _conditions: Conditions = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.parameters, Mapping):
@@ -65,7 +68,7 @@ class Space:
                 raise TypeError(f"expected parameter {name!r} to be a Float, an Int or a Choice, got {got}")
         check_count("most_arms", self.most_arms, minimum=0)
         object.__setattr__(self, "parameters", dict(self.parameters))
-        _ = self._conditions  # checks them
+        object.__setattr__(self, "_conditions", Conditions(self.parameters))
         if not self.dims:
             got = f"constants alone: {', '.join(self.names)}; widen a range"
             raise ValueError(f"expected a parameter with more than one value, got {got}")
@@ -89,7 +92,7 @@ class Space:
         counts = [parameter.count for parameter in self.parameters.values()]
         if None in counts:
             return None
-        table = self._table() if self._conditions else None
+        table = self._table() if self._conditions.needed else None
         return math.prod(n for n in counts if n is not None) if table is None else len(table[self.names[0]])
 
     @property
@@ -103,65 +106,13 @@ class Space:
             yield name, parameter, slice(start, start + parameter.width)
             start += parameter.width
 
-    @cached_property
-    def _conditions(self) -> dict[str, dict[str, Tensor]]:
-        """Conditional parameter -> each parameter that it depends on, however far -> the numbers of the values needed.
-
-        Parameters come after those that they depend on.
-        """
-        found: dict[str, dict[str, Tensor]] = {}
-
-        def add(name: str, below: tuple[str, ...]) -> None:
-            if name in below:
-                circle = " -> ".join([*below[below.index(name) :], name])
-                raise ValueError(f"expected conditions without a circle, got {circle}; drop when= of one of them")
-            if name in found or self.parameters[name].when is None:
-                return
-            conditions: dict[str, Tensor] = {}
-            for parent, values in (self.parameters[name].when or {}).items():
-                numbers = self._condition_numbers(name, parent, values)
-                add(parent, (*below, name))
-                for other, needed in [(parent, numbers), *found.get(parent, {}).items()]:
-                    before = conditions.get(other)
-                    conditions[other] = needed if before is None else before[torch.isin(before, needed)]
-                    if not len(conditions[other]):
-                        got = f"{name!r} that needs values of {other!r} which exclude each other; change one when="
-                        raise ValueError(f"expected conditions that can hold, got {got}")
-            found[name] = conditions
-
-        for name in self.parameters:
-            add(name, ())
-        return found
-
-    @cached_property
-    def _parents_first(self) -> list[str]:
-        """Names of the parameters, those with a condition after those that they depend on."""
-        return [*(name for name in self.parameters if name not in self._conditions), *self._conditions]
-
-    def _condition_numbers(self, name: str, parent: str, values: Sequence[Any]) -> Tensor:
-        if parent not in self.parameters:
-            got = f"{parent!r}; correct the name, or add the parameter"
-            raise ValueError(f"expected when= of {name!r} to name one of {', '.join(self.names)}, got {got}")
-        other = self.parameters[parent]
-        if other.count is None:
-            got = f"{parent!r}, a continuum; give that step=, or add a Choice"
-            raise ValueError(f"expected when= of {name!r} to name a parameter whose values can be counted, got {got}")
-        try:
-            return other.numbers(other.encode(values, parent))
-        except (TypeError, ValueError) as error:
-            one = tuple(values)
-            fix = f"write [{one!r}]" if isinstance(other, Choice) and one in other.values else "correct when="
-            fix = "list the values, as [2, 3]" if any(map(callable, values)) else f"{fix}, or widen {parent!r}"
-            got = f"{list(values)!r} of {other!r}; {fix}"
-            raise ValueError(f"expected when= of {name!r} to list values that {parent!r} can take, got {got}") from error
-
     def _absent(self, U: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
         """Yield each conditional parameter with its columns, and the rows of ``U`` (``q x dims``) without it (``q``)."""
-        if self._conditions:
-            parts = {name: (parameter, where) for name, parameter, where in self._parts()}
-            numbers = {name: parameter.numbers(U[:, where]) for name, (parameter, where) in parts.items()}
-            for name, conditions in self._conditions.items():
-                yield name, parts[name][1], ~_hold(conditions, numbers, len(U), U.device)
+        if self._conditions.needed:
+            numbers = {name: parameter.numbers(U[:, where]) for name, parameter, where in self._parts()}
+            columns = {name: where for name, _, where in self._parts()}
+            for name in self._conditions.needed:
+                yield name, columns[name], ~self._conditions.hold(name, numbers, len(U), U.device)
 
     def encode(self, points: Sequence[Mapping[str, Any]], what: str = "points") -> Tensor:
         """Return points as columns, ``q x dims``, float64.
@@ -180,7 +131,7 @@ class Space:
             rows = "use [row.to_dict()]" if hasattr(points, "to_dict") else "pass a table, or dictionaries by name"
             fix = "use [point]" if isinstance(points, Mapping) else rows if hasattr(points, "tolist") else "use list(…)"
             raise TypeError(f"{form}, got {type(points).__name__}; {fix}")
-        wanted = [name for name, p in self.parameters.items() if name not in self._conditions and p.count != 1]
+        wanted = [name for name, p in self.parameters.items() if p.when is None and p.count != 1]
         for row, point in enumerate(points):
             if not isinstance(point, Mapping):
                 raise TypeError(f"{form}, got {type(point).__name__} in row {row}")
@@ -191,8 +142,8 @@ class Space:
                 wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
                 fix = (nearest(unknown[0], left_out) or "; take it out") if unknown else "; add it"
                 raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}{fix}")
-        if self._conditions:
-            points = [{k: v for k, v in one.items() if not _is_gap(v) or self._due(k, one)} for one in points]
+        if self._conditions.needed:
+            points = [{k: v for k, v in one.items() if not is_gap(v) or self._conditions.due(k, one)} for one in points]
         U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
         for name, parameter, columns in self._parts():
             try:
@@ -224,33 +175,22 @@ class Space:
             try:
                 self.parameters[name].encode([point[name]] if name in point else [], name)
             except (TypeError, ValueError) as own:
-                if not self._due(name, point):
+                if not self._conditions.due(name, point):
                     return self._misplaced(name, row, what, away=True)
                 return type(own)(f"row {row} of the {what}: {own}") if len(points) > 1 else own
         return error
 
     def lacks(self, point: Mapping[str, Any]) -> bool:
         """Return whether a point lacks parameters that :meth:`encode` needs."""
-        return any(name not in point and p.count != 1 and self._due(name, point) for name, p in self.parameters.items())
-
-    def _due(self, name: str, point: Mapping[str, Any]) -> bool:
-        """Return whether a parameter belongs to a point by its own condition, on values as :meth:`encode` takes them."""
-        parents = self.parameters[name].when or ()
-        return all(one in point and self._number(one, point[one]) in self._conditions[name][one] for one in parents)
-
-    def _number(self, name: str, value: Any) -> float:
-        """Return the number of a value of a parameter; NaN: it is none of its values."""
-        parameter = self.parameters[name]
-        try:
-            return parameter.numbers(parameter.encode([value], name)).item()
-        except (TypeError, ValueError):
-            return math.nan
+        return any(
+            name not in point and p.count != 1 and self._conditions.due(name, point) for name, p in self.parameters.items()
+        )
 
     def kept(self, values: Mapping[str, Any]) -> Parameters:
         """Return the values, by name, of parameters that are there by their conditions: with the other values that stay."""
         made: Parameters = {}
-        for name in self._parents_first:
-            if name in values and self._due(name, made):
+        for name in self._conditions.order:
+            if name in values and self._conditions.due(name, made):
                 made[name] = values[name]
         return made
 
@@ -260,12 +200,14 @@ class Space:
         A parameter on which given ones depend has a value with which these are there. :meth:`encode` checks the values.
         """
         made = dict(point)
-        for name in self._parents_first:
+        for name in self._conditions.order:
             parameter = self.parameters[name]
-            if name not in made and self._due(name, made):
+            if name not in made and self._conditions.due(name, made):
                 drawn = torch.rand(1, parameter.width, generator=generator, dtype=torch.float64, device="cpu")
                 made[name] = other.get(name, parameter.decode(drawn)[0])
-                needed = [one[name].tolist() for child, one in self._conditions.items() if child in point and name in one]
+                needed = [
+                    one[name].tolist() for child, one in self._conditions.needed.items() if child in point and name in one
+                ]
                 allowed = [k for k in needed[0] if all(k in one for one in needed)] if needed else []
                 if allowed and parameter.numbers(parameter.encode([made[name]], name)).item() not in allowed:
                     made[name] = parameter.value_of(allowed[0])
@@ -283,9 +225,9 @@ class Space:
     def with_implied(self, point: Parameters, names: Container[str], *, text: bool = False) -> Parameters:
         """Return a point with the constants that it lacks, and ``None`` for choices among ``names`` that may be ``None``."""
         made = dict(point)
-        for name in self._parents_first:
+        for name in self._conditions.order:
             one = self.parameters[name]
-            if name in made or not self._due(name, made):
+            if name in made or not self._conditions.due(name, made):
                 continue
             if text and name in names and isinstance(one, Choice) and "" in one.values:  # a file of text has None as "None"
                 made[name] = ""
@@ -301,7 +243,7 @@ class Space:
         An empty cell says that a conditional parameter is not there, or that a choice is ``None``, by its condition. Whole
         numbers may be floats: a column with empty cells holds nothing else. :meth:`encode` checks the points.
         """
-        names = [name for name in self._parents_first if name in table.columns]
+        names = [name for name in self._conditions.order if name in table.columns]
         table, points = table[names], list[Parameters]()
         for row, gaps in zip(table.to_dict("records"), table.isna().to_dict("records"), strict=True):
             point = {name: self.parameters[name].whole(row[name]) for name in names if not gaps[name]}
@@ -367,9 +309,9 @@ class Space:
         """Return the numbers of the values of all combinations (``a`` each), or ``None``: more than ``most_arms``."""
         table: dict[str, Tensor] = {}
         total = 1
-        for name in self._parents_first:
+        for name in self._conditions.order:
             n = self.parameters[name].count
-            there = _hold(self._conditions.get(name, {}), table, total, torch.device("cpu"))
+            there = self._conditions.hold(name, table, total, torch.device("cpu"))
             times = torch.where(there, n or 0, 1)
             if n is None or int(times.sum()) > self.most_arms:
                 return None
@@ -429,52 +371,6 @@ class Space:
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {parameter}" for name, parameter in self.parameters.items())
-
-
-KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Float, Int, Choice)}
-"""Type in a description -> class."""
-
-
-def parameter_of(name: str, description: Any) -> Parameter:
-    """Return the parameter of a description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
-
-    Raises:
-        ValueError: If it has another form, or a field is out of range.
-        TypeError: If a field has the wrong type.
-    """
-    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
-    if not isinstance(description, Mapping) or description.get("type") not in KINDS:
-        typed = isinstance(description, Mapping) and "type" in description
-        raise ValueError(f"{form}, got " + (f"the type {description['type']!r}" if typed else repr(description)))
-    kind = KINDS[description["type"]]
-    known = [field.name for field in fields(kind)]
-    given = {key: value for key, value in description.items() if key != "type"}
-    unknown = sorted(set(given) - set(known))
-    missing = [key for key in ("low", "high", "values") if key in known and key not in given]
-    if unknown or missing:
-        wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
-        raise ValueError(f"{form}, got {wrong}; a {description['type']} has {', '.join(known)}")
-    try:
-        values = given.pop("values", [])
-        if not isinstance(values, list):
-            raise TypeError(f"expected a list of values, got {values!r}; write values = [...]")
-        made: Parameter = kind(*values, **given)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"parameter {name!r}: {error}") from error
-    return made
-
-
-def _is_gap(value: Any) -> bool:
-    """Return whether a value says that a parameter is not there: ``None``, or the NaN of tables."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _hold(conditions: Mapping[str, Tensor], numbers: Mapping[str, Tensor], q: int, device: torch.device) -> Tensor:
-    """Return at which of ``q`` points all conditions hold, from the numbers of their values by name."""
-    held = torch.ones(q, dtype=torch.bool, device=device)
-    for name, needed in conditions.items():
-        held &= torch.isin(numbers[name], needed.to(numbers[name]))
-    return held
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

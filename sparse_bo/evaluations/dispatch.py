@@ -178,10 +178,8 @@ class Dispatch:
             self._submit(pool, batch.part(slice(0, size)))
 
     def _chunk(self, waiting: int, pool: Pool) -> int:
-        if self.workers.chunk is not None:
-            return self.workers.chunk
-        if self._seconds is None:
-            return 1
+        if self.workers.chunk is not None or self._seconds is None:
+            return self.workers.chunk or 1
         return max(1, min(int(self.job.together / max(self._seconds, 1e-9)), 4096, -(-waiting // pool.workers)))
 
     def _submit(self, pool: Pool, batch: Batch) -> None:

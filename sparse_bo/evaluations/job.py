@@ -16,13 +16,15 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from sparse_bo.errors import TicketError
-from sparse_bo.evaluations.results import Value, answer_of, answers_of, check_same_order, failed_of, outcomes_of
+from sparse_bo.evaluations.results import Value, answer_of, answers_of, failed_of, outcomes_of
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +112,48 @@ def tickets_of(tickets: PlainBatch | Sequence[int] | Tensor | NDArray[Any]) -> l
     return [operator.index(ticket) for ticket in numbers]
 
 
+_RESULTS = ("y", "values", "results")
+"""Parts of :func:`check_same_order` whose lists are numbers, no labels."""
+
+
+def check_same_order(**parts: Any) -> None:
+    """Raise a ``ValueError`` if two parts have the same labels of rows in another order, one of them by a pandas index.
+
+    Results are matched by position: a table that was sorted or drawn from would give its points the results of others. A list
+    or an array of names, arms or tickets has itself as labels, a batch its tickets or its arms, and a mapping those of its
+    values; an index that counts from 0 is none beside these, and results (``y``, ``values``, ``results``) are none.
+    """
+    labelled = [(name, *one) for name, part in parts.items() for one in _labels(part, results=name in _RESULTS)]
+    pairs = sorted(combinations(labelled, 2), key=lambda pair: not (pair[0][1] and pair[1][1]))  # of two tables first
+    for (name, is_index, own), (other, is_other_index, others) in pairs:
+        index = own[0] if is_index else others[0]
+        counted = is_index != is_other_index and index == [*range(len(index))]
+        if counted or not (is_index or is_other_index) or any(one in others for one in own):
+            continue
+        if any(Counter(one) == Counter(two) for one in own for two in others):
+            labels = f"{name}.index" if is_index else name
+            raise ValueError(
+                f"expected {name} and {other} with their rows in one order, got the same labels in two; use "
+                f"{other}.loc[{labels}], or, if they are in order, .reset_index(drop=True) of both"
+            )
+
+
+def _labels(part: Any, *, results: bool) -> list[tuple[bool, list[list[Any]]]]:
+    """Return labels of a part's rows, of each value of a mapping: whether they are an index, and lists of which one counts."""
+    if hasattr(getattr(part, "index", None), "equals"):
+        return [(True, [[*part.index]])]
+    if isinstance(part, Mapping):
+        return [labels for value in part.values() for labels in _labels(value, results=True)]
+    if hasattr(part, "tickets"):
+        arms = [] if part.indices is None else [[*getattr(part.indices, "tolist", lambda: part.indices)()]]
+        by_name = arms and part.parameters and all("name" in one for one in part.parameters)
+        names = [[one["name"] for one in part.parameters]] if by_name else []
+        return [(False, [[*part.tickets], *arms, *names])]
+    rows = part.tolist() if getattr(part, "ndim", 0) == 1 and hasattr(part, "tolist") and not results else part
+    named = not results and isinstance(rows, list) and {str, int}.issuperset(map(type, rows))
+    return [(False, [rows])] if named else []
+
+
 def some(items: Sequence[Any]) -> str:
     """Return the first five items as text for a message."""
     shown = ", ".join(map(str, items[:5]))
@@ -129,16 +173,16 @@ class Evaluate:
 
     def packed(self, batch: Batch, *, elsewhere: bool = True) -> Batch | PlainBatch:
         """Return a copy of a batch in the types of the objective's arguments: objectives may write into their arguments."""
-        indices, X, tickets = batch.indices, batch.X, list(batch.tickets)
+
+        def copied(part: Tensor) -> Any:
+            part = part.cpu() if elsewhere or self.arrays != "torch" else part
+            if self.arrays == "list":
+                return part.tolist()
+            return part.clone().numpy() if self.arrays == "numpy" else part.clone()
+
         named = None if batch.parameters is None else [dict(point) for point in batch.parameters]
-        if elsewhere or self.arrays != "torch":
-            indices, X = None if indices is None else indices.cpu(), X.cpu()
-        if self.arrays == "list":
-            return PlainBatch(None if indices is None else indices.tolist(), X.tolist(), tickets, named)
-        indices, X = None if indices is None else indices.clone(), X.clone()
-        if self.arrays == "numpy":
-            return PlainBatch(None if indices is None else indices.numpy(), X.numpy(), tickets, named)
-        return Batch(indices, X, tickets, named)
+        indices = None if batch.indices is None else copied(batch.indices)
+        return (Batch if self.arrays == "torch" else PlainBatch)(indices, copied(batch.X), list(batch.tickets), named)
 
     def __call__(self, batch: PlainBatch) -> list[Value]:
         """Return one result per evaluation, NaN where it failed."""

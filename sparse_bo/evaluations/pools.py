@@ -160,17 +160,20 @@ class Pool:
         """Number of concurrent tasks; on Dask, of the workers present now."""
         if self._count is not None:
             return self._count
-        client = getattr(self._executor, "_client", None)
-        if client is not None:
-            return max(1, sum(client.nthreads().values()))
+        if self._client is not None:
+            return max(1, int(self.present))
         most = getattr(self._executor, "_max_workers", None)
         return most if isinstance(most, int) and most > 0 else os.cpu_count() or 1
 
     @property
     def present(self) -> float:
         """Number of tasks that may have begun; on Dask, whose workers come and go, of the workers present now."""
-        client = getattr(self._executor, "_client", None)
-        return math.inf if client is None else sum(client.nthreads().values())
+        return math.inf if self._client is None else sum(self._client.nthreads().values())
+
+    @property
+    def _client(self) -> Any:
+        """Of Dask; ``None`` of other executors."""
+        return getattr(self._executor, "_client", None)
 
     @property
     def grace(self) -> float:
@@ -233,18 +236,14 @@ class Pool:
         return pool
 
     def _warm_up(self, *, everywhere: bool) -> None:
-        """Load the objective on a worker of the user's executor, or ``everywhere``: on Dask by name, else a task per worker.
-
-        An executor that takes no work is named by the first evaluation.
-        """
-        client = getattr(self._executor, "_client", None)
+        """Load the objective on a worker of the user's executor, or ``everywhere``: on Dask by name, else a task per worker."""
         try:
-            if everywhere and client is not None:
-                troubles = list(client.run(warm_up, *self._imports).values())
+            if everywhere and self._client is not None:
+                troubles = list(self._client.run(warm_up, *self._imports).values())
             else:
                 futures = [self.submit(warm_up, *self._imports) for _ in range(self.workers if everywhere else 1)]
                 troubles = [future.result() for future in futures]
-        except (BrokenExecutor, RuntimeError, OSError):
+        except (BrokenExecutor, RuntimeError, OSError):  # the first evaluation names it
             return
         self._check_loaded(troubles)
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence, Sized
-from itertools import combinations
 from typing import Any
 
 FAILED = math.nan
@@ -59,11 +57,9 @@ class Measured(float):
         return made
 
     def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]  # of float it has one part
-        """Return the arguments that make a copy: those of a pickle."""
         return float(self), self.sd
 
     def __repr__(self) -> str:
-        """Return the expression that makes it."""
         return f"Measured({float(self)!r}, sd={self.sd!r})"
 
 
@@ -74,7 +70,6 @@ SEVERAL = (
     "the command line --objectives yield:max; a value whose noise has a known standard deviation is "
     "sparse_bo.Measured(value, sd)"
 )
-VECTORIZED = "; a function of many points at once needs vectorized=True where points are rows of an array or a list"
 
 
 def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
@@ -89,12 +84,10 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, Value]:
         ValueError: If the number of values differs from the number of tickets, or a value is infinite.
         TypeError: If the values are not real numbers.
     """
-    y = y if type(y) is list else only_column(y)
-    rows = y if type(y) is list else _rows(tickets, y)
+    rows = y if type(y) is list else _rows(tickets, y := only_column(y))
     if len(rows) != len(tickets):
         raise _wrong_shape(tickets, _shape(rows))
-    plain = {float}.issuperset(map(type, rows))  # the usual case, on the fast path
-    numbers = rows if plain else [_number(tickets, y, row) for row in rows]
+    numbers = rows if {float}.issuperset(map(type, rows)) else [_number(tickets, y, row) for row in rows]  # the fast path first
     if not all(map(math.isfinite, numbers)):
         if any(map(math.isinf, numbers)):
             raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
@@ -106,51 +99,6 @@ def only_column(y: Any) -> Any:
     """Return the column of a table with one (pandas, Polars); anything else as it is."""
     columns = getattr(y, "columns", None)
     return y[columns[0]] if columns is not None and hasattr(y, "to_dict") and len(columns) == 1 else y
-
-
-def check_same_order(**parts: Any) -> None:
-    """Raise a ``ValueError`` if two parts have the same labels of rows in another order, one of them by a pandas index.
-
-    Results are matched by position: a table that was sorted or drawn from would give its points the results of others. A list
-    or an array of names, arms or tickets has itself as labels, a batch its tickets or its arms, and a mapping those of its
-    values; an index that counts from 0 is none beside these, and results (``y``, ``values``, ``results``) are none.
-    """
-    labelled = [(name, *one) for name, part in parts.items() for one in _labels(part, results=name in RESULTS)]
-    pairs = sorted(combinations(labelled, 2), key=lambda pair: not (pair[0][1] and pair[1][1]))  # of two tables first
-    for (name, is_index, own), (other, is_other_index, others) in pairs:
-        index = own[0] if is_index else others[0]
-        counted = is_index != is_other_index and index == [*range(len(index))]
-        if counted or not (is_index or is_other_index) or any(one in others for one in own):
-            continue
-        if any(Counter(one) == Counter(two) for one in own for two in others):
-            labels = f"{name}.index" if is_index else name
-            raise ValueError(
-                f"expected {name} and {other} with their rows in one order, got the same labels in two; use "
-                f"{other}.loc[{labels}], or, if they are in order, .reset_index(drop=True) of both"
-            )
-
-
-RESULTS = ("y", "values", "results")
-"""Parts of :func:`check_same_order` whose lists are numbers, no labels."""
-
-
-def _labels(part: Any, *, results: bool) -> list[tuple[bool, list[list[Any]]]]:
-    """Return the labels of the rows of a part: whether they are a pandas index, and lists of which one may count.
-
-    A mapping has those of each value.
-    """
-    if hasattr(getattr(part, "index", None), "equals"):
-        return [(True, [[*part.index]])]
-    if isinstance(part, Mapping):
-        return [labels for value in part.values() for labels in _labels(value, results=True)]
-    if hasattr(part, "tickets"):
-        arms = [] if part.indices is None else [[*getattr(part.indices, "tolist", lambda: part.indices)()]]
-        by_name = arms and part.parameters and all("name" in one for one in part.parameters)
-        names = [[one["name"] for one in part.parameters]] if by_name else []
-        return [(False, [[*part.tickets], *arms, *names])]
-    rows = part.tolist() if getattr(part, "ndim", 0) == 1 and hasattr(part, "tolist") and not results else part
-    named = not results and isinstance(rows, list) and {str, int}.issuperset(map(type, rows))
-    return [(False, [rows])] if named else []
 
 
 def check_kind(y: Any) -> None:
@@ -176,28 +124,29 @@ def results_of(numbers: Sequence[Any], sds: Sequence[Any] | None = None) -> list
             tuple(FAILED if v != v else v for v in row) if isinstance(row, Sequence) else FAILED if row != row else row
             for row in numbers
         ]
+
+    def measured(value: float, sd: float) -> float:
+        return FAILED if value != value else value if sd != sd else Measured(value, sd)
+
     return [
-        tuple(map(_measured, row, own)) if isinstance(row, Sequence) else _measured(row, own[0])
+        tuple(map(measured, row, own)) if isinstance(row, Sequence) else measured(row, own[0])
         for row, own in zip(numbers, sds, strict=True)
     ]
 
 
 def has_sds(values: Iterable[Value]) -> bool:
     """Return whether the noise of a result is known."""
-    return any(type(v) is not float and any(isinstance(one, Measured) for one in _row(v)) for v in values)
+    return any(type(v) is not float and any(isinstance(one, Measured) for one in row_of(v)) for v in values)
 
 
 def sds_of(values: Iterable[Value]) -> list[tuple[float, ...]]:
     """Return the known standard deviations of results, a row for each; :data:`FAILED` where one is not known."""
-    return [tuple(one.sd if isinstance(one, Measured) else FAILED for one in _row(v)) for v in values]
+    return [tuple(one.sd if isinstance(one, Measured) else FAILED for one in row_of(v)) for v in values]
 
 
-def _row(value: Value) -> tuple[float, ...]:
+def row_of(value: Value) -> tuple[float, ...]:
+    """Return the outcomes of a result, of one without a name the number alone."""
     return value if isinstance(value, tuple) else (value,)
-
-
-def _measured(value: float, sd: float) -> float:
-    return FAILED if value != value else value if sd != sd else Measured(value, sd)
 
 
 def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
@@ -209,8 +158,8 @@ def answer_of(value: Any, outcomes: Sequence[str] = ()) -> Value:
         return answers_of([0], [value])[0]
     except (TypeError, ValueError) as error:
         several = isinstance(value, (list, tuple)) or bool(getattr(value, "shape", ()))
-        advice = VECTORIZED if several else ""
-        advice += SEVERAL if several or isinstance(value, Mapping) else ""
+        many = "; a function of many points at once needs vectorized=True where points are rows of an array or a list"
+        advice = many * several + SEVERAL * (several or isinstance(value, Mapping))
         raise type(error)(
             f"expected one finite number (NaN marks a failed evaluation), got {reprlib.repr(value)}{advice}"
         ) from error
@@ -254,7 +203,7 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
     """
     check_kind(y)
     if hasattr(y, "columns") and hasattr(y, "to_dict"):  # a pandas table
-        y = y.to_dict("list") | noisy_columns({name: sd_column(name, names) for name in names if name in y.columns}, y)
+        y = y.to_dict("list") | noisy_columns({name: unused(f"{name}_sd", names) for name in names if name in y.columns}, y)
     if fields := getattr(getattr(y, "dtype", None), "names", None):  # a structured array
         y = {name: y[name] for name in fields}
     if isinstance(y, Mapping):
@@ -262,8 +211,7 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
         for name in names:
             check_kind(y[name])
         columns = [_listed(y[name]) for name in names]
-        counts = {name: len(column) for name, column in zip(names, columns, strict=True)}
-        wrong = [f"{count} of {name}" for name, count in counts.items() if count != len(tickets)]
+        wrong = [f"{len(one)} of {name}" for name, one in zip(names, columns, strict=True) if len(one) != len(tickets)]
         if wrong:
             raise ValueError(
                 f"expected {len(tickets)} values of each outcome, one for each ticket, got {', '.join(wrong)}; outcomes with "
@@ -275,18 +223,18 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
             raise _not_numbers(tickets, y, f"expected a row for each, with {', '.join(names)}")
         rows = _listed(y)
     if len(rows) != len(tickets):
-        got = f"{len(rows)} of them"
-        raise ValueError(f"expected a row of outcomes ({', '.join(names)}) for each of {len(tickets)} tickets, got {got}")
-    positions = [names.index(name) for name in order or names]
-    found = []
-    for number, row in enumerate(rows):
+        expected = f"a row of outcomes ({', '.join(names)}) for each of {len(tickets)} tickets"
+        raise ValueError(f"expected {expected}, got {len(rows)} of them")
+    positions, found = [names.index(name) for name in order or names], dict[int, Value]()
+    for number, (ticket, row) in enumerate(zip(tickets, rows, strict=True)):
         try:
-            found.append(_outcome_row(row, names))
+            made = _outcome_row(row, names)
         except (TypeError, ValueError) as error:
             if len(rows) == 1:
                 raise
             raise type(error)(f"{error} (row {number})") from error
-    return {ticket: tuple(row[k] for k in positions) for ticket, row in zip(tickets, found, strict=True)}
+        found[ticket] = tuple(made[k] for k in positions)
+    return found
 
 
 def noisy_columns(sds: Mapping[Any, str], *tables: Any) -> dict[Any, list[Any]]:
@@ -296,18 +244,10 @@ def noisy_columns(sds: Mapping[Any, str], *tables: Any) -> dict[Any, list[Any]]:
     """
     made = {name: _listed(tables[0][name]) for name in sds}
     for name, column in sds.items():
-        known = next((table[column] for table in tables if column in table), None)
-        if known is not None:
+        if (known := next((table[column] for table in tables if column in table), None)) is not None:
             told = zip(made[name], known.tolist(), known.isna().tolist(), strict=True)
-            made[name] = [
-                value if unknown or value is None or says_failed(value) else Measured(value, sd) for value, sd, unknown in told
-            ]
+            made[name] = [y if unknown or y is None or says_failed(y) else Measured(y, sd) for y, sd, unknown in told]
     return made
-
-
-def sd_column(name: str, names: Container[str]) -> str:
-    """Return the name of the column with the standard deviations of an outcome's noise, which is none of these names."""
-    return unused(f"{name}_sd", names)
 
 
 def unused(name: str, names: Container[str]) -> str:
@@ -346,8 +286,7 @@ def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
         row = row._asdict()
     elif hasattr(row, "index") and hasattr(row, "to_dict"):  # a row of a pandas table
         row = dict(zip(row.index.tolist(), row.tolist(), strict=True))  # `to_dict` makes a float of a `Measured`
-        if set(row) == set(range(len(names))):
-            row = list(row.values())
+        row = list(row.values()) if set(row) == set(range(len(names))) else row
     elif fields := getattr(getattr(row, "dtype", None), "names", None):
         row = {name: row[name] for name in fields}
     if isinstance(row, Mapping):
@@ -355,7 +294,7 @@ def _outcome_row(row: Any, names: Sequence[str]) -> tuple[float, ...]:
         row = [row[name] for name in names]
     values = _listed(row)
     if len(values) == 1 < len(names) and (says_failed(values[0]) or values[0] != values[0]):
-        values = values * len(names)
+        values *= len(names)
     if len(values) != len(names):
         raise ValueError(
             f"expected {len(names)} outcomes ({', '.join(names)}), got {reprlib.repr(row)}; give a dictionary by name, or a "
@@ -372,8 +311,7 @@ def _outcome(name: str, value: Any) -> float:
     if isinstance(value, Measured):
         return value if value == value else FAILED
     if len(pair := _listed(value)) == 2:
-        number = _outcome(name, pair[0])
-        if isinstance(number, Measured):
+        if isinstance(number := _outcome(name, pair[0]), Measured):
             got = reprlib.repr(value)
             raise TypeError(f"expected a number and one standard deviation for the outcome {name!r}, got {got}")
         return number if number != number or pair[1] is None else Measured(number, pair[1])
@@ -403,9 +341,8 @@ def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
         raise _not_numbers(tickets, y, str(error).partition("\n")[0]) from error
     if isinstance(plain, (list, tuple)):
         return list(plain)
-    if isinstance(plain, (int, float)):
-        raise _wrong_shape(tickets, ())
-    raise _not_numbers(tickets, y, "expected a list, an array or a tensor")
+    scalar = isinstance(plain, (int, float))
+    raise _wrong_shape(tickets, ()) if scalar else _not_numbers(tickets, y, "expected a list, an array or a tensor")
 
 
 def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
@@ -433,19 +370,18 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
 
 def _text(rows: Sequence[Any]) -> str:
     """Return why a column with text is none of numbers: its first entry that cannot be read as one, else its first text."""
-    texts = {row: value for row, value in enumerate(rows) if isinstance(value, (str, bytes, bytearray))}
-    for row, value in texts.items():
+    texts = [row for row, value in enumerate(rows) if isinstance(value, (str, bytes, bytearray))]
+    for row in texts:
         try:
-            float(value)
+            float(rows[row])
         except ValueError:
-            return f"entry {row} is the text {value!r}"
+            return f"entry {row} is the text {rows[row]!r}"
     row = min(texts, default=0)
     return f"entry {row} is the text {rows[row]!r}; pass float({rows[row]!r})"
 
 
 def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
-    several = len(shape) == 2 and shape[0] == len(tickets) and shape[1] > 1
-    advice = SEVERAL if several else ""
+    advice = SEVERAL if len(shape) == 2 and shape[0] == len(tickets) and shape[1] > 1 else ""
     return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}{advice}")
 
 

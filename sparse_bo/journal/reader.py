@@ -269,11 +269,9 @@ def _after_header(path: Path, data: bytes) -> End:
     found = records.read_header(data)
     if found is not None and found[0] == FORMAT:
         return found[2]
-    kind, version = "another file", ""
+    kind, version = "another file" if data else "an empty file", ""
     if found is not None:
         kind, version = f"format {found[0]}", found[1]
-    elif not data:
-        kind = "an empty file"
     fix = f"finish its run with sparse_bo {version}, which wrote it" if version else "take another copy"
     raise StorageError(
         f"expected a journal of format {FORMAT} (this is sparse_bo {__version__}), got {kind}, {path}; {fix}, or choose "

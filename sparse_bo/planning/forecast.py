@@ -23,7 +23,8 @@ from sparse_bo.planning.costs import Plan, bytes_text, messages_per_batch
 from sparse_bo.planning.pilot import PilotForecast, run_pilots
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
-from sparse_bo.runs.arguments import ArmsLike, check_budget, tensor_of
+from sparse_bo.runs.arguments import ArmsLike, check_budget
+from sparse_bo.runs.inputs import tensor_of
 from sparse_bo.validation import check_count, check_device, check_positive
 
 

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from sparse_bo.domains.lazy import LazyArms, ProductGrid
-from sparse_bo.domains.memmap import MemmapArms
+from sparse_bo.domains.lazy import LazyArms, MemmapArms, ProductGrid
 from sparse_bo.domains.space import Space
 from sparse_bo.planning.costs import available_bytes, bytes_text
 from sparse_bo.policies import Outcomes, Report

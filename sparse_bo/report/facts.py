@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, arm_name, cell, constant_digits, number
+from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, arm_name, cell, constant_digits, counted, listed, number
 
 if TYPE_CHECKING:
     from sparse_bo.widths import Calibration
@@ -38,12 +38,10 @@ def facts(view: RunView) -> dict[str, str]:
     elif view.best_mean is not None:
         mean = number(view.best_mean, 4 + constant_digits(view.values.tolist()))
         lines["best"] = "; ".join(filter(None, [mean, interval(view)]))
-        at = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
-        lines["at"] = at or "needs the model: see the page (--html)"
+        lines["at"] = listed(best_point(view)) or "needs the model: see the page (--html)"
     if view.best_observed is not None and view.outcomes is None:
         lines["best observed"] = observed(view)
-        point = shown(view.best_observed.at, columns=view.columns)
-        lines["observed at"] = ", ".join(f"{name} = {value}" for name, value in point.items())
+        lines["observed at"] = listed(shown(view.best_observed.at, columns=view.columns))
     if view.regret is not None and len(view.regret):
         lines["regret"] = mean_regret(view.regret)
     lines |= view.guarantees
@@ -62,17 +60,16 @@ def outcome_facts(view: RunView, outcomes: OutcomeColumns) -> dict[str, str]:
     """Return the facts about several outcomes of at least one evaluation, by name."""
     n, feasible = len(outcomes.feasible), int(outcomes.feasible.sum())
     lines = {"feasible": f"{feasible:,} of {n:,} evaluations"} if outcomes.limits else {}
-    lines["missing"] = ", ".join(f"{name} in {count:,}" for name, count in missing_counts(outcomes).items())
+    lines["missing"] = ", ".join(f"{name} in {count:,}" for name, count in outcomes.missing.items())
     if not feasible:
         lines["best"] = nothing_feasible(outcomes)
     elif outcomes.only is not None:
-        value = view.best_mean if view.best_mean is not None else best_outcomes(outcomes)[outcomes.only]
+        value = view.best_mean if view.best_mean is not None else outcomes.best[outcomes.only]
         observed = "as observed" if outcomes.observed else ""
         best = "; ".join(filter(None, [outcomes.text(outcomes.only, value), interval(view), observed]))
         lines["best feasible" if outcomes.limits else "best"] = best
-        others = {name: value for name, value in best_outcomes(outcomes).items() if name != outcomes.only}
-        lines["with"] = ", ".join(f"{name} = {outcomes.text(name, value)}" for name, value in others.items())
-        lines["at"] = ", ".join(f"{name} = {value}" for name, value in best_point(view).items())
+        lines["with"] = outcomes.texts({name: value for name, value in outcomes.best.items() if name != outcomes.only})
+        lines["at"] = listed(best_point(view))
     else:
         lines |= front_facts(outcomes)
     return lines
@@ -82,27 +79,7 @@ def aims(outcomes: OutcomeColumns) -> str:
     """Return objectives with their directions and limits of constrained outcomes."""
     verbs = {"max": "maximise", "min": "minimise"}
     parts = [f"{verbs[direction]} {name}" for name, direction in outcomes.directions.items()]
-    return ", ".join([*parts, *(f"{name} {_limits(outcomes, name)}" for name in outcomes.limits)])
-
-
-def _limits(outcomes: OutcomeColumns, name: str) -> str:
-    lower, upper = outcomes.limits[name]
-    low, high = (outcomes.text(name, limit, 6) for limit in (lower, upper))
-    if lower is None or upper is None:
-        return f"at most {high}" if lower is None else f"at least {low}"
-    return f"from {low} to {high}"
-
-
-def missing_counts(outcomes: OutcomeColumns) -> dict[str, int]:
-    """Return the number of evaluations, failed ones left out, in which an outcome is missing; names without any left out."""
-    counts = {name: int(np.isnan(y[~outcomes.failed]).sum()) for name, y in outcomes.values.items()}
-    return {name: count for name, count in counts.items() if count}
-
-
-def best_outcomes(outcomes: OutcomeColumns) -> dict[str, float]:
-    """Return the outcomes of the best evaluation, by name; empty without one."""
-    row = outcomes.best_row
-    return {} if row is None else {name: float(y[row]) for name, y in outcomes.values.items()}
+    return ", ".join([*parts, *(f"{name} {outcomes.limits_of(name)}" for name in outcomes.limits)])
 
 
 def nothing_feasible(outcomes: OutcomeColumns) -> str:
@@ -110,21 +87,17 @@ def nothing_feasible(outcomes: OutcomeColumns) -> str:
     row = outcomes.best_row
     if row is None:
         return "no feasible evaluation yet"
-    by = {name: float(distance[row]) for name, distance in outcomes.violations.items()}
-    violated = ", ".join(
-        f"{name} = {outcomes.text(name, float(outcomes.values[name][row]))}, which has to be {_limits(outcomes, name)}"
-        for name, distance in by.items()
-        if distance > 0.0
-    )
-    least = (
-        violated or f"none of a limit, but {' and '.join(n for n, y in outcomes.values.items() if np.isnan(y[row]))} is missing"
-    )
+    names = [name for name, distance in outcomes.violations.items() if distance[row] > 0.0]
+    best = outcomes.best
+    violated = [f"{outcomes.texts({name: best[name]})}, which has to be {outcomes.limits_of(name)}" for name in names]
+    absent = f"none of a limit, but {' and '.join(name for name, y in best.items() if y != y)} is missing"
+    least = ", ".join(violated) or absent
     return f"no feasible evaluation yet; the least violation is {least} (evaluation {row + 1:,} of {len(outcomes.feasible):,})"
 
 
 def origin(outcomes: OutcomeColumns) -> str:
     """Return the reference point of hypervolumes as text."""
-    at = ", ".join(f"{name} = {outcomes.text(name, value)}" for name, value in outcomes.reference.items())
+    at = outcomes.texts(outcomes.reference)
     return f"the reference point {at} ({'inferred from the results' if outcomes.inferred else 'as given'})"
 
 
@@ -134,7 +107,7 @@ def front_facts(outcomes: OutcomeColumns) -> dict[str, str]:
     if not size:
         return {"front": "empty: no evaluation is feasible both as observed and by the models' estimates"}
     observed = "; as observed" if outcomes.observed else ""
-    lines = {"front": f"{size:,} evaluation{'' if size == 1 else 's'}"}
+    lines = {"front": counted(size, "evaluation")}
     lines["hypervolume"] = f"{number(outcomes.hypervolume, 6)} beyond {origin(outcomes)}{observed}"
     for name, direction in outcomes.directions.items():
         values = outcomes.values[name][list(outcomes.front)]
@@ -153,26 +126,21 @@ def counts(view: RunView) -> str:
     text += f", {view.unseen:,} since the last update" if view.unseen else ""
     text += f", {out:,} out" if out > 0 else ""
     n = view.waiting
-    return text + (
-        f" ({n:,} result{'s' * (n != 1)} of the unfinished batch {'is' if n == 1 else 'are'} left out below)" if n > 0 else ""
-    )
+    left_out = f" ({counted(n, 'result')} of the unfinished batch {'is' if n == 1 else 'are'} left out below)"
+    return text + (left_out if n > 0 else "")
 
 
 def searched(view: RunView) -> str:
     """Return the domain: arms, named parameters, or a box."""
     about = view.about
     if "space" in about:
-        return _several(len(about["space"]["parameters"]), "named parameter")
+        return counted(len(about["space"]["parameters"]), "named parameter")
     if "arms" in about:
         (rows, dims), others = about["arms"], about.get("others", 0)
         some = "" if view.distinct is None else f", {view.distinct - others:,} of them evaluated"
-        more = f"; earlier observations at {_several(others, 'other')}" if others else ""
-        return f"{_several(rows - others, 'arm')} with {_several(dims, 'input')}{some}{more}"
-    return f"a box of {_several(len(about.get('bounds', [[]])[0]), 'input')}"
-
-
-def _several(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+        more = f"; earlier observations at {counted(others, 'other')}" if others else ""
+        return f"{counted(rows - others, 'arm')} with {counted(dims, 'input')}{some}{more}"
+    return f"a box of {counted(len(about.get('bounds', [[]])[0]), 'input')}"
 
 
 def interval(view: RunView) -> str:
@@ -227,8 +195,8 @@ def dictionary(view: RunView) -> str:
 
 def predictions(view: RunView) -> str:
     """Return the word for predictions before the results, of which every outcome has its own."""
-    several = 0 if view.outcomes is None else len(view.outcomes.values)
-    return f"predictions, {several} outcomes together" if several > 1 else "predictions"
+    n = 0 if view.outcomes is None else len(view.outcomes.values)
+    return f"predictions, {n} outcomes together" if n > 1 else "predictions"
 
 
 def calibrated(found: Calibration) -> str:
@@ -259,8 +227,8 @@ def advice_of(view: RunView) -> list[Advice]:
     """Return the warnings about a run, the most important first."""
     policy, exact = view.about.get("policy"), len({*(view.best_interval or (0, 1))}) == 1
     calibration = miscalibrated(view.calibration, policy=policy, exact=exact, of=predictions(view))
-    first = (*_failures(view), *_missing_model(view), *_of_outcomes(view.outcomes))
-    return [*first, *calibration, *_progress(view), *_edges(view), *_resume(view)]
+    outcomes = () if view.outcomes is None else _of_outcomes(view.outcomes)
+    return [*_failures(view), *outcomes, *calibration, *_progress(view), *_edges(view), *_resume(view)]
 
 
 def _failures(view: RunView) -> Iterator[Advice]:
@@ -275,8 +243,13 @@ def _failures(view: RunView) -> Iterator[Advice]:
         )
     out = view.asked - done - view.unseen
     if out > 0:
+        word = f"{counted(out, 'evaluation')} {'is' if out == 1 else 'are'}"
+        yield Advice(f"{word} out: asked for, with no result yet.", _remedy_of(view, out))
+    if view.missing is not None:
         yield Advice(
-            f"{out:,} evaluation{' is' if out == 1 else 's are'} out: asked for, with no result yet.", _remedy_of(view, out)
+            f"The model could not be computed again: {view.missing}.",
+            "Give what is named (in Python: sparse_bo.AskTell.resume(…).result().report(…)), or read this page without slices, "
+            "certificate and calibration.",
         )
 
 
@@ -292,13 +265,15 @@ def _remedy_of(view: RunView, out: int) -> str:
     return f"Tell the result{s}; AskTell.resume(…).reissue() hands {it} out again, and run(…) makes {it} first."
 
 
-def _of_outcomes(outcomes: OutcomeColumns | None) -> Iterator[Advice]:
-    if outcomes is None:
-        return
-    n, gone = len(outcomes.feasible), missing_counts(outcomes)
-    if n >= FEWEST and not outcomes.feasible.any() and (violated := _most_violated(outcomes)):
+def _of_outcomes(outcomes: OutcomeColumns) -> Iterator[Advice]:
+    n, gone = len(outcomes.feasible), outcomes.missing
+    often = {name: int((distance > 0.0).sum()) for name, distance in outcomes.violations.items()}
+    worst = max(often, key=lambda one: often[one], default="")
+    if n >= FEWEST and not outcomes.feasible.any() and often.get(worst):
+        by = outcomes.violations[worst][outcomes.violations[worst] > 0.0]
         yield Advice(
-            f"No evaluation is feasible after {n:,}: {violated}.",
+            f"No evaluation is feasible after {n:,}: {worst} is not {outcomes.limits_of(worst)} in {often[worst]:,} of them, "
+            f"by {number(float(by.min()))} at least and {number(float(np.median(by)))} in the median.",
             "Check that limit and its units; search a range where it can be kept; or begin with a feasible point (initial=).",
         )
     lost = "feasible" if outcomes.limits else "one of the front"
@@ -327,29 +302,6 @@ def _of_outcomes(outcomes: OutcomeColumns | None) -> Iterator[Advice]:
                 f"The objectives {one} and {other} are the same in all evaluations{sign}.",
                 "Check that the objective function returns the right column for each, or leave one of them out.",
             )
-
-
-def _most_violated(outcomes: OutcomeColumns) -> str:
-    """Return the constraint that is violated most often, how often, and by how much; empty if none is."""
-    often = {name: int((distance > 0.0).sum()) for name, distance in outcomes.violations.items()}
-    name = max(often, key=lambda one: often[one], default="")
-    if not name or not often[name]:
-        return ""
-    distance = outcomes.violations[name]
-    by = distance[distance > 0.0]
-    return (
-        f"{name} is not {_limits(outcomes, name)} in {often[name]:,} of them, "
-        f"by {number(float(by.min()))} at least and {number(float(np.median(by)))} in the median"
-    )
-
-
-def _missing_model(view: RunView) -> Iterator[Advice]:
-    if view.missing is not None:
-        yield Advice(
-            f"The model could not be computed again: {view.missing}.",
-            "Give what is named (in Python: sparse_bo.AskTell.resume(…).result().report(…)), or read this page without slices, "
-            "certificate and calibration.",
-        )
 
 
 def miscalibrated(
@@ -413,8 +365,7 @@ def _edges(view: RunView) -> Iterator[Advice]:
     else:
         corners = view.about.get("bounds", [[], []])
         ranges = {name: (low, high, False) for name, low, high in zip(point, *corners, strict=False)}
-    edge = [name for name, limits in ranges.items() if name in point and _at_end(float(point[name]), *limits)]
-    if edge:
+    if edge := [name for name, limits in ranges.items() if name in point and _at_end(float(point[name]), *limits)]:
         more = f" and {len(edge) - 5} more" if len(edge) > 5 else ""
         yield Advice(
             f"The best point lies at the edge of the range of {', '.join(edge[:5])}{more}.",
@@ -440,8 +391,7 @@ def _resume(view: RunView) -> Iterator[Advice]:
             f"Picks made again on this machine differ from those recorded: {view.differing[0]}.",
             "The results stand. A resume goes on from them, but not exactly as the run would have on its first machine.",
         )
-    factor = view.variance_factor
-    if factor is not None and (factor > 4.0 or math.isinf(factor)):
+    if (factor := view.variance_factor) is not None and factor > 4.0:
         yield Advice(
             f"The certificate is weak: sparse and exact variance may differ by a factor of {factor:.3g}.",
             "A larger dictionary makes it stronger: LeverageSampler(oversampling=…), or less regularization.",

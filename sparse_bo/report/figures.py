@@ -166,9 +166,7 @@ def trade_offs(outcomes: OutcomeColumns) -> list[Panel]:
 
 
 def _trade_off(outcomes: OutcomeColumns, x: str, y: str) -> Panel:
-    X, Y = outcomes.values[x], outcomes.values[y]
-    front = np.array(outcomes.front, int)
-    behind = outcomes.feasible.copy()
+    X, Y, front, behind = outcomes.values[x], outcomes.values[y], np.array(outcomes.front, int), outcomes.feasible.copy()
     behind[front] = False
     there = np.isfinite(X) & np.isfinite(Y)
     kinds = {"infeasible": (there & ~outcomes.feasible, "s1", "x"), "feasible": (behind, "s0", "o")}
@@ -179,8 +177,7 @@ def _trade_off(outcomes: OutcomeColumns, x: str, y: str) -> Panel:
         if len(some):
             curves.append(Curve(name, X[some], Y[some], colour, dots=True, marker=marker))
     if len(front):
-        two = len(outcomes.directions) == 2
-        if two and len(front) > 1:
+        if len(outcomes.directions) == 2 and len(front) > 1:
             curves.append(Curve("front", *_steps(X[front], Y[front]), "s2"))
         some = front[spread(len(front), MOST)]
         curves.append(Curve("front", X[some], Y[some], "s2", dots=True))
@@ -313,10 +310,8 @@ def plot_run(
         figure = NotebookFigure(figsize=(5.0 * columns, 3.2 * rows), layout="constrained")
         for axes, (panel, otherwise) in zip(figure.subplots(rows, columns).flat, panels, strict=True):
             draw(axes, panel, otherwise)
-        title, color = _title(about), INK
-        if batches.refuted is not None:
-            title += f"\nCERTIFICATE REFUTED by the results, after {batches.refuted_after:,} evaluations"
-            color = RED
+        refuted = f"\nCERTIFICATE REFUTED by the results, after {batches.refuted_after or 0:,} evaluations"
+        title, color = (_title(about), INK) if batches.refuted is None else (_title(about) + refuted, RED)
         figure.suptitle(visible(title), fontsize=11, color=color)
     return figure
 

@@ -16,7 +16,7 @@ from sparse_bo._version import __version__
 from sparse_bo.report import facts, figures
 from sparse_bo.report.figures import Curve, Panel
 from sparse_bo.report.plots import Plot, Table, bars, best_evaluations, histogram, inputs_of, lines, slice_of
-from sparse_bo.report.view import RunView, cell, cells_of, constant_digits, number, spread, visible
+from sparse_bo.report.view import RunView, cell, constant_digits, number, spread, visible
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("sparse_bo", "report"),
@@ -70,10 +70,8 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
     if several is not None and not several.failed.all():
         count, n = int(several.feasible.sum()), len(several.feasible)
         share = [f"{count:,} of {n:,} evaluations are feasible."] if several.limits else []
-        measured = facts.best_outcomes(several)
-        point = (
-            [*((name, several.text(name, y, 5)) for name, y in measured.items()), *point] if several.only is not None else []
-        )
+        outcomes = [(name, several.text(name, y, 5)) for name, y in several.best.items()]
+        point = [] if several.only is None else [*outcomes, *point]
         if not several.feasible.any():
             return "No feasible evaluation yet.", [facts.nothing_feasible(several)], point
         if several.only is None and not several.front:
@@ -81,11 +79,8 @@ def _best_so_far(view: RunView) -> tuple[str, list[str], list[tuple[str, str]]]:
         if several.only is None:
             front = [f"{name}: {text}" for name, text in facts.front_facts(several).items() if name != "hypervolume"]
             return f"hypervolume {number(several.hypervolume, 6)}", [f"Beyond {facts.origin(several)}.", *share, *front], point
-        return (
-            f"{several.only} {several.text(several.only, measured[several.only] if value is None else value, 6)}",
-            [*below, *share],
-            point,
-        )
+        best = several.best[several.only] if value is None else value
+        return f"{several.only} {several.text(several.only, best, 6)}", [*below, *share], point
     if value is None:
         return "No evaluation has succeeded." if view.failed and not view.succeeded else "No result yet.", [], []
     return number(value, 6 + constant_digits(view.values.tolist())), below, point
@@ -136,7 +131,7 @@ def sections_of(view: RunView) -> Iterator[Section]:
         yield Section("time", "Where the time went", plots=list(_time(view)))
     if view.failed:
         text = f"{view.failed:,} of {view.succeeded + view.failed:,} evaluations failed."
-        if view.outcomes is not None and (gone := facts.missing_counts(view.outcomes)):
+        if view.outcomes is not None and (gone := view.outcomes.missing):
             text += f" In others an outcome is missing: {', '.join(f'{name} in {count:,}' for name, count in gone.items())}."
         yield Section("failures", "Failed evaluations", text, table=_failures(view))
     yield Section("settings", "Settings and versions", pairs=list(_settings(view.about)))
@@ -147,7 +142,7 @@ def _point_of_slices(view: RunView) -> tuple[str, str]:
     what = "Median and 95 % interval of {} along one input at a time, the others as at {}."
     if view.outcomes is None:
         return "best point", what.format("the objective", "the best point")
-    at = ", ".join(f"{name} = {view.outcomes.text(name, value)}" for name, value in facts.best_outcomes(view.outcomes).items())
+    at = view.outcomes.texts(view.outcomes.best)
     if not view.outcomes.feasible.any():
         return "least violation", what.format("each outcome", f"the evaluation of the least violation ({at})")
     if view.outcomes.only is None:
@@ -166,13 +161,12 @@ def _progress(view: RunView) -> Iterator[Plot]:
     if best := figures.best_so_far(view.batches, view.values, minimize=view.minimize):
         yield lines(best)
         good = np.flatnonzero(np.isfinite(view.values))
-        x, y = (good + 1).astype(np.float64), view.values[good]
         text = "Every result."
-        if len(x) > 500:
-            rows = np.union1d(spread(len(x), 460), view.merit[good].argsort(kind="stable")[-40:])
-            x, y = x[rows], y[rows]
+        if len(good) > 500:
+            good = good[np.union1d(spread(len(good), 460), view.merit[good].argsort(kind="stable")[-40:])]
             text = f"Some of the results; the {'lowest' if view.minimize else 'highest'} are all shown."
-        yield lines(Panel("Results", text, [Curve("results", x, y, "s0", dots=True)]))
+        results = Curve("results", (good + 1).astype(np.float64), view.values[good], "s0", dots=True)
+        yield lines(Panel("Results", text, [results]))
     if view.regret is not None and len(view.regret):
         yield lines(figures.regret_so_far(view.regret, minimize=view.minimize))
     yield lines(figures.batch_sizes(view.batches))
@@ -232,18 +226,12 @@ def _failures(view: RunView) -> Table | None:
     bad = np.flatnonzero(np.isnan(view.values) if view.outcomes is None else view.outcomes.failed)
     if not view.columns or not len(bad):
         return None
-    names = list(view.names)[:8]
     points = {k: (*view.arms[k : k + 1], *(cell(view.columns[name][k], 17) for name in view.names)) for k in bad.tolist()}
     first = {point: k for k, point in reversed(points.items())}
     often = Counter(points.values()).most_common(12)
-    chosen = [first[point] for point, _ in often]
-    inputs = [cells_of(view.columns[name], chosen) for name in names]
-    rows = [
-        [*view.arms[k : k + 1], *(column[row] for column in inputs), str(times)]
-        for row, (k, (_, times)) in enumerate(zip(chosen, often, strict=True))
-    ]
-    heads = [*(["arm"] if view.arms else []), *names, "times"]
-    return Table(heads, rows, "inputs of failed evaluations, the most frequent first")
+    chosen, times = [first[point] for point, _ in often], ("times", [str(times) for _, times in often])
+    columns = [*view.arms_at(chosen), *view.inputs_at(chosen, list(view.names)[:8]), times]
+    return Table.of(columns, "inputs of failed evaluations, the most frequent first")
 
 
 def _settings(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -22,22 +22,10 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from sparse_bo.report.figures import Band, Curve, Panel
-from sparse_bo.report.view import (
-    Numbers,
-    OutcomeColumns,
-    RunView,
-    Slice,
-    cell,
-    cells_of,
-    constant_digits,
-    number,
-    spread,
-    visible,
-)
+from sparse_bo.report.view import Numbers, OutcomeColumns, RunView, Slice, cell, constant_digits, number, spread, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
 
 WIDTH, HEIGHT = 440, 250
 """Points of a plot."""
@@ -79,6 +67,11 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
+
+    @staticmethod
+    def of(columns: Sequence[tuple[str, Sequence[str]]], caption: str) -> Table:
+        """Return a table of columns, each with its name."""
+        return Table([name for name, _ in columns], list(zip(*(cells for _, cells in columns), strict=True)), caption)
 
 
 @dataclass(frozen=True)
@@ -225,19 +218,14 @@ def best_evaluations(view: RunView, outcomes: OutcomeColumns) -> Table:
         rows = known[np.argsort(-outcomes.ranking[known], kind="stable")][:10].tolist()
         best = "the best one" if len(rows) == 1 else f"the best {len(rows)}" if rows else "none with all outcomes"
         caption = f"{best}: feasible ones by the objective, then others by their violation"
-    names = list(view.names)[:8] if view.columns else []
-    inputs = [cells_of(view.columns[name], rows) for name in names]
-    cells = [
-        [
-            f"{view.tickets[row] if view.tickets else row:,}",
-            *view.arms[row : row + 1],
-            *(outcomes.text(name, float(y[row]), 5) for name, y in outcomes.values.items()),
-            "yes" if outcomes.feasible[row] else "no",
-            *(column[k] for column in inputs),
-        ]
-        for k, row in enumerate(rows)
+    columns = [
+        ("ticket", [f"{view.tickets[row] if view.tickets else row:,}" for row in rows]),
+        *view.arms_at(rows),
+        *((name, [outcomes.text(name, float(y[row]), 5) for row in rows]) for name, y in outcomes.values.items()),
+        ("feasible", ["yes" if outcomes.feasible[row] else "no" for row in rows]),
+        *view.inputs_at(rows, list(view.names)[:8] if view.columns else []),
     ]
-    return Table(["ticket", *(["arm"] if view.arms else []), *outcomes.values, "feasible", *names], cells, caption)
+    return Table.of(columns, caption)
 
 
 def inputs_of(view: RunView) -> Plot | None:
@@ -265,13 +253,8 @@ def inputs_of(view: RunView) -> Plot | None:
         table, shade = best_evaluations(view, view.outcomes), view.merit[rows]
         return parallel("Inputs and outcomes", text, axes, shade, table=table, legend=legend)
     digits, top = 5 + constant_digits(view.values), rows[::-1][:10].tolist()
-    inputs = [cells_of(view.columns[name], top) for name in names]
-    cells = [
-        [*view.arms[row : row + 1], number(view.values[row], digits), *(column[k] for column in inputs)]
-        for k, row in enumerate(top)
-    ]
-    heads = [*(["arm"] if view.arms else []), "value", *names]
-    table = Table(heads, cells, f"the ten {'lowest' if view.minimize else 'highest'} results")
+    columns = [*view.arms_at(top), ("value", [number(view.values[row], digits) for row in top]), *view.inputs_at(top, names)]
+    table = Table.of(columns, f"the ten {'lowest' if view.minimize else 'highest'} results")
     legend = [("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5")]
     return parallel("Inputs and values", text, axes, np.linspace(0.0, 1.0, len(rows)), table=table, legend=legend)
 
@@ -323,12 +306,10 @@ def slice_of(one: Slice, view: RunView) -> Plot:
     beyond = "above" if np.isposinf([one.lower, one.median, one.upper]).any() else "below"
     if np.isinf([one.lower, one.upper]).any() and one.floor is not None:
         text += f" {beyond.capitalize()} {number(one.floor)} the model does not tell values apart."
-
-    if one.brought:
-        text += (
-            " Inputs that other values bring are those of the best evaluation with that value, or in the middle of their range."
-        )
-
+    brought = (
+        " Inputs that other values bring are those of the best evaluation with that value, or in the middle of their range."
+    )
+    text += brought if one.brought else ""
     digits = 4 + constant_digits([*one.lower, *one.median, *one.upper])
 
     def value(v: float) -> str:
@@ -343,10 +324,9 @@ def slice_of(one: Slice, view: RunView) -> Plot:
     table = Table(columns, cells, f"posterior of {one.outcome or 'the objective'}")
     if not _numeric([*one.values, *(v for v in view.columns.get(one.name, ()) if v == v)]):
         return Plot(title, text, Markup(""), "", table)
-    order = np.array(one.values, np.float64).argsort(kind="stable")
-    x = np.array(one.values, np.float64)[order]
-    band = Band(x, one.lower[order], one.upper[order], "s0")
-    median = one.median[order]
+    x = np.array(one.values, np.float64)
+    order = x.argsort(kind="stable")
+    x, median, band = x[order], one.median[order], Band(x[order], one.lower[order], one.upper[order], "s0")
     best = "best" if view.outcomes is None or view.outcomes.only else "there"
     here = Curve(best, np.array([float(one.here)]), np.array([float(np.interp(one.here, x, median))]), "s2", dots=True)
     values = view.values if view.outcomes is None else view.outcomes.values[one.outcome]

@@ -125,9 +125,32 @@ class OutcomeColumns:
         """``n``: whether all outcomes are missing."""
         return np.asarray(np.isnan(np.stack(list(self.values.values()))).all(axis=0))
 
+    @property
+    def missing(self) -> dict[str, int]:
+        """Number of evaluations, failed ones left out, in which an outcome is missing; names without any left out."""
+        counts = {name: int(np.isnan(y[~self.failed]).sum()) for name, y in self.values.items()}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def best(self) -> dict[str, float]:
+        """Outcomes of the best evaluation, by name; empty without one."""
+        return {} if self.best_row is None else {name: float(y[self.best_row]) for name, y in self.values.items()}
+
     def text(self, name: str, value: float | None, digits: int = 4) -> str:
         """Return a value of an outcome as text, in so many digits of the range of its results."""
         return number(value, digits + constant_digits(self.values[name]))
+
+    def texts(self, values: Mapping[str, float], digits: int = 4) -> str:
+        """Return values of outcomes by name as text."""
+        return listed({name: self.text(name, value, digits) for name, value in values.items()})
+
+    def limits_of(self, name: str) -> str:
+        """Return the limits of an outcome in words."""
+        lower, upper = self.limits[name]
+        low, high = (self.text(name, limit, 6) for limit in (lower, upper))
+        if lower is None or upper is None:
+            return f"at most {high}" if lower is None else f"at least {low}"
+        return f"from {low} to {high}"
 
     @property
     def ranking(self) -> Numbers:
@@ -244,6 +267,15 @@ class RunView:
             return self.outcomes.ranking
         return -self.values if self.minimize else self.values
 
+    def arms_at(self, rows: Sequence[int]) -> list[tuple[str, list[str]]]:
+        """Return a column of the names of arms in some evaluations; none without names."""
+        return [("arm", [self.arms[k] for k in rows])] if self.arms else []
+
+    def inputs_at(self, rows: Sequence[int], names: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """Return columns of some inputs in some evaluations, numbers in five digits of the range of all."""
+        digits = {name: 5 + constant_digits(self.columns[name]) for name in names}
+        return [(name, [cell(self.columns[name][k], digits[name]) for k in rows]) for name in names]
+
 
 def spread(n: int, most: int) -> Any:
     """Return at most ``most`` of n rows, spread, the last among them."""
@@ -253,6 +285,16 @@ def spread(n: int, most: int) -> Any:
 def arm_name(index: int, names: Sequence[str] | None) -> int | str:
     """Return the name of an arm with its number, or the number alone."""
     return index if names is None else f"{names[index]} (arm {index:,})"
+
+
+def listed(values: Mapping[str, str]) -> str:
+    """Return values by name as text."""
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things, of which there may be one."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def visible(text: object) -> str:
@@ -279,12 +321,6 @@ def constant_digits(values: Sequence[Any] | Numbers) -> int:
     known = [float(v) for v in values if isinstance(v, float) and math.isfinite(v)]
     size, spread = max(map(abs, known), default=0.0), max(known, default=0.0) - min(known, default=0.0)
     return min(max(math.floor(math.log10(size / spread)), 0), 10) if 0.0 < spread < math.inf else 0
-
-
-def cells_of(values: Sequence[Any], rows: Sequence[int]) -> list[str]:
-    """Return some values of an input, numbers in five digits of the range of all."""
-    digits = 5 + constant_digits(values)
-    return [cell(values[k], digits) for k in rows]
 
 
 def cell(value: Any, digits: int = 5) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,29 +14,27 @@ from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import Arms, Domain, Feasible, Space, check_domain, with_names
-from sparse_bo.domains.sharded import group_of
-from sparse_bo.errors import InfeasibleWarning, ScheduleComplete, StorageError, warn_caller
-from sparse_bo.evaluations.dispatch import Dispatch
-from sparse_bo.evaluations.job import Arrays, Batch, CallWith, Job, PlainBatch, run_serially, tickets_of
-from sparse_bo.evaluations.pools import Submits, Workers, workers_of
-from sparse_bo.evaluations.results import Value, answers_of, check_same_order, failed_of, outcomes_of
+from sparse_bo.domains.sharded import checking, group_of
+from sparse_bo.errors import StorageError
+from sparse_bo.evaluations.job import Arrays, Batch, CallWith, check_same_order, tickets_of
+from sparse_bo.evaluations.pools import Submits, Workers
+from sparse_bo.evaluations.results import Value, answers_of, failed_of, outcomes_of
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.outcomes import Direction, Limits
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs import arguments
+from sparse_bo.runs import arguments, inputs
 from sparse_bo.runs.arguments import ArmsLike, BoundsLike, naming_ours
 from sparse_bo.runs.default_policy import ChosenPolicy, chosen_policy
 from sparse_bo.runs.description import about_run, domain_of, policy_of, recorded_outcomes, run_info, shared_settings
-from sparse_bo.runs.ends import Ends, Evaluation, RunProgress, Watch
+from sparse_bo.runs.ends import Evaluation
 from sparse_bo.runs.engine import UNLIMITED, Engine
+from sparse_bo.runs.evaluate import make_evaluations, warn_if_infeasible
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.interrupts import carrying
-from sparse_bo.runs.lockstep import ARGUMENTS, Lockstep
-from sparse_bo.runs.previous import RunObservations, earlier_inputs, resolved
+from sparse_bo.runs.previous import RunObservations, earlier_observations
 from sparse_bo.runs.recording import Recorder, opened, replay
 from sparse_bo.runs.result import Result, result_of
-from sparse_bo.runs.steps import Steps
+from sparse_bo.runs.steps import Lockstep, Steps
 from sparse_bo.validation import check_count, check_flag
 
 logger = logging.getLogger(__name__)
@@ -104,21 +101,21 @@ class AskTell:
         storage: str | Path | Storage | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        group = group_of(arms.points if isinstance(arms, Arms) else arms)
-        with group.checked(ARGUMENTS):
+        part = arms.points if isinstance(arms, Arms) else arms
+        with checking(part):
             check_same_order(arms=arms, names=names)
-            domain = check_domain(arguments.tensor_of("arms", arms), arguments.bounds_of(bounds), space, feasible)
+            domain = check_domain(inputs.tensor_of("arms", arms), arguments.bounds_of(bounds), space, feasible)
             minimize = check_flag("minimize", minimize)
             outcomes = arguments.checked_outcomes(objectives, constraints, reference, minimize=minimize)
-            self._domain = with_names(domain, arguments.names_of(arms, names), arguments.input_names_of(arms, outcomes))
-            given, taken = resolved(initial, self._domain, outcomes)
-            self._domain, rows = earlier_inputs(given, self._domain)
-            about_them = (self._domain, outcomes)
-            before = None if given is None else arguments.checked_observations("initial", given, *about_them, picks=rows)
-            observed = 0 if before is None else len(before[1])
-            planned: dict[str, Any] = {"budget": budget, "workers": workers, "observed": observed}
-            planned["certified"] = certify_every is not None
-            choice = chosen_policy(self._domain, goal=goal, several=outcomes is not None, **planned)
+            domain = with_names(domain, inputs.names_of(arms, names), inputs.input_names_of(arms, outcomes))
+            self._domain, before, taken = earlier_observations(initial, domain, outcomes)
+            planned: dict[str, Any] = {
+                "budget": budget,
+                "workers": workers,
+                "observed": 0 if before is None else len(before[1]),
+            }
+            planned |= {"certified": certify_every is not None, "several": outcomes is not None}
+            choice = chosen_policy(self._domain, goal=goal, **planned)
             if policy is not None:
                 choice = policy if isinstance(policy, ChosenPolicy) else ChosenPolicy(policy, "")
             chosen, why = arguments.check_policy(choice.policy), choice.why or None
@@ -130,15 +127,15 @@ class AskTell:
             said["workers"] = None if workers is None else check_count("workers", workers)
         self._about = about_run(self._domain, chosen, **how, notes=kept, **said)
         self._names = () if outcomes is None else outcomes.names  # in the order of rows without names
-        self._ranks = Lockstep(group)
-        self._ranks.compare(partial(shared_settings, self._about, before))
+        ranks = Lockstep(group_of(part))
+        ranks.compare(partial(shared_settings, self._about, before))
         self._engine = Engine(self._domain, chosen, **how)
         if before is not None:
             self._engine.check_noise(before[1])
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
-        recorder = Recorder.create(storage, self._about, self._domain, before, self._ranks.group)
-        self._steps = Steps(self._engine, recorder, self._ranks)
+        recorder = Recorder.create(storage, self._about, self._domain, before, ranks.group)
+        self._steps = Steps(self._engine, recorder, ranks)
         if before is not None:
             self._steps.observe(*before)
 
@@ -174,13 +171,13 @@ class AskTell:
         Warns:
             ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
         """
-        candidates = arguments.tensor_of("arms", arms)
+        candidates = inputs.tensor_of("arms", arms)
         with opened(storage, candidates, device) as (writer, journal):
             domain, about = domain_of(journal, candidates, device, feasible=feasible, asking=True), journal.about
             settings = {name: about[name] for name in ("seed", "certify_every", "minimize", "notes")}
             settings |= {} if (outcomes := recorded_outcomes(journal)) is None else outcomes.describe()
-            with group_of(candidates).checked(ARGUMENTS):
-                columns = arguments.input_names_of(arms, outcomes)
+            with checking(candidates):
+                columns = inputs.input_names_of(arms, outcomes)
                 if columns and columns != about.get("inputs", columns):
                     raise ValueError(
                         f"expected the arms of the run in {journal.path} with the columns {', '.join(about['inputs'])}, got "
@@ -239,7 +236,6 @@ class AskTell:
         return self._about
 
     def __repr__(self) -> str:
-        """Return the policy and the numbers of evaluations, in one line."""
         return f"AskTell(policy={self._about['policy']!r}, asked={self.asked}, pending={len(self.pending)})"
 
     @property
@@ -310,13 +306,13 @@ class AskTell:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
         names, outcomes = self._names, self._engine.outcomes
-        check_same_order(tickets=self._labelled(tickets), y=y, X=X)
+        check_same_order(tickets=self._engine.ledger.labelled(tickets), y=y, X=X)
 
         def answers() -> dict[int, Value]:
             known = self._known(tickets)
             return answers_of(known, y) if outcomes is None else outcomes_of(known, y, names, outcomes.names)
 
-        self._steps.answer(answers, None if X is None else lambda: arguments.checked_inputs("told", X, self._domain))
+        self._steps.answer(answers, None if X is None else lambda: inputs.checked_inputs("told", X, self._domain))
 
     def fail(self, tickets: Batch | Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and inputs that fail again are picked less and less.
@@ -353,7 +349,7 @@ class AskTell:
         """
         engine = self._engine
         self._steps.enqueue(
-            lambda: arguments.completed_inputs(X, self._domain, engine.suggested, engine.generator_ahead(), self._names)
+            lambda: inputs.completed_inputs(X, self._domain, engine.suggested, engine.generator_ahead(), self._names)
         )
 
     def reissue(self, tickets: Batch | Sequence[int] | Tensor | None = None) -> Batch:
@@ -425,61 +421,11 @@ class AskTell:
 
         Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
         """
-        engine, steps, ranks = self._engine, self._steps, self._ranks
-        if not ranks.group.leads:  # applies the events of the rank that does
-            with carrying(self, engine, self._so_far):
-                ended = steps.follow()
-            return replace(self.result(), ended=ended)
-        with ranks.leading():
-            spread, end = workers_of(executor, workers), self.asked + arguments.check_budget(budget)
-            ends = Ends(seconds=seconds, target=target, patience=patience, stop=stop)
-            bar = RunProgress(self.history, end) if check_flag("progress", progress) else None
-            watch = Watch(self, engine, end, ends, callback, on_result, bar, whole_batches=not ranks.alone)
-            how: dict[str, Any] = {"default": self._about["arrays"], "domain": engine.domain, "outcomes": self._names}
-            job = Job(
-                self,
-                arguments.evaluation_of(objective, call_with, vectorized, arrays, **how),
-                end,
-                evaluated=partial(engine.spend, "objective"),
-                observed=watch.call_back,
-                ended=watch.ended,
-                most=lambda asked: engine.mechanism.serial_batch(engine.state, asked),
-                together=watch.together,
-                reported=watch.reported,
-            )
-            evaluate = partial(run_serially, job) if spread is None else Dispatch(job, spread).run
-            with carrying(self, engine, self._so_far, end=end, journal=steps.recorder.path), bar or nullcontext():
-                ranks.agree("run")
-                try:
-                    evaluate()
-                except ScheduleComplete as complete:
-                    watch.reason = str(complete)
-                if watch.reason is not None:
-                    evaluated = self.asked - len(self.pending)
-                    logger.info("ended after %s of %s evaluations: %s", evaluated, end, watch.reason)
-                    if ranks.alone:
-                        steps.settle()
-                        watch.call_back()
-                ranks.agree("end", watch.reason)
-        result = replace(self.result(), ended=watch.reason)
-        if engine.outcomes is not None and engine.outcomes.constraints and not result.feasible and engine.rows:
-            columns = result.history.outcome_columns(result)
-            assert columns is not None  # there are outcomes
-            nearest, best = "result.best", columns.best_row
-            if engine.outcomes.only is None and best is not None:
-                nearest = f"evaluation {[ticket for row in result.history.rows for ticket in row.tickets][best]}"
-            violated = [name for name, by in columns.violations.items() if best is None or by[best] > 0.0]
-            absent = [name for name, y in columns.values.items() if best is not None and y[best] != y[best]]
-            limits = ", ".join(violated or columns.violations)  # by estimates, a result within them may violate them
-            text = (
-                f"{nearest} violates limits ({limits}) the least; check them and their units, search another range, or begin "
-                "with a feasible point (initial=)"
-            )
-            if absent and not violated:
-                text = f"{nearest} violates no limit, but {', '.join(absent)} is NaN in it; check the objective function"
-            if gone := [name for name, y in columns.values.items() if (y != y).all()]:
-                text = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} NaN in all of them; check the objective function"
-            warn_caller(f"none of {result.history.observations:,} evaluations is feasible: {text}", InfeasibleWarning)
+        given, arrays = locals(), self._about["arrays"]
+        ended = make_evaluations(self, self._steps, self._so_far, given, outcomes=self._names, arrays=arrays)
+        result = replace(self.result(), ended=ended)
+        if self._steps.ranks.group.leads:
+            warn_if_infeasible(result)
         return result
 
     def result(self) -> Result:
@@ -501,16 +447,6 @@ class AskTell:
     def _known(self, tickets: Batch | Sequence[int] | Tensor) -> list[int]:
         self._engine.ledger.check(numbers := tickets_of(tickets), issued=self._engine.next_ticket)
         return numbers
-
-    def _labelled(self, tickets: Any) -> Any:
-        """Return a list or an array of tickets with their arms, if they have any and all are pending; else as they are."""
-        asked, array = self._engine.ledger.asked, getattr(tickets, "ndim", 0) == 1 and hasattr(tickets, "tolist")
-        plain = tickets.tolist() if array else tickets
-        known = isinstance(plain, list) and all(type(one) is int and one in asked for one in plain)
-        if not known or not self._domain.indexed or hasattr(tickets, "equals"):  # a column is compared by its index
-            return tickets
-        arms, names = [asked[one] for one in plain], getattr(self._domain, "names", None)
-        return PlainBatch(arms, None, plain, None if names is None else [{"name": names[arm]} for arm in arms])
 
     def _so_far(self) -> Result:
         """Return :meth:`result` for an exception; without an incomplete batch where that raises, or on a second Ctrl-C."""

@@ -64,7 +64,6 @@ class Audit(NamedTuple):
     """Number of damaged records of the journal; they follow from others."""
 
     def __repr__(self) -> str:
-        """Return the findings in one line."""
         said = {
             "policy": self.recorded.about.get("policy"),
             "told": self.recorded.told,
@@ -96,8 +95,7 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     journal = Journal.read(path)
     recorded = recorded_in(journal)
     every = recorded.evaluations
-    picks = every.picks[every.known].tolist()
-    picks = [tuple(pick) for pick in picks] if every.picks.ndim > 1 else picks
+    picks = [tuple(pick) if isinstance(pick, list) else pick for pick in every.picks[every.known].tolist()]
     Y = torch.from_numpy(every.values[every.known])
     Y = Y.reshape(len(Y), *every.values.shape[1:] or (1,))
     engine, _, differing = replayed(journal, arms)

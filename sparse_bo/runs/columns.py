@@ -179,6 +179,11 @@ def sampled_effects(mean: Callable[[Tensor], Tensor], A: Tensor, B: Tensor, grou
     return torch.stack(effects)
 
 
+def fitted_of(state: RegionState | ImprovementState) -> FittedRegion | None:
+    """Return the local model of a state, or its surrogate; ``None`` before there is one."""
+    return state.fitted if isinstance(state, RegionState) else state.surrogate
+
+
 def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
     """Return the importance of the inputs for each outcome under the models of a state, by the name of the outcome.
 
@@ -192,27 +197,23 @@ def importance_of(state: State, domain: Domain) -> dict[str, Importance]:
 
     The name of an objective without one is ``""``. Outcomes whose model is flat, or over the arms alone, are left out.
     """
+    every: dict[str, Importance | None] = {}
     if isinstance(state, OutcomeModels):
         every = {
             name: _of_evaluations(state.U[state.rows_of(j)], state.replicates[j], fitted, domain)
             for j, (name, fitted) in enumerate(zip(state.outcomes.names, state.fitted, strict=False))
         }
     elif isinstance(state, RegionState | ImprovementState):
-        fitted = state.fitted if isinstance(state, RegionState) else state.surrogate
+        fitted = fitted_of(state)
         every = {} if fitted is None else {"": _of_evaluations(state.U, state.replicates, fitted, domain)}
     elif isinstance(state, BoxState) and state.model is not None:
         box = state.box
         every = {"": _sampled(lambda U: state.predicted(box.from_unit(U))[0], domain, box.to_unit(state.X))}
-    else:
-        every = {}
     return {name: found for name, found in every.items() if found is not None}
 
 
 def _of_evaluations(U: Tensor, seen: Replicates, fitted: FittedRegion, domain: Domain) -> Importance | None:
-    """Return the importance under a model of ``n x d`` evaluated points in the unit cube.
-
-    ``None`` where the search's model is ``fitted`` under a kernel of the user's, of the arms as they are.
-    """
+    """Return the importance under a model of ``n x d`` points in the unit cube; ``None`` under a kernel of the user's."""
     if not isinstance(fitted.gp.prior.kernel, Hyperparameters):
         return None
     rows = seen.rows[seen.values[seen.rows] >= _unbroken(seen.values[seen.rows])]
@@ -248,10 +249,7 @@ def _varied(U: Tensor) -> Tensor:
 
 
 def _sampled(mean: Callable[[Tensor], Tensor], domain: Domain, U: Tensor) -> Importance | None:
-    """Return the importance by a posterior mean of points in the unit cube, from a Sobol sample.
-
-    ``U``: ``n x d`` evaluated points; a column with one value in them has that value.
-    """
+    """Return the importance by a posterior mean in the unit cube; columns with one value in the points ``U`` have it."""
     names, groups = _inputs(domain)
     count = 1_024 if len(groups) <= 50 else 256
     points = sobol_points(count, 2 * domain.dims, seed=0).to(domain.device)

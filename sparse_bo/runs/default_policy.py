@@ -1,8 +1,8 @@
-"""The policy of a run that names none: by domain, goal, dimension, budget and workers, with the reason in words."""
+"""The policy of a run: where none is named by domain, goal, dimension, budget and workers, with the reason; for a minimum."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 from sparse_bo.domains import Arms, Box, Domain
@@ -134,3 +134,14 @@ def _first_evaluations(domain: Domain, evaluations: int) -> int:
     few = domain.count * MOST_EVALUATIONS <= MOST_NUMBERS
     first = FIRST_EVALUATIONS if few else FIRST_NUMBERS // domain.count
     return first if first >= DESIGN_SHARE * ExpectedImprovement().on(domain).design_size else 0
+
+
+def for_negative(policy: Policy) -> Policy:
+    """Return the policy for −y: its prior mean changes sign, also that of a policy within it."""
+    if not is_dataclass(policy) or isinstance(policy, type):
+        return policy
+    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    changed: dict[str, Any] = {name: for_negative(value) for name, value in values.items() if isinstance(value, Policy)}
+    if values.get("prior_mean") is not None:
+        changed["prior_mean"] = -values["prior_mean"]
+    return replace(policy, **changed) if changed else policy

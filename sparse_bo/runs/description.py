@@ -75,10 +75,7 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Tensor, list[Value]
     return {
         "policy": about["policy"],
         "settings of the policy": about["fingerprint"],
-        "seed": about["seed"],
-        "certify_every": about["certify_every"],
-        "minimize": about["minimize"],
-        "outcomes": about.get("outcomes"),
+        **{name: about.get(name) for name in ("seed", "certify_every", "minimize", "outcomes")},
         "initial observations": None if given is None else hashlib.blake2b(repr(given).encode(), digest_size=8).hexdigest(),
         **{f"version of {name}": version for name, version in about["versions"].items()},
     }
@@ -86,11 +83,9 @@ def shared_settings(about: Mapping[str, Any], initial: tuple[Tensor, list[Value]
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run for its history."""
-    names = (
-        "policy", "why", "taken", "seed", "minimize", "outcomes", "arms", "others", "names", "inputs", "bounds", "space",
-        "versions", "device",
-    )  # fmt: skip
-    return {name: about[name] for name in names if name in about}
+    run = ("policy", "why", "taken", "seed", "minimize", "outcomes")
+    domain = ("arms", "others", "names", "inputs", "bounds", "space", "versions", "device")
+    return {name: about[name] for name in (*run, *domain) if name in about}
 
 
 def checked_about(journal: Journal) -> Mapping[str, Any]:
@@ -101,10 +96,10 @@ def checked_about(journal: Journal) -> Mapping[str, Any]:
     wrong = [name for name, kind in {**_ABOUT, **domain}.items() if name not in about or not isinstance(about[name], kind)]
     wrong += ["space"] if "space" in about and not isinstance(about["space"], Mapping) else []
     wrong += ["workers"] if type(about.get("workers", 1)) is not int else []
+    others = about.get("others", 0)
     if "arms" in domain and not wrong and [type(size) for size in about["arms"]] != [int, int]:
         wrong.append("arms")
-    others = about.get("others", 0)
-    if "arms" in domain and not wrong and (type(others) is not int or not 0 <= others < about["arms"][0]):
+    elif "arms" in domain and not wrong and (type(others) is not int or not 0 <= others < about["arms"][0]):
         wrong.append("others")
     if wrong:
         raise StorageError(
@@ -168,19 +163,16 @@ def domain_of(
     """
     about, path = checked_about(journal), journal.path
     where = _recorded_device(about["device"], path) if device is None else torch.device(device)
-    if "space" in about or "bounds" in about:
+    if arms is not None and ("space" in about or "bounds" in about):
         kind = "space of named parameters" if "space" in about else "box"
-        if arms is not None:
-            raise ValueError(f"the run in {path} is on a {kind}; drop arms=")
-        if "space" in about:
-            with as_written(path, "the description of the space"):
-                space = recorded_space(about, feasible, where)
-            if asking and isinstance(space, SpaceBox) and space.restricted != (feasible is not None):
-                fix = "has a feasibility function, which a journal cannot store; pass feasible="
-                raise ValueError(
-                    f"the run in {path} {fix if space.restricted else 'has no feasibility function; drop feasible='}"
-                )
-            return space
+        raise ValueError(f"the run in {path} is on a {kind}; drop arms=")
+    if "space" in about:
+        with as_written(path, "the description of the space"):
+            space = recorded_space(about, feasible, where)
+        if asking and isinstance(space, SpaceBox) and space.restricted != (feasible is not None):
+            fix = "has a feasibility function, which a journal cannot store; pass feasible="
+            raise ValueError(f"the run in {path} {fix if space.restricted else 'has no feasibility function; drop feasible='}")
+        return space
     if feasible is not None:
         raise ValueError(f"the run in {path} is on no space of named parameters; drop feasible=")
     if "bounds" in about:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from sparse_bo.evaluations.job import TASK_SECONDS, Batch
-from sparse_bo.evaluations.results import Value
+from sparse_bo.evaluations.results import Value, row_of
 from sparse_bo.report.view import visible
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import History, HistoryRow
@@ -124,7 +124,10 @@ class Seen(NamedTuple):
 
 @dataclass(eq=False)
 class Watch:
-    """Calls back during a run up to ``end`` evaluations, and watches for earlier ends; ``whole_batches``: between batches."""
+    """Calls back during a run up to ``end`` evaluations, and watches for earlier ends; ``whole_batches``: between batches.
+
+    ``names`` of several outcomes are in the order of their rows.
+    """
 
     loop: Any
     engine: Engine
@@ -133,6 +136,7 @@ class Watch:
     callback: Callable[[Any, HistoryRow], Any] | None
     on_result: Callable[[Evaluation], Any] | None
     bar: RunProgress | None
+    names: Sequence[str]
     whole_batches: bool
     reason: str | None = None
     """Reason for the end; ``None`` while there is none."""
@@ -173,8 +177,8 @@ class Watch:
         for k, (ticket, value) in enumerate(zip(batch.tickets, values, strict=True)):
             index = None if batch.indices is None else int(batch.indices[k])
             named = {} if batch.parameters is None else batch.parameters[k]
-            row = (value,) if isinstance(value, float) else value
-            every = {} if outcomes is None else dict(zip(self.loop._names, row, strict=True))
+            row = row_of(value)
+            every = {} if outcomes is None else dict(zip(self.names, row, strict=True))
             self.on_result(Evaluation(ticket, X[k], index, named, row[0], every))
 
     def ended(self) -> bool:
@@ -204,13 +208,12 @@ class Watch:
         return None
 
     def _results(self) -> Seen:
-        engine = self.engine
-        for row in engine.rows[self._rows :]:
+        for row in self.engine.rows[self._rows :]:
             before, self._rows = self._seen, self._rows + 1
             self._seen = self._after(row.results, before)
             if row.added:  # only a better one counts
                 self._seen = self._seen._replace(since=before.since if self._seen.front == before.front else 0)
-        return self._after(engine.ledger.results, self._seen)
+        return self._after(self.engine.ledger.results, self._seen)
 
     def _after(self, values: list[Value], seen: Seen) -> Seen:
         for value in values:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import wraps
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,13 +31,13 @@ from sparse_bo.policies import BanditState, Mechanism, Outcomes, Policy, Proposa
 from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.protocol import BatchMechanism, mechanism_of
 from sparse_bo.policies.states import Phase, PointState
+from sparse_bo.runs.default_policy import for_negative
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
 from sparse_bo.seeding import generator_of
 
 UNLIMITED = 2**62
-Mark = tuple[dict[str, Any], int, LedgerMark]
-"""A point to revert to: the fields, the length of the history, and the mark of the ledger."""
+Mark = tuple[dict[str, Any], int, LedgerMark]  # the fields, the length of the history, and the mark of the ledger
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -66,17 +66,6 @@ class Update:
     generator: torch.Generator
     seconds: float
     """Approximate cost of a replay (s)."""
-
-
-def for_negative(policy: Policy) -> Policy:
-    """Return the policy for −y: its prior mean changes sign, also that of a policy within it."""
-    if not is_dataclass(policy) or isinstance(policy, type):
-        return policy
-    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
-    changed: dict[str, Any] = {name: for_negative(value) for name, value in values.items() if isinstance(value, Policy)}
-    if values.get("prior_mean") is not None:
-        changed["prior_mean"] = -values["prior_mean"]
-    return replace(policy, **changed) if changed else policy
 
 
 class Engine:
@@ -110,16 +99,14 @@ class Engine:
             domain = domain.cpu()
         self.domain = domain
         self.state: State = self.mechanism.init()
-        self.ledger = Ledger(domain)
-        self.rows: list[HistoryRow] = []
+        self.ledger, self.rows = Ledger(domain), list[HistoryRow]()
         self.asked = self.next_ticket = 0
         self.seconds = 0.0
         """Seconds of picks and updates since the last snapshot, the approximate cost of a replay."""
-        self._ahead, self._at = Ahead(domain, domain.no_picks), 0  # picks made ahead, and the number of them that were asked
-        self._queue, self._queue_at = Ahead(domain, domain.no_picks), 0  # picks of the user, likewise
+        self._ahead, self._at = Ahead(domain), 0  # picks made ahead, and the number of them that were asked
+        self._queue, self._queue_at = Ahead(domain), 0  # picks of the user, likewise
         self._refused: int | None = None  # results that the policy needs, until state or pending picks change
-        self._effort: dict[Phase, float] = {}
-        self._rechecked = 0
+        self._effort, self._rechecked = dict[Phase, float](), 0
 
     @property
     def due(self) -> bool:
@@ -130,9 +117,8 @@ class Engine:
         """Return the next evaluations, or the number of results that the policy needs first. Only timings change."""
         if queued := self._queued(limit):
             return queued
-        ahead, at = self._ahead, self._at
-        if ahead.count - at >= limit:
-            return ahead.part(at, limit, self.next_ticket, self.generator)
+        if self._ahead.count - self._at >= limit:
+            return self._ahead.part(self._at, limit, self.next_ticket, self.generator)
         return self._refused if self._refused is not None else self._picked(limit, self.mechanism.ask)
 
     def propose_beyond_batch(self, limit: int) -> Handing | int:
@@ -141,15 +127,20 @@ class Engine:
 
     def _queued(self, limit: int) -> Handing | None:
         """Return evaluations that the user has queued; ``None`` without any."""
-        queued = self._queue.count - self._queue_at
-        return self._queue.part(self._queue_at, min(queued, limit), self.next_ticket, self.generator) if queued else None
+        q = min(self.queued, limit)
+        return self._queue.part(self._queue_at, q, self.next_ticket, self.generator) if q else None
+
+    @property
+    def queued(self) -> int:
+        """Number of queued picks that no ask has returned yet."""
+        return self._queue.count - self._queue_at
 
     def generator_ahead(self) -> torch.Generator:
         """Return a copy of the generator for the parts that queued points lack: at other draws after every pick, queued or not.
 
         It keeps the seed, by which an initial design goes on.
         """
-        generator, number = self.generator.clone_state(), self.next_ticket + self._queue.count - self._queue_at
+        generator, number = self.generator.clone_state(), self.next_ticket + self.queued
         draws = int(torch.randint(1, 2**20, (), generator=generator_of(number), device="cpu"))
         torch.rand(draws, generator=generator, dtype=torch.float32, device="cpu")
         return generator
@@ -157,8 +148,7 @@ class Engine:
     @with_gradients
     def suggested(self, q: int, generator: torch.Generator) -> Tensor:
         """Return ``q`` picks of the policy after those that are pending or queued; uniform ones where it waits or has ended."""
-        made = self.domain.no_picks
-        before = torch.cat([self.ledger.picks(), self._queue.picks[self._queue_at :]])
+        made, before = self.domain.no_picks, torch.cat([self.ledger.picks(), self._queue.picks[self._queue_at :]])
         while len(made) < q:
             seen = torch.cat([before, made])
             try:
@@ -167,17 +157,16 @@ class Engine:
                 more = Wait(1)
             if isinstance(more, Wait):
                 assert isinstance(self.domain, Box | SpaceArms)  # others have no parts
-                left, where = q - len(made), {"seen": seen} if isinstance(self.domain, SpaceArms) else {}
-                return torch.cat([made, self.domain.uniform(left, **where, generator=generator).to(made)])
+                where = {"seen": seen} if isinstance(self.domain, SpaceArms) else {}
+                return torch.cat([made, self.domain.uniform(q - len(made), **where, generator=generator).to(made)])
             made = torch.cat([made, more.picks])
         return made
 
     @with_gradients
     def _picked(self, limit: int, ask: Callable[..., Proposal | Wait]) -> Handing | int:
         """Return the remaining picks made ahead and new ones, or the number of results that the policy needs first."""
-        ahead, at = self._ahead, self._at
         start = time.perf_counter()
-        picks, generator = ahead.picks[at:], self.generator.clone_state()  # the run's own advances when the draws are used
+        picks, generator = self._ahead.picks[self._at :], self.generator.clone_state()  # the run's advances with used draws
         pending = torch.cat([self.ledger.picks(), picks])
         try:
             more = ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
@@ -185,12 +174,11 @@ class Engine:
             if self.minimize:
                 error.args = (f"{error} (The run minimises: these values are of −y.)",)
             raise
-        seconds = time.perf_counter() - start
-        self.spend("pick", seconds)
+        self.spend("pick", seconds := time.perf_counter() - start)
         self.seconds += seconds
         if isinstance(more, Wait):
             if len(picks):
-                return ahead.part(at, len(picks), self.next_ticket, self.generator)
+                return self._ahead.part(self._at, len(picks), self.next_ticket, self.generator)
             self._refused = more.needed
             return more.needed
         self._rechecked += more.rechecked
@@ -219,7 +207,7 @@ class Engine:
         self.ledger.add(handing.batch.tickets, handing.picks)
         if handing.ahead is self._queue:  # picks made ahead did not know of these
             self._queue_at = handing.start + q
-            self._ahead, self._at = Ahead(self.domain, self.domain.no_picks), 0
+            self._ahead, self._at = Ahead(self.domain), 0
         else:
             self._ahead, self._at = handing.ahead, handing.start + q
         self.generator, self._refused = handing.generator, None
@@ -228,8 +216,7 @@ class Engine:
 
     def next_update(self) -> Update:
         """Return the update by the results so far."""
-        batch, values = self.ledger.answers()
-        return self._updated(batch, values, self.mechanism.tell)
+        return self._updated(*self.ledger.answers(), self.mechanism.tell)
 
     def observed(self, picks: Tensor, values: list[Value]) -> Update:
         """Return the update by observations that the run has not asked for, with the next tickets."""
@@ -248,12 +235,7 @@ class Engine:
     def move(self, where: tuple[list[int], NDArray[Any]]) -> None:
         """Say where evaluations without a result (tickets) are made instead: picks as the journal has them."""
         self.ledger.move(*where)
-        self._ahead, self._at, self._refused = Ahead(self.domain, self.domain.no_picks), 0, None
-
-    @property
-    def queued(self) -> int:
-        """Number of queued picks that no ask has returned yet."""
-        return self._queue.count - self._queue_at
+        self._ahead, self._at, self._refused = Ahead(self.domain), 0, None
 
     def enqueue(self, picks: Tensor) -> None:
         """Add picks that the next asks return first."""
@@ -263,18 +245,16 @@ class Engine:
         """Apply an update of :meth:`next_update` or :meth:`observed`."""
         tickets = update.row.tickets
         self.rows.append(update.row)
-        self.state, self.generator = update.state, update.generator
-        self._ahead, self._at, self._refused = Ahead(self.domain, self.domain.no_picks), 0, None
+        self.state, self.generator, self.seconds = update.state, update.generator, self.seconds + update.seconds
+        self._ahead, self._at, self._refused = Ahead(self.domain), 0, None
         self._effort, self._rechecked = {}, 0
         self.next_ticket = max(self.next_ticket, 1 + max(tickets, default=-1))
-        self.seconds += update.seconds
         self.ledger.settle(tickets)
 
     def began_with(self, picks: Tensor, values: list[Value]) -> bool:
         """Return whether the run has these initial observations."""
-        first = self.rows[0] if self.rows and self.rows[0].added else None
-        where = self.domain.recorded(picks).tolist()
-        return first is not None and (first.points or first.indices, repr(first.results)) == (where, repr(values))
+        there = [(row.points or row.indices, repr(row.results)) for row in self.rows[:1] if row.added]
+        return there == [(self.domain.recorded(picks).tolist(), repr(values))]
 
     def spend(self, on: Phase, seconds: float) -> None:
         """Add time to a phase of the next history row."""
@@ -290,15 +270,14 @@ class Engine:
         if frozen is None:
             return None
         tickets = self.ledger.pending
+        counts = {"rows": len(self.rows), "asked": self.asked, "next_ticket": self.next_ticket}
         return {
             **{f"state.{name}": value for name, value in frozen.items()},
             "generator": self.generator.get_state(),
             "open": self.ledger.handed_out(tickets).picks,
             "queue": self._queue.picks[self._queue_at :],
             "tickets": tickets,
-            "rows": len(self.rows),
-            "asked": self.asked,
-            "next_ticket": self.next_ticket,
+            **counts,
         }
 
     @with_gradients
@@ -308,9 +287,9 @@ class Engine:
         Raises:
             StorageError: If it does not.
         """
-        for name in ("rows", "asked", "next_ticket"):
-            if type(frozen[name]) is not int or frozen[name] < 0:
-                raise StorageError(f"expected {name} in the snapshot as a count, got {frozen[name]!r:.100}; take another copy")
+        for name, count in ((name, frozen[name]) for name in ("rows", "asked", "next_ticket")):
+            if type(count) is not int or count < 0:
+                raise StorageError(f"expected {name} in the snapshot as a count, got {count!r:.100}; take another copy")
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
         self._check_picks(open=frozen["open"], queue=frozen["queue"])
         self.state = self.mechanism.thaw(on_device(parts, self.domain.device))
@@ -318,12 +297,10 @@ class Engine:
         self.generator.set_state(frozen["generator"])
         self.ledger.add(frozen["tickets"], self.domain.recorded(frozen["open"]))
         self.enqueue(frozen["queue"].to(self.domain.device))
-        self.rows = rows[: frozen["rows"]]
-        if self.rows and self.state.pulls != self.rows[-1].pulls:
-            raise StorageError(
-                f"expected {self.rows[-1].pulls:,} results in the snapshot, as in the history, got {self.state.pulls:,}; take "
-                "another copy"
-            )
+        self.rows, pulls = rows[: frozen["rows"]], self.state.pulls
+        if self.rows and pulls != (wanted := self.rows[-1].pulls):
+            both = f"expected {wanted:,} results in the snapshot, as in the history, got {pulls:,}"
+            raise StorageError(f"{both}; take another copy")
         self.asked, self.next_ticket = frozen["asked"], frozen["next_ticket"]
 
     def _check_picks(self, **recorded: Tensor) -> None:
@@ -331,26 +308,24 @@ class Engine:
         like = self.mechanism.init().succeeded
         for name, picks in recorded.items():
             if picks.shape[1:] != like.shape[1:] or picks.dtype != like.dtype:
-                shape = "".join(f" x {size}" for size in like.shape[1:])
-                raise StorageError(
-                    f"expected {name} picks in the snapshot as n{shape} {like.dtype}, got {tuple(picks.shape)} {picks.dtype}; "
-                    "take another copy"
-                )
+                wanted = f"n{''.join(f' x {size}' for size in like.shape[1:])} {like.dtype}"
+                got = f"{tuple(picks.shape)} {picks.dtype}; take another copy"
+                raise StorageError(f"expected {name} picks in the snapshot as {wanted}, got {got}")
 
     def redo(self, event: Event) -> Update | None:
         """Apply a recorded event; return the update of the state that it causes."""
         tickets = [] if event.tickets is None else event.tickets.tolist()
         self.ledger.check(tickets)
+        picks: Any = event.picks
         update = None
         if event.kind == "ask":
-            self._redo_ask(event)
+            self._redo_ask(event, picks)
         elif event.kind == "enqueue":
-            self.enqueue(self.tensor(event.picks))
+            self.enqueue(self.tensor(picks))
         elif event.kind == "move":
-            assert event.picks is not None
-            self.move((tickets, event.picks))
+            self.move((tickets, picks))
         elif event.kind == "add":
-            update = self.observed(self.tensor(event.picks), event.values)
+            update = self.observed(self.tensor(picks), event.values)
         else:
             if event.kind == "tell":
                 self.ledger.answer(dict(zip(tickets, event.values, strict=True)))
@@ -360,15 +335,14 @@ class Engine:
             self.apply(update)
         return update
 
-    def _redo_ask(self, event: Event) -> None:
-        assert event.picks is not None
+    def _redo_ask(self, event: Event, picks: NDArray[Any]) -> None:
         if event.first != self.next_ticket:
             raise StorageError(f"expected ticket {self.next_ticket} in the journal, got {event.first}: the journal is damaged")
         limit = UNLIMITED if event.max_q is None else event.max_q
         handing = self.propose(limit)
-        if isinstance(handing, int) or len(handing.picks) < len(event.picks):  # only an ask beyond the batch has so many
+        if isinstance(handing, int) or len(handing.picks) < len(picks):  # only an ask beyond the batch has so many
             handing = self.propose_beyond_batch(limit)
-        if isinstance(handing, int) or not np.array_equal(handing.picks, event.picks):
+        if isinstance(handing, int) or not np.array_equal(handing.picks, picks):
             warn_caller(
                 f"the picks from ticket {event.first} on, computed again, differ from the recorded ones (other hardware, other "
                 "versions of torch or sparse_bo, or another feasible=); the recorded ones are used, later ones may differ from "
@@ -376,22 +350,21 @@ class Engine:
                 ResumeWarning,
             )
             generator = self.generator if isinstance(handing, int) else handing.generator
-            handing = Ahead(self.domain, self.tensor(event.picks)).part(0, len(event.picks), event.first, generator)
+            handing = Ahead(self.domain, self.tensor(picks)).part(0, len(picks), event.first, generator)
         self.hand_out(handing)
 
     @with_gradients
     def _updated(self, batch: Batch, values: list[Value], tell: Callable[..., State], *, added: bool = False) -> Update:
         """Return the update by results of ``batch`` through the mechanism's ``tell`` or ``observe``."""
-        good = [i for i, v in enumerate(values) if not is_failed(v)]
-        bad = [i for i, v in enumerate(values) if is_failed(v)]
+        good, bad = ([i for i, v in enumerate(values) if is_failed(v) == failed] for failed in (False, True))
         generator, start = self.generator.clone_state(), time.perf_counter()
-        device, errors = self.domain.device, None
+        tensor, errors = partial(torch.tensor, device=self.domain.device), None
         if good:
             results = [values[i] for i in good]
-            y = torch.tensor(results, dtype=torch.float64, device=device)
-            picks, known = batch.picks[torch.tensor(good, device=device)], dict[str, Any]()
+            y = tensor(results, dtype=torch.float64)
+            picks, known = batch.picks[tensor(good)], dict[str, Any]()
             if has_sds(results):
-                known["sd"] = torch.tensor(sds_of(results), dtype=torch.float64, device=device).reshape(y.shape)
+                known["sd"] = tensor(sds_of(results), dtype=torch.float64).reshape(y.shape)
             y = -y if self.minimize else y
             errors = self.state.standardised_errors(picks, y, **known)
             if errors is not None and self.outcomes is not None:
@@ -402,21 +375,12 @@ class Engine:
             state = self.state.without_results()
         if bad:
             state = state.with_not_picked(len(bad)) if added else state
-            state = self.mechanism.fail(state, batch.picks[torch.tensor(bad, device=device)], generator=generator)
+            state = self.mechanism.fail(state, batch.picks[tensor(bad)], generator=generator)
         seconds = time.perf_counter() - start
-        certified = self.certify_every is not None and state.round % self.certify_every == 0
-        certificate = self.certificate(state) if certified else None
-        row = make_row(
-            state,
-            batch,
-            values,
-            rechecked=self._rechecked,
-            added=added,
-            errors=errors,
-            variance_factor=None if certificate is None else certificate.factor,
-            seconds={**self._effort, **state.seconds},
-            minimize=self.minimize,
-        )
+        certificate = self.certificate(state) if self.certify_every and state.round % self.certify_every == 0 else None
+        how: dict[str, Any] = {"added": added, "errors": errors, "minimize": self.minimize, "rechecked": self._rechecked}
+        how["variance_factor"] = None if certificate is None else certificate.factor
+        row = make_row(state, batch, values, seconds={**self._effort, **state.seconds}, **how)
         errors = -errors if self.minimize and errors is not None else errors
         return Update(state, row, errors, generator, seconds)
 
@@ -426,16 +390,10 @@ class Engine:
         if not isinstance(state, BanditState) or state.posterior is None:
             return None
         prior = state.posterior.prior
-        return certify(
-            state.observations,
-            state.posterior.dictionary,
-            covariance=prior.covariance,
-            regularization=prior.regularization,
-            memory_bytes=prior.memory_bytes,
-            generator=torch.Generator().manual_seed(self.seed),
-        )
+        how = {name: getattr(prior, name) for name in ("covariance", "regularization", "memory_bytes")}
+        generator = torch.Generator().manual_seed(self.seed)
+        return certify(state.observations, state.posterior.dictionary, generator=generator, **how)
 
-    def tensor(self, picks: NDArray[Any] | None) -> Tensor:
+    def tensor(self, picks: NDArray[Any]) -> Tensor:
         """Return recorded picks on the device of the domain."""
-        assert picks is not None
         return torch.from_numpy(np.array(picks)).to(self.domain.device)

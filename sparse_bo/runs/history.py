@@ -129,7 +129,6 @@ class History:
     """Policy, seed, whether it minimises, size of the arm set or the bounds of the box, versions."""
 
     def __repr__(self) -> str:
-        """Return the policy and the size of the run."""
         return f"History(policy={self.info.get('policy')!r}, batches={len(self.rows)}, observations={self.observations})"
 
     def column(self, name: str) -> list[Any]:
@@ -170,8 +169,8 @@ class History:
         Args:
             report: Of the state after them, with the reference point that it has chosen; ``None``: it is inferred.
         """
-        outcomes, results = self.outcomes, [one for row in self.rows for one in row.results]
-        return None if outcomes is None else outcome_columns(outcomes, results, report)
+        outcomes = self.outcomes
+        return None if outcomes is None else outcome_columns(outcomes, self.results, report)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -193,6 +192,16 @@ class History:
     def points(self) -> list[list[float]]:
         """Every point of a box evaluated or added, in the order of the rows; empty on arms."""
         return [x for row in self.rows for x in row.points or []]
+
+    @property
+    def tickets(self) -> list[int]:
+        """Ticket of every evaluation, in the order of the rows."""
+        return [ticket for row in self.rows for ticket in row.tickets]
+
+    @property
+    def results(self) -> list[Value]:
+        """Result of every evaluation as it was reported, in the order of the rows: :attr:`HistoryRow.results`."""
+        return [one for row in self.rows for one in row.results]
 
     @property
     def names(self) -> list[str]:
@@ -217,19 +226,22 @@ class History:
         lists = ("indices", "points", "values", "outcomes", "sds", "tickets", "seconds")
         names = [field.name for field in fields(HistoryRow) if field.name not in lists]
         table = {name: self.column(name) for name in (*names, "batch_size", "failed")}
-        for phase in dict.fromkeys(phase for row in self.rows for phase in row.seconds):
-            table[f"seconds_{phase}"] = [row.seconds.get(phase, 0.0) for row in self.rows]
+        table |= {f"seconds_{phase}": seconds for phase, seconds in self._phases.items()}
         frame: DataFrame = optional("pandas").DataFrame(table)
         return frame
+
+    @property
+    def _phases(self) -> dict[Phase, list[float]]:
+        phases = dict.fromkeys(phase for row in self.rows for phase in row.seconds)
+        return {phase: [row.seconds.get(phase, 0.0) for row in self.rows] for phase in phases}
 
     def batches(self) -> Batches:
         """Return the columns that figures show."""
         names = ("best_mean", "best_sd", "dictionary_size", "effective_dimension", "variance_factor")
         columns = {name: np.array([np.nan if v is None else v for v in self.column(name)], np.float64) for name in names}
-        phases = dict.fromkeys(phase for row in self.rows for phase in row.seconds)
         return Batches(
             sizes=np.array(self.column("batch_size"), np.float64),
-            seconds={phase: np.array([row.seconds.get(phase, 0.0) for row in self.rows]) for phase in phases},
+            seconds={phase: np.array(seconds) for phase, seconds in self._phases.items()},
             refuted=self.refuted,
             refuted_after=next((row.pulls for row in self.rows if row.refuted is not None), None),
             **columns,
@@ -275,16 +287,14 @@ class History:
             OSError: If the file cannot be read.
             ValueError: If it is not a history of this version, or a line is damaged (the line is named).
         """
-        header: dict[str, Any] = {}
-        rows = []
+        header, rows = dict[str, Any](), list[HistoryRow]()
         if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
             raise ValueError(f"expected a history file, got {path}, which is no file")
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"expected a history file, got {path}, which is no text; was it written by History.save?"
-            ) from error
+            got = f"{path}, which is no text; was it written by History.save?"
+            raise ValueError(f"expected a history file, got {got}") from error
         for number, line in enumerate(text.splitlines(), start=1):
             try:
                 parsed = json.loads(line)

@@ -1,4 +1,4 @@
-"""Signals and exceptions of a run: Ctrl-C waits for the end of a change, and exceptions carry the result so far."""
+"""Ctrl-C waits for the end of a change of a run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-from sparse_bo.errors import ObjectiveError, RunInterrupted
-from sparse_bo.evaluations.job import EvaluationFailed, Loop
-from sparse_bo.runs.engine import Engine
-from sparse_bo.runs.result import Result
 
 HELD = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM"))
 """Signals whose handlers may raise an exception anywhere in the main thread."""
@@ -74,34 +67,3 @@ class Boundary:
                 _handle_by(number, handler)
         finally:
             self._holding = False  # a handler that is back may have raised before the next one is: see `hold`
-
-
-@contextmanager
-def carrying(
-    loop: Loop, engine: Engine, so_far: Callable[[], Result], *, end: int | None = None, journal: Path | None = None
-) -> Iterator[None]:
-    """Add the loop and the result so far to exceptions of the block, with advice on how to continue.
-
-    ``end`` is the number of evaluations at the end of the run; ``None``: unknown.
-    """
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        evaluated, waiting = loop.asked - len(loop.pending), engine.ledger.answered
-        reason = f"interrupted after {evaluated:,}{'' if end is None else f' of {end:,}'} evaluations"
-        reason += f" ({waiting:,} not in the model yet)" if waiting else ""
-        there = f"{reason}; they are in .loop and .result"
-        there += "" if journal is None else f", and in {journal}: run the same call again with resume=True, or AskTell.resume"
-        raise RunInterrupted(there, loop=loop, result=so_far(), reason=reason) from interrupt
-    except EvaluationFailed as error:
-        reason = f"the objective failed {error}"
-        message = (
-            f"{reason}. Return NaN for an evaluation that has to count as failed, or pass executor=Workers(…, on_error='drop')."
-            " All earlier results are in .result and .loop; tell or fail the tickets in .loop.pending, then continue with "
-            ".loop.run(...)"
-        )
-        raise ObjectiveError(message, loop=loop, result=so_far(), reason=reason) from error.__cause__
-    except BaseException as error:  # a cancelled task, SystemExit of a callback, an exit of the host's own kind
-        vars(error).update(loop=loop, result=so_far())
-        error.add_note("All earlier results are in the attributes .loop and .result of this exception.")
-        raise

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Domain
 from sparse_bo.errors import TicketError
-from sparse_bo.evaluations.job import Batch, some
+from sparse_bo.evaluations.job import Batch, PlainBatch, some
 from sparse_bo.evaluations.results import Value
 
 LedgerMark = tuple[dict[int, Any], dict[int, Value], int, int]
@@ -33,15 +33,15 @@ class Handing(NamedTuple):
 
 
 class Ahead:
-    """Picks made ahead (``q`` arms, or ``q x d`` points), for the next asks with the same state. A value.
+    """Picks made ahead (``q`` arms, or ``q x d`` points; none by default), for the next asks with the same state. A value.
 
     They are on the host and on the device, and their inputs are fetched in blocks: an ask of one costs two small copies, on the
     CPU by NumPy, which takes a fifth of torch's time.
     """
 
-    def __init__(self, domain: Domain, picks: Tensor) -> None:
-        self.domain, self.picks = domain, picks
-        self._host: NDArray[Any] = domain.recorded(picks)
+    def __init__(self, domain: Domain, picks: Tensor | None = None) -> None:
+        self.domain, self.picks = domain, domain.no_picks if picks is None else picks
+        self._host: NDArray[Any] = domain.recorded(self.picks)
         self.count = len(self._host)
         self._on_host = domain.device.type == "cpu"
         self._fetched: tuple[Any, int, int] = (None, 0, 0)  # inputs of the picks from a start to a stop
@@ -125,10 +125,15 @@ class Ledger:
         """Say that evaluations without a result are made elsewhere; arguments as those of :meth:`add`. O(all evaluations)."""
         self._open = self._open | dict(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
 
-    @property
-    def asked(self) -> Mapping[int, Any]:
-        """Picks by ticket that have no result in the state, in the form of the journal."""
-        return self._open
+    def labelled(self, tickets: Any) -> Any:
+        """Return a list or an array of tickets with their arms, if they have any and all are pending; else as they are."""
+        array = getattr(tickets, "ndim", 0) == 1 and hasattr(tickets, "tolist")
+        plain = tickets.tolist() if array else tickets
+        known = isinstance(plain, list) and all(type(one) is int and one in self._open for one in plain)
+        if not known or not self.domain.indexed or hasattr(tickets, "equals"):  # a column is compared by its index
+            return tickets
+        arms, names = [self._open[one] for one in plain], getattr(self.domain, "names", None)
+        return PlainBatch(arms, None, plain, None if names is None else [{"name": names[arm]} for arm in arms])
 
     def handed_out(self, tickets: list[int]) -> Batch:
         """Return asked evaluations again."""

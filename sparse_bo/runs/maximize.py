@@ -10,19 +10,18 @@ from typing import Any, get_args
 from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Feasible, Space, check_domain, space_domain
-from sparse_bo.domains.sharded import group_of
+from sparse_bo.domains.sharded import checking, group_of
 from sparse_bo.evaluations.job import Arrays, CallWith
 from sparse_bo.evaluations.pools import Submits, Workers, packed, workers_of
 from sparse_bo.journal import Storage, delete, storage_of
 from sparse_bo.policies import Outcomes, Policy
 from sparse_bo.policies.outcomes import Direction, Limits
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs import arguments
+from sparse_bo.runs import arguments, inputs
 from sparse_bo.runs.arguments import ArmsLike, BoundsLike, naming_ours
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.ends import Ends, Evaluation
-from sparse_bo.runs.lockstep import ARGUMENTS
-from sparse_bo.runs.previous import CAN_LEARN, RunObservations, advice_to_begin, earlier_inputs, resolved
+from sparse_bo.runs.previous import CAN_LEARN, RunObservations, advice_to_begin, earlier_observations
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice, check_flag, check_given
 
@@ -238,13 +237,12 @@ def optimize(
 
 
 def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
-    shared = ("policy", "names", "bounds", "space", "feasible", "seed", "initial")
-    run = {name: given[name] for name in shared} | {"minimize": minimize}
-    run |= {name: given.get(name) for name in ("objectives", "constraints", "reference")}
+    of_run = ("policy", "names", "bounds", "space", "feasible", "seed", "initial", "objectives", "constraints", "reference")
+    run: dict[str, Any] = {name: given.get(name) for name in of_run} | {"minimize": minimize}
     ends = {name: given[name] for name in ("seconds", "target", "patience", "stop")}
     names = ("call_with", "vectorized", "arrays", "executor", "workers", "callback", "on_result", "progress")
     how = ends | {name: given[name] for name in names}
-    with group_of(given["arms"]).checked(ARGUMENTS):
+    with checking(given["arms"]):
         budget, storage, resume = arguments.check_budget(given["budget"]), given["storage"], given["resume"]
         spread = workers_of(given["executor"], given["workers"])  # checked before a journal is created
         check_choice("goal", given["goal"], get_args(Goal))
@@ -257,7 +255,7 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
         Ends(**ends)
         if resume and storage is None:
             raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
-        arms = arguments.tensor_of("arms", given["arms"])
+        arms = inputs.tensor_of("arms", given["arms"])
         there = storage is not None and resume and storage_of(storage).resolved().exists()
     resumed = resume and group_of(arms).from_first("looking for the journal", there)
     if resumed:
@@ -285,7 +283,7 @@ def _whole(given: dict[str, Any], *, minimize: bool) -> Result:
 def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[str, Any]) -> AskTell:
     """Return the recorded run, if it is that of the arguments. Outcomes without names have the order of the arguments."""
     group = group_of(arms)
-    with group.checked(ARGUMENTS):
+    with checking(arms):
         corners = arguments.bounds_of(run["bounds"])
         if corners is not None:
             Box(corners)  # checked before the journal is opened
@@ -296,17 +294,14 @@ def _resumed(storage: str | Path | Storage, arms: ArmSet | None, run: Mapping[st
     loop._about["arrays"] = arguments.arrays_of(run["arms"], run["bounds"])
     loop._names = () if several is None else several.names
     try:
-        with group.checked(ARGUMENTS):
+        with checking(arms):
             other = _difference(loop, run, corners, asked, several)
-            names = arguments.names_of(run["arms"], run["names"])
+            names = inputs.names_of(run["arms"], run["names"])
             if names is not None and [*names] != [*getattr(loop._domain, "names", ())][: getattr(loop._domain, "count", None)]:
                 other = other or "has other names of its arms, or none"
             if other is None and run["initial"] is not None:
-                domain, outcomes = loop._domain, loop._engine.outcomes
-                given, _ = resolved(run["initial"], domain, outcomes)
-                same, rows = earlier_inputs(given, domain)
-                before = arguments.checked_observations("initial", given, same, outcomes, loop._names, picks=rows)
-                if same is not domain or not loop._engine.began_with(*before):
+                same, before, _ = earlier_observations(run["initial"], loop._domain, loop._engine.outcomes, loop._names)
+                if same is not loop._domain or before is None or not loop._engine.began_with(*before):
                     other = "has other initial observations, or none; initial= can only be passed to a new run"
             if other is not None:
                 path = storage_of(storage).path
@@ -345,8 +340,7 @@ def _difference(
         return f"is on another space than this call ({changed or 'most_arms'})"
     if bounds is not None and "bounds" not in about:
         return "is among arms, this call searches a box; pass arms="
-    described = None if outcomes is None else outcomes.describe()
-    if about.get("outcomes") != described:
+    if about.get("outcomes") != (described := None if outcomes is None else outcomes.describe()):
         recorded_ones = "one objective without a name" if "outcomes" not in about else f"the outcomes {about['outcomes']}"
         return f"has {recorded_ones}; this call has {'one without a name' if described is None else described}"
     if about["minimize"] != run["minimize"]:

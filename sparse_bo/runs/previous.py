@@ -6,8 +6,9 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,30 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains import (
-    Arms,
-    ArmSet,
-    Box,
-    Domain,
-    LazyArms,
-    NamedArms,
-    ProductGrid,
-    Space,
-    SpaceArms,
-    SpaceBox,
-    with_inputs,
-)
+from sparse_bo.domains import Arms, ArmSet, Box, Domain, LazyArms, NamedArms, ProductGrid, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.sharded import has_hash
-from sparse_bo.errors import NumericalWarning, warn_caller
-from sparse_bo.evaluations.results import says_failed
+from sparse_bo.evaluations.results import Value, says_failed
 from sparse_bo.journal import Journal
-from sparse_bo.kernels.gradients import squared_distances
 from sparse_bo.policies import Outcomes
-from sparse_bo.runs.arguments import is_as_written, names_of, tensor_of
+from sparse_bo.runs.arguments import checked_observations
 from sparse_bo.runs.description import checked_about, recorded_outcomes
+from sparse_bo.runs.inputs import earlier_inputs
 from sparse_bo.runs.recording import evaluations_of
-from sparse_bo.validation import check_points
 
 logger = logging.getLogger(__name__)
 CAN_LEARN = "which can learn from the results of this one: initial={}"
@@ -65,8 +52,7 @@ class RunObservations:
                 parameter has no default, or no observation lies in the domain.
         """
         space = domain.space if isinstance(domain, SpaceArms | SpaceBox) else None
-        unknown = [name for name in self.defaults if space is None or name not in space.parameters]
-        if unknown:
+        if unknown := [name for name in self.defaults if space is None or name not in space.parameters]:
             known = "without space=" if space is None else f"for parameters among {', '.join(space.names)}"
             raise ValueError(f"expected defaults= {'with space=' if space is None else known}, got {unknown[0]!r}; take it out")
         for name, value in self.defaults.items():
@@ -79,16 +65,12 @@ class RunObservations:
         runs = [_RecordedRun.read(path, outcomes) for path in self.journals]
         inputs = [run.configurations(domain, space, self.defaults) if space else run.inputs(domain) for run in runs]
         narrow = "torch.float32" in (str(domain.dtype), *(run.about["dtype"] for run in runs))
-        keys = [
-            [(x, repr(y)) for x, y in zip(_places(domain, space, one, narrow=narrow), run.values, strict=True)]
-            for one, run in zip(inputs, runs, strict=True)
-        ]
-        known_keys = Counter[tuple[str, str]]()
-        for run, own in zip(runs, keys, strict=True):
-            known_keys.update(key for key, added in zip(own, run.added, strict=True) if not added)
+        places = [_places(domain, space, one, narrow=narrow) for one in inputs]
+        keys = [[*zip(where, map(repr, run.values), strict=True)] for where, run in zip(places, runs, strict=True)]
+        asked = [Counter(compress(own, (not added for added in run.added))) for own, run in zip(keys, runs, strict=True)]
+        known_keys = sum(asked, Counter[tuple[str, str]]())
         taken, left = list[tuple[Any, Any]](), Counter[str]()
-        for run, one, own in zip(runs, inputs, keys, strict=True):
-            mine = Counter(key for key, added in zip(own, run.added, strict=True) if not added)
+        for run, one, own, mine in zip(runs, inputs, keys, asked, strict=True):
             repeated, new = known_keys - mine, list[tuple[str, str]]()
             for x, y, key, added in zip(one, run.values, own, run.added, strict=True):
                 if x is None:
@@ -106,23 +88,18 @@ class RunObservations:
             summary += f", {failed:,} of them failed"
         if parts := [f"{count:,} {why}" for why, count in left.items() if count]:
             summary += f"; left out: {', '.join(parts)}"
-        summary += self._changes(space, runs)
+        if space is not None:
+            before = dict.fromkeys(name for run in runs for name in run.about["space"]["parameters"])
+            gone = [name for name in before if name not in space.parameters]
+            brought = [f"{name} = {value!r}" for name, value in self.defaults.items()]
+            summary += f"; without {', '.join(gone)}" if gone else ""
+            summary += f"; with {', '.join(brought)} where there was none" if brought else ""
         if not taken:
             raise ValueError(f"expected observations that lie in the domain, got {summary}; leave out initial=")
         rows: Any = [x for x, _ in taken]
         if not domain.indexed and space is None:
             rows = torch.tensor(rows, dtype=torch.float64, device="cpu").to(domain.like)
         return (rows, [y for _, y in taken]), summary
-
-    def _changes(self, space: Space | None, runs: list[_RecordedRun]) -> str:
-        """Return the parameters that are new, or no longer there, in words."""
-        if space is None:
-            return ""
-        before = {name: None for run in runs for name in run.about["space"]["parameters"]}
-        gone = [name for name in before if name not in space.parameters]
-        new = [f"{name} = {value!r}" for name, value in self.defaults.items()]
-        changes = f"; without {', '.join(gone)}" if gone else ""
-        return changes + (f"; with {', '.join(new)} where there was none" if new else "")
 
 
 class _RecordedRun(NamedTuple):
@@ -235,10 +212,7 @@ class _RecordedRun(NamedTuple):
         return torch.cat([points, others.to(points)]) if shape == self.about["arms"] else points
 
     def _with_others(self, found: list[int | None], order: list[int]) -> list[int | list[float] | None]:
-        """Return the arms of the ``n`` observations, and in place of ``None`` the inputs of those that were no candidates.
-
-        ``order`` is that of the columns.
-        """
+        """Return the arms of the ``n`` observations, in place of ``None`` the inputs of no candidates, columns in ``order``."""
         if self.others is None:
             return [*found]
         first, X = self.about["arms"][0] - len(self.others), self.others.double().cpu()[:, order].tolist()
@@ -260,10 +234,7 @@ class _RecordedRun(NamedTuple):
 
 
 def _places(domain: Domain, space: Space | None, inputs: list[Any], *, narrow: bool) -> list[str]:
-    """Return where inputs are, as text: values of one point that were recorded in other ranges differ by rounding.
-
-    ``narrow``: some are of float32.
-    """
+    """Return where inputs are (``narrow``: some of float32) as text: values of one point in two ranges differ by rounding."""
     if space is None:
         with np.errstate(over="ignore"):
             return [repr(np.array(x, np.float32).tolist() if narrow and isinstance(x, list) else x) for x in inputs]
@@ -343,83 +314,19 @@ def observations_of(*journals: str | os.PathLike[str], defaults: Mapping[str, An
     return RunObservations(tuple(paths), dict(defaults or {}))
 
 
-def earlier_inputs(initial: Any, domain: Domain) -> tuple[Domain, Tensor | None]:
-    """Return a domain that has the inputs of earlier observations, and their rows in it.
+def earlier_observations(
+    initial: Any, domain: Domain, outcomes: Outcomes | None, names: Sequence[str] = ()
+) -> tuple[Domain, tuple[Tensor, list[Value]] | None, str | None]:
+    """Return a domain with the inputs of ``initial=``, its observations there, and the summary of those of other runs.
 
-    ``initial`` is ``(inputs, results)``. ``n x d`` inputs in place of rows or names of arms may be of no candidate: those
-    follow the arms (:func:`.with_inputs`). Of anything else the domain is as it is, and the rows are ``None``.
-
-    Raises:
-        TypeError: If inputs are no numbers.
-        ValueError: If they are not finite or not those of the arms, or the arms are not in memory.
+    ``names`` of outcomes are in the order of rows without names; by default in that of the run.
     """
-    if not isinstance(domain, Arms) or isinstance(domain, SpaceArms):
-        return domain, None
-    X: Any = initial[0] if isinstance(initial, tuple | list) and len(initial) == 2 else None
-    columns = {str(column).strip(): column for column in getattr(X, "columns", ())}
-    if isinstance(X, list) and {int, list} == {*map(type, X)}:  # of recorded runs, some of inputs that were no candidates
-        known, places = [k for k, x in enumerate(X) if isinstance(x, int)], [k for k, x in enumerate(X) if isinstance(x, list)]
-        wider, others = earlier_inputs(([X[k] for k in places], []), domain)
-        assert others is not None  # inputs have rows
-        rows = torch.empty(len(X), dtype=torch.long, device=domain.device)
-        rows[known], rows[places] = domain.check("initial inputs", [X[k] for k in known]), others
-        return wider, rows
-    nested = isinstance(X, list) and bool(X) and (isinstance(X[0], list | tuple) or getattr(X[0], "ndim", 0) == 1)
-    if not (columns or nested or getattr(X, "ndim", 0) == 2) or not {"arm", "name"}.isdisjoint(columns):
-        return domain, None
-    names = domain.input_names
-    if columns and (domain.columns or not columns.keys().isdisjoint(names)):
-        if missing := [name for name in names if name not in columns]:
-            got = f"({', '.join(names)}), or a column arm or name, got no {missing[0]!r}"
-            raise ValueError(f"expected initial inputs with the columns of the arms {got}")
-        X = X[[columns[name] for name in names]]
-    inputs = tensor_of("initial inputs", X)
-    if inputs.shape[-1:] != domain.like.shape[-1:]:
-        shape = " x ".join(map(str, inputs.shape))
-        raise ValueError(f"expected initial inputs as rows or names of arms, or n x {domain.dims} inputs, got {shape}")
-    inputs = inputs.double() if inputs.dtype == torch.bool else inputs
-    check_points("initial inputs", inputs)
-    if isinstance(domain.points, LazyArms):
-        raise ValueError("expected initial inputs as rows of the arms, which are not in memory, got their inputs; pass rows")
-    wider, rows = with_inputs(domain, inputs, [*(names_of(X, None) or (f"initial {k}" for k in range(len(inputs))))])
-    _warn_of_fewer_digits(domain, inputs, rows.cpu() >= len(domain.points))
-    return wider, rows
-
-
-def _warn_of_fewer_digits(domain: Arms, X: Tensor, new: Tensor) -> None:
-    """Warn where inputs (``n x d``) that are no candidates (``new``, ``n``) are one as written with fewer digits.
-
-    Of each the nearest candidate is looked at, in units of the ranges of the columns. O(n a d).
-    """
-    assert isinstance(domain.points, Tensor)
-    arms, places = domain.points[: domain.count].cpu().double(), new.nonzero().flatten()
-    span = arms.amax(dim=0) - arms.amin(dim=0)
-    span = span.where(span > 0.0, 1.0)  # of a constant
-    alike = list[tuple[int, int]]()
-    size = max(1, 2**24 // len(arms))
-    for some in (places[k : k + size] for k in range(0, len(places), size)):
-        given = X.detach().cpu().double()[some]
-        nearest = squared_distances(given / span, arms / span).argmin(dim=-1)
-        close = ((given - arms[nearest]).abs() <= 0.005 * given.abs().clamp_min(1.0)).all(dim=-1)  # of two decimals or more
-        alike += [
-            (row, arm)
-            for row, arm, x in zip(some[close].tolist(), nearest[close].tolist(), given[close].tolist(), strict=True)
-            if all(map(is_as_written, x, arms[arm].tolist()))
-        ]
-    if alike:
-        row, arm = alike[0]
-        warn_caller(
-            f"{len(alike):,} of the initial inputs are no candidates, but would be with more digits (the first is row {row}, "
-            f"near candidate {arm}): models learn from them, and these candidates may be evaluated again; pass numbers or "
-            "names of candidates, or their inputs with all digits",
-            NumericalWarning,
-        )
-
-
-def resolved(initial: Any, domain: Domain, outcomes: Outcomes | None) -> tuple[Any, str | None]:
-    """Return ``initial=`` as inputs and results, and the summary of those that are taken over from other runs."""
-    if not isinstance(initial, RunObservations):
-        return initial, None
-    given, summary = initial.on(domain, outcomes)
-    logger.info("starts from %s", summary)
-    return given, summary
+    summary = None
+    if isinstance(initial, RunObservations):
+        initial, summary = initial.on(domain, outcomes)
+        logger.info("starts from %s", summary)
+    if initial is None:
+        return domain, None, None
+    two = isinstance(initial, tuple | list) and len(initial) == 2
+    domain, rows = earlier_inputs(initial[0], domain) if two else (domain, None)
+    return domain, checked_observations("initial", initial, domain, outcomes, names, picks=rows), summary

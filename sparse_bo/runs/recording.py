@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains import Arms, ArmSet, Domain, ProductGrid
-from sparse_bo.domains.sharded import group_of
+from sparse_bo.domains.sharded import checking, group_of
 from sparse_bo.errors import ResumeWarning, StorageError, warn_caller
 from sparse_bo.evaluations.results import Value, results_of
 from sparse_bo.journal import End, Event, Journal, Row, Storage, Writer, pack, unpack
 from sparse_bo.runs.description import as_written, checked_about, domain_of, policy_of, recorded_outcomes, run_info
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import History, HistoryRow, columns_of_results
-from sparse_bo.runs.lockstep import ARGUMENTS
 from sparse_bo.sharding import Group
 
 _WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values", "outcomes", "sds"))
@@ -125,10 +124,7 @@ def recorded_in(journal: Journal) -> Recorded:
 
 def evaluations_of(journal: Journal) -> Evaluations:
     """Return all evaluations, by ticket; raise :class:`StorageError` if events contradict each other. 3 µs per event."""
-    picks: list[NDArray[Any]] = []
-    told: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]] = []  # tickets, results, sds
-    added: list[NDArray[np.int64]] = []
-    moves: list[Event] = []
+    picks, added, moves, told = list[NDArray[Any]](), list[NDArray[np.int64]](), list[Event](), list[Event]()
     count = 0
     with as_written(journal.path, "an event"):
         for event in journal.events():
@@ -137,13 +133,11 @@ def evaluations_of(journal: Journal) -> Evaluations:
             elif event.kind != "enqueue" and event.picks is not None:
                 picks.append(event.picks)
                 count += len(event.picks)
+            if event.kind == "add" and event.results is not None:
+                added.append(np.arange(count - len(event.results), count))
+                event = event._replace(tickets=added[-1])
             if event.results is not None:
-                tickets = event.tickets
-                if event.kind == "add":
-                    tickets = np.arange(count - len(event.results), count)
-                    added.append(tickets)
-                assert tickets is not None
-                told.append((tickets, event.results, event.sds))
+                told.append(event)
         dims = journal.about.get("dims")
         every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
         if dims is None and len(every) and not 0 <= every.min() <= every.max() < journal.about["arms"][0]:
@@ -151,27 +145,26 @@ def evaluations_of(journal: Journal) -> Evaluations:
                 f"{journal.path} has evaluations of arms that are not there: AskTell did not write it; take another copy"
             )
         for move in moves:
-            assert move.tickets is not None
             every[move.tickets] = move.picks
-        known, asked = np.zeros(len(every), np.bool_), np.ones(len(every), np.bool_)
-        observed = np.concatenate([np.zeros(0, np.int64), *(tickets for tickets, _, _ in told)])
+        known, unasked = np.zeros(len(every), np.bool_), np.zeros(len(every), np.bool_)
+        observed = np.concatenate([np.zeros(0, np.int64), *(event.tickets for event in told if event.tickets is not None)])
         if ((observed < 0) | (observed >= len(every))).any() or len(np.unique(observed)) < len(observed):
             raise StorageError(
                 f"{journal.path} has results of tickets that were never handed out, or two of one: it was not written by "
                 "AskTell; take another copy"
             )
         known[observed] = True
-        asked[np.concatenate([np.zeros(0, np.int64), *added])] = False
+        unasked[np.concatenate([np.zeros(0, np.int64), *added])] = True
         outcomes = recorded_outcomes(journal)
         columns = () if outcomes is None else (len(outcomes.names),)
         values = np.full((len(every), *columns), np.nan)
-        values[observed] = np.concatenate([np.zeros((0, *columns)), *(results for _, results, _ in told)])
+        values[observed] = np.concatenate([np.zeros((0, *columns)), *(event.results for event in told)])
         sds = None
-        if any(own is not None for _, _, own in told):
+        if any(event.sds is not None for event in told):
             sds = np.full((len(every), *(columns or (1,))), np.nan)
-            for tickets, _, own in told:
-                sds[tickets] = np.nan if own is None else own
-    return Evaluations(every, values, sds, known, ~asked)
+            for event in told:
+                sds[event.tickets] = np.nan if event.sds is None else event.sds
+    return Evaluations(every, values, sds, known, unasked)
 
 
 def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryRow]:
@@ -315,11 +308,9 @@ class Recorder:
         self._add_rows(engine)
         if self._released_at is not None:
             return
-        snapshots: list[bytes] = []
         costs = self._snapshot_bytes / 50_000 + self._seconds / 50.0  # the file grows by a snapshot: see Storage
-        if engine.seconds > writer.storage.replay_seconds * (1.0 + costs):
-            frozen = engine.freeze()
-            snapshots = [] if frozen is None else [pack(frozen)]
+        frozen = engine.freeze() if engine.seconds > writer.storage.replay_seconds * (1.0 + costs) else None
+        snapshots = [] if frozen is None else [pack(frozen)]
         try:
             self._write(*snapshots)
         except StorageError as error:
@@ -389,17 +380,16 @@ def opened(
 ) -> Iterator[tuple[Writer | None, Journal]]:
     """Open a journal to go on, and close it if the block raises; over sharded arms rank 0 sends its contents to the others."""
     group, step = group_of(arms), "reading the journal"
-    with group.checked(ARGUMENTS):
+    with checking(arms):
         if group.size > 1 and device is not None:
             raise ValueError(
                 "expected no device= with sharded arms, got one; every rank computes on the device of its part, use "
                 "arms.to(device)"
             )
-    writer: Writer | None = None
-    journal: Journal | None = None
+    found: tuple[Writer | None, Journal | None] = None, None
     with group.shielded(step):
-        if group.leads:
-            writer, journal = Writer.open(storage)
+        found = Writer.open(storage) if group.leads else found
+    writer, journal = found
     try:
         first = group.from_first(step, journal)
         yield writer, first if journal is None else journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,9 @@ from sparse_bo.domains import Domain, Int, Space, SpaceArms, SpaceBox
 from sparse_bo.evaluations.executors import optional
 from sparse_bo.evaluations.results import has_sds, sds_of, unused
 from sparse_bo.policies import Outcomes, Report, State
-from sparse_bo.runs.arguments import checked_inputs
 from sparse_bo.runs.columns import estimated, front_of, importance_of
 from sparse_bo.runs.history import History, report_of, written_whole
+from sparse_bo.runs.inputs import checked_inputs
 from sparse_bo.runs.view import columns_of, inputs_of, outcome_models, predictions_of, view_of, widening
 from sparse_bo.widths.estimates import Calibration
 
@@ -132,8 +132,7 @@ class Result(Report):
         Y, X, named = self._evaluations(outcomes)
         _, rows = front_of(outcomes, Y, self)
         estimates = estimated(Y, self)
-        tickets = [ticket for row in self.history.rows for ticket in row.tickets]
-        arms, names = self.history.indices, self.history.info.get("names")
+        tickets, arms, names = self.history.tickets, self.history.indices, self.history.info.get("names")
         return [
             FrontPoint(
                 x=X[k],
@@ -149,8 +148,7 @@ class Result(Report):
 
     def _evaluations(self, outcomes: Outcomes) -> tuple[Tensor, NDArray[np.float64], list[dict[str, Any]] | None]:
         """Return the outcomes (``n x m``), the inputs (``n x d``) and the named parameters of all evaluations, in order."""
-        results = [result for row in self.history.rows for result in row.results]
-        Y = torch.tensor(results, dtype=torch.float64, device="cpu").reshape(-1, len(outcomes.names))
+        Y = torch.tensor(self.history.results, dtype=torch.float64, device="cpu").reshape(-1, len(outcomes.names))
         X = inputs_of(self.history, self.domain)
         return Y, np.zeros((0, self.domain.dims)) if X is None else X, self.history.parameters
 
@@ -269,7 +267,7 @@ class Result(Report):
         """
         rows = self.history.rows
         own: dict[str, Any] = {
-            "ticket": [ticket for row in rows for ticket in row.tickets],
+            "ticket": self.history.tickets,
             "batch": [row.round for row in rows for _ in row.values],
             **({"arm": self.history.indices} if self.history.indices and self.space is None else {}),
             **({"name": self.history.names} if self.history.names else {}),
@@ -279,7 +277,7 @@ class Result(Report):
         if (outcomes := self.history.outcomes) is not None:
             Y, _, _ = self._evaluations(outcomes)
             results = [*zip(outcomes.names, Y.T.tolist(), strict=True), ("feasible", outcomes.feasible(Y).tolist())]
-        if has_sds(every := [one for row in rows for one in row.results]):
+        if has_sds(every := self.history.results):
             names = ("value",) if outcomes is None else outcomes.names
             results += [(f"{name}_sd", [*column]) for name, column in zip(names, zip(*sds_of(every), strict=True), strict=True)]
         pandas, (_, inputs, _) = optional("pandas"), columns_of(self.history, self.domain)
@@ -327,10 +325,8 @@ class Result(Report):
         self._check_regret(regret)
         from sparse_bo.report.page import run_page  # matplotlib is slow to import
 
-        def page() -> str:
-            return run_page(view_of(self.history, self.state, self.domain, regret=regret))
-
-        return page() if path is None else write_page(path, page)
+        view = partial(view_of, self.history, self.state, self.domain, regret=regret)
+        return run_page(view()) if path is None else write_page(path, lambda: run_page(view()))
 
     def _check_regret(self, regret: Sequence[float] | None) -> None:
         evaluations = self.history.observations

@@ -27,14 +27,13 @@ from sparse_bo.policies.trust_region.observations import Replicates, replicates_
 from sparse_bo.policies.trust_region.outcome_state import OutcomeModels, OutcomeState, warpings
 from sparse_bo.policies.trust_region.region import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region
-from sparse_bo.report.view import Observation, OutcomeColumns, RunView, Slice, arm_name, spread
-from sparse_bo.runs.columns import importance_of
+from sparse_bo.report.view import Observation, RunView, Slice, arm_name, spread
+from sparse_bo.runs.columns import fitted_of, importance_of
 from sparse_bo.runs.history import History, report_of
 from sparse_bo.runs.recording import Recorded, recorded_in, replayed
 
-SLICE_POINTS = 41
-REPLAYED_SECONDS = 60.0
-"""Limit of the model's seconds up to which a whole run is computed again, for its residuals."""
+SLICE_POINTS, REPLAYED_SECONDS = 41, 60.0
+"""Limit of points of a slice; of the model's seconds up to which a whole run is computed again, for its residuals."""
 
 
 class Predictions(NamedTuple):
@@ -71,10 +70,9 @@ def predictions_of(state: State, picks: Tensor, *, minimize: bool = False, widen
     as the model's (:func:`widening`).
     """
     floor = state.floor if isinstance(state, BanditState | BoxState) else None
-    if isinstance(state, RegionState) and state.fitted is not None:
-        found = _warped(state.fitted, state.box.to_unit(picks), state.y, widened)
-    elif isinstance(state, ImprovementState) and state.surrogate is not None:
-        found = _warped(state.surrogate, state.unit[picks], state.y, widened)
+    if isinstance(state, RegionState | ImprovementState) and (fitted := fitted_of(state)) is not None:
+        U = state.box.to_unit(picks) if isinstance(state, RegionState) else state.unit[picks]
+        found = _warped(fitted, U, state.y, widened)
     else:
         if isinstance(state, BanditState) and (posterior := state.posterior) is not None:
             mean, variance = posterior.means_at(picks).double(), posterior.leverages_at(picks) * posterior.prior.regularization
@@ -95,18 +93,20 @@ def outcome_models(state: State, *, widen: bool = False) -> list[Predict]:
     """
     if not isinstance(state, OutcomeModels) or not state.fitted:
         return []
-    return [partial(_outcome, state, j, _widening_of(state, j) if widen else 1.0) for j, fitted in enumerate(state.fitted)]
+    return [_outcome(state, j, widen=widen) for j in range(len(state.fitted))]
 
 
-def _widening_of(state: OutcomeModels, j: int) -> float:
-    """Return the factor of :func:`widening` of an outcome, by models that are chosen as that of the state was."""
-    kinds, rotates = warpings(state.outcomes, j), not isinstance(state, OutcomeState)
-    return _widening(state.fitted[j], state.U[state.rows_of(j)], state.replicates[j], kinds=kinds, rotates=rotates)
+def _outcome(state: OutcomeModels, j: int, *, widen: bool) -> Predict:
+    fitted, seen, widened = state.fitted[j], state.replicates[j], 1.0
+    if widen:  # by models that are chosen as that of the state was
+        kinds, rotates = warpings(state.outcomes, j), not isinstance(state, OutcomeState)
+        widened = _widening(fitted, state.U[state.rows_of(j)], seen, kinds=kinds, rotates=rotates)
 
+    def predict(picks: Tensor) -> Predictions:
+        found = _warped(fitted, state.modelled(picks), seen.y, widened)
+        return found.mirrored() if float(state.signs[j]) < 0.0 else found
 
-def _outcome(state: OutcomeModels, j: int, widened: float, picks: Tensor) -> Predictions:
-    found = _warped(state.fitted[j], state.modelled(picks), state.replicates[j].y, widened)
-    return found.mirrored() if float(state.signs[j]) < 0.0 else found
+    return predict
 
 
 def widening(state: State) -> float:
@@ -117,7 +117,7 @@ def widening(state: State) -> float:
     """
     if not isinstance(state, RegionState | ImprovementState):
         return 1.0
-    fitted = state.fitted if isinstance(state, RegionState) else state.surrogate
+    fitted = fitted_of(state)
     return 1.0 if fitted is None else _widening(fitted, state.U, state.replicates)
 
 
@@ -126,14 +126,12 @@ def _widening(fitted: FittedRegion, U: Tensor, seen: Replicates, **options: Any)
 
     ``options``: of :func:`.fitted_region`, as the model was chosen. A kernel of the user's stays.
     """
-    kernel = fitted.gp.prior.kernel
+    kernel, folds, most = fitted.gp.prior.kernel, 4, 150
     options["kernel"] = None if isinstance(kernel, Hyperparameters) else kernel
-    folds, most = 4, 150
     if len(fitted.rows) < 2 * folds:
         return 1.0
     rows = fitted.rows[spread(len(fitted.rows), most)]
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu").to(rows.device)
-    scores = []
+    order, scores = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu").to(rows.device), []
     for fold in range(folds):
         held, known = rows[order[fold::folds]], torch.cat([rows[order[k::folds]] for k in range(folds) if k != fold])
         told = torch.isin(seen.first, known)
@@ -158,12 +156,10 @@ def _warped(fitted: FittedRegion, U: Tensor, y: Tensor, widened: float) -> Predi
     warping grows exponentially: quantiles beyond the range of ``y`` by more than that range say that the model knows nothing,
     and are cut there.
     """
-    at, warp = fitted.gp.moments(U), fitted.warp
-    low, high = float(y.min()), float(y.max())
+    at, warp, low, high = fitted.gp.moments(U), fitted.warp, float(y.min()), float(y.max())
     reach = high - low or math.inf
     spread = 1.96 * widened * at.variance.sqrt()
     floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
-
     lowest = warp(y.min())  # at the floor, if there is one
     below = at.mean - (at.variance + fitted.gp.noise_variance).sqrt() <= lowest
 
@@ -187,33 +183,31 @@ def view_of_journal(
     """
     journal = Journal.read(path)
     recorded = recorded_in(journal)
-    again: tuple[Any, ...] = (None, None)
-    others: dict[str, Any] = {}
+    others: dict[str, Any] = {"source": Path(path).name}
     try:
         engine, course, others["differing"] = replayed(journal, arms, most_seconds=REPLAYED_SECONDS, so_far=True)
         recorded = recorded._replace(history=History(tuple(engine.rows), recorded.history.info))
-        others["residuals"] = np.array(course.residuals, np.float64)
-        others["certificate"], again = engine.certificate(), (engine.state, engine.domain)
+        others["residuals"], certificate = np.array(course.residuals, np.float64), engine.certificate()
+        others |= {"certificate": certificate, "state": engine.state, "domain": engine.domain}
     except StorageError:
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         others["missing"] = str(error)
-    regret = None if regret_of is None or not recorded.history.rows else regret_of(recorded.history)
-    others["regret"] = None if regret is None else regret.tolist()
-    return view_of_recorded(recorded, *again, source=Path(path).name, **others)
+    if regret_of is not None and recorded.history.rows and (regret := regret_of(recorded.history)) is not None:
+        others["regret"] = regret.tolist()
+    return view_of_recorded(recorded, **others)
 
 
-def view_of_recorded(recorded: Recorded, state: State | None = None, domain: Domain | None = None, **others: Any) -> RunView:
+def view_of_recorded(recorded: Recorded, **others: Any) -> RunView:
     """Return the view of a run that was read from a journal, by default without its model; see :func:`view_of`."""
     counts = {"asked": recorded.asked + recorded.added, "succeeded": recorded.told, "failed": recorded.failed}
-    others = {"about": recorded.about, "added": recorded.added, **counts, **others}
-    return view_of(recorded.history, state, domain, **others)
+    return view_of(recorded.history, **{"about": recorded.about, "added": recorded.added, **counts, **others})
 
 
 def view_of(
     history: History,
-    state: State | None,
-    domain: Domain | None,
+    state: State | None = None,
+    domain: Domain | None = None,
     certificate: Certificate | None = None,
     *,
     regret: Sequence[float] | None = None,
@@ -231,10 +225,9 @@ def view_of(
     values = np.array([value for row in history.rows for value in row.values], np.float64)
     last: Summary = history.rows[-1] if state is None and history.rows else report
     over_arms = "space" not in history.info  # combinations of named parameters have no number that a user knows
-    bounds: dict[str, str] = {}
+    bounds: dict[str, str | None] = {}
     if isinstance(state, EliminationState):
-        found = {"not eliminated": None if state.survivors is None else state.describe(), "bounds": state.held()}
-        bounds = {name: text for name, text in found.items() if text is not None}
+        bounds = {"not eliminated": None if state.survivors is None else state.describe(), "bounds": state.held()}
 
     def named(x: Tensor | None) -> Point:
         if x is None or domain is None:
@@ -244,14 +237,18 @@ def view_of(
         return dict(zip(names or domain.input_names, x.tolist(), strict=True))
 
     several, best_x = history.outcome_columns(report), report.best_x
-    if several is not None:
-        several = replace(several, best_row=_best_row(history, report, several))
+    if several is not None:  # the first evaluation of the report's best point with a result
+        at = report.best_index if history.indices or best_x is None else best_x.tolist()
+        rows = (row for row, one in enumerate(history.indices or history.points) if one == at and not several.failed[row])
+        several = replace(several, best_row=next(rows, several.best_row))
         X = inputs_of(history, domain)
         best_x = None if X is None or several.best_row is None else torch.from_numpy(X[several.best_row])
-    ranked = _ranked(history, several, values)
+    order = np.argsort(values if history.minimize else -values, kind="stable")
+    ranked = [row for row in order.tolist() if values[row] == values[row]]  # those with results, the best first
+    if several is not None:  # those of the front, then in order
+        ranked = list(dict.fromkeys([*several.front, *np.flatnonzero(~several.failed).tolist()]))
     best, slices, widened, interval = named(best_x), list[Slice | None](), 1.0, None
-    if several is not None and not best:
-        best = _evaluated(columns, several.best_row)
+    best = _evaluated(columns, several.best_row) if several is not None and not best else best
     if best_x is not None and state is not None and domain is not None:
         if several is not None:
             models = dict(zip(several.values, outcome_models(state, widen=most_slices > 0), strict=False))
@@ -268,7 +265,6 @@ def view_of(
             return _evaluated(columns, next((row for row in ranked if columns[name][row] == value), None))
 
         slices = [_slice(predict, domain, x, j, name, best, beside, of) for of, predict in models.items() for j, name in shown]
-    weights = importance_of(state, domain) if state is not None and domain is not None and most_slices else {}
     highest = None
     if last.best_observed_mean is not None:
         index = last.best_observed_index if over_arms else None
@@ -278,12 +274,10 @@ def view_of(
             lucky = next((row for row, arm in enumerate(history.indices) if arm == last.best_observed_index), None)
         point |= named(report.best_observed_x) or _evaluated(columns, lucky)
         highest = Observation(last.best_observed_mean, last.best_observed_count or 1, point)
-    results = [one for row in history.rows for one in row.results]
-    sds = np.array(sds_of(results), np.float64).T if has_sds(results) else ()
-    failed = sum(row.failed for row in history.rows)
+    sds = np.array(sds_of(history.results), np.float64).T if has_sds(history.results) else ()
+    failed, added = sum(row.failed for row in history.rows), [row for row in history.rows if row.added]
     in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
-    in_memory["added"] = history.added
-    in_memory["added_failed"] = sum(row.failed for row in history.rows if row.added)
+    in_memory |= {"added": history.added, "added_failed": sum(row.failed for row in added)}
     return RunView(
         batches=history.batches(),
         values=values,
@@ -295,14 +289,14 @@ def view_of(
         best_mean=last.best_mean if several is None or state is not None else None,  # recorded of another point than `best`
         best_index=last.best_index if over_arms else None,
         arms=history.names,
-        tickets=[ticket for row in history.rows for ticket in row.tickets],
+        tickets=history.tickets,
         distinct=len(set(history.indices)) or None,
-        guarantees=bounds,
+        guarantees={name: text for name, text in bounds.items() if text is not None},
         calibration=history.calibration,
         best_interval=interval,
         best_observed=highest,
         slices=[one for one in slices if one is not None],
-        importance=weights,
+        importance=importance_of(state, domain) if state is not None and domain is not None and most_slices else {},
         computed=state is not None,
         widened=widened,
         variance_factor=None if certificate is None else certificate.factor,
@@ -310,22 +304,6 @@ def view_of(
         outcomes=several,
         **{**in_memory, **others},
     )
-
-
-def _best_row(history: History, report: Report, several: OutcomeColumns) -> int | None:
-    """Return the first evaluation of a report's best point with a result."""
-    where: Sequence[Any] = history.indices or history.points
-    best = report.best_index if history.indices or report.best_x is None else report.best_x.tolist()
-    there = (row for row, one in enumerate(where) if one == best and not several.failed[row])
-    return next(there, several.best_row)
-
-
-def _ranked(history: History, several: OutcomeColumns | None, values: NDArray[np.float64]) -> list[int]:
-    """Return the evaluations with results, the best first: of several objectives those of the front, then in order."""
-    if several is not None:
-        return list(dict.fromkeys([*several.front, *np.flatnonzero(~several.failed).tolist()]))
-    order = np.argsort(values if history.minimize else -values, kind="stable")
-    return [row for row in order.tolist() if values[row] == values[row]]
 
 
 def _evaluated(columns: Mapping[str, Sequence[Any]], row: int | None) -> Point:
@@ -347,8 +325,7 @@ def _interval(predict: Predict, domain: Domain, report: Report) -> tuple[float, 
     if report.best_mean is None or report.best_sd is None:
         return None
     best = report.best_index if domain.indexed or report.best_x is None else report.best_x.tolist()
-    found = predict(domain.stacked([best])) if report.best_sd > 0.0 and best is not None else None
-    if found is not None:
+    if report.best_sd > 0.0 and best is not None and (found := predict(domain.stacked([best]))) is not None:
         return float(found.lower[0]), float(found.upper[0])
     return report.best_mean - 1.96 * report.best_sd, report.best_mean + 1.96 * report.best_sd
 
@@ -373,7 +350,7 @@ def _slice(
     Inputs that another value of a parameter brings are those of ``beside(name, value)``. ``None`` without a model, with too few
     points there, and along a parameter that the best point does not have.
     """
-    fewest, log, device, brought = 3, False, domain.device, list[Point]()
+    fewest, log, brought = 3, False, list[Point]()
     if isinstance(domain, SpaceArms | SpaceBox):
         if name not in best:
             return None
@@ -392,10 +369,9 @@ def _slice(
         picks[:, j] = torch.tensor(values, dtype=torch.float64, device="cpu")
     else:
         assert isinstance(domain, Arms)
-        picks = _arms_along(domain, x, j).to(device)
+        picks = _arms_along(domain, x, j).to(domain.device)
         values = domain.inputs(picks).double()[:, j].tolist()
-    found = predict(picks.to(device)) if len(values) >= fewest else None
-    if found is None:
+    if len(values) < fewest or (found := predict(picks.to(domain.device))) is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))
     return Slice(name, values, log, best[name], lower, median, upper, found.floor, of, brought if any(brought) else ())

@@ -8,8 +8,7 @@ import torch
 
 from sparse_bo import AskTell, MemmapArms, ProductGrid
 from sparse_bo.domains import Arms, LazyArms
-from sparse_bo.domains.lazy import digest
-from sparse_bo.domains.memmap import tiles
+from sparse_bo.domains.lazy import digest, tiles
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.protocol import arms_of
