@@ -326,9 +326,11 @@ def _row(method: str, methods: dict[str, dict[tuple[str, int], Record]]) -> Sequ
 
 
 def headline(records: list[Record]) -> str:
-    """Return wins and losses of the default against each other method by kind of problem."""
+    """Return wins and losses of the default against each other method by kind of problem, from five seeds on."""
     parts = []
     for title, _, methods in _groups(records):
+        if len({seed for _, seed in methods.get("default", {})}) < 5:
+            continue
         pairs = [
             f"{NAMES[m]} {'–'.join(map(str, _counted(methods['default'], runs)))}"
             for m, runs in methods.items()
