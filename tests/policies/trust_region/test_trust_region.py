@@ -1,6 +1,7 @@
 """The trust-region policy through AskTell and maximize: batches, pending points, failures, reports, hostile objectives."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from sparse_bo.policies import RegionState, Wait
 from sparse_bo.policies.outcomes import Outcomes
 from sparse_bo.policies.trust_region.policy import RegionSearch
 from sparse_bo.policies.trust_region.surrogate import EXACT_NOISE
-from tests.builders import unit_box
+from tests.builders import arms, unit_box
 from tests.policies.builders import bowl, box
 
 NOTHING = box()[:0]
@@ -64,9 +65,10 @@ def test_a_local_region_gets_closer_to_a_kink():
 
 
 def in_local_region():
-    """A run in a local region, whose evaluations before it were few."""
+    """A run in a local region, whose model knows 40 of the 60 points evaluated before it and a few more."""
     policy = TrustRegion(batch_size=2, patience=1, first_length=0.4, shortest_length=0.3)
-    loop = AskTell(bounds=unit_box(), policy=policy, budget=60, seed=0)
+    X = arms(60, 2)
+    loop = AskTell(bounds=unit_box(), policy=policy, budget=60, seed=0, initial=(X, kinked(X)))
     while not (loop.state.region and loop.state.region.local):
         batch = loop.ask()
         loop.tell(batch, kinked(batch.X))
@@ -76,6 +78,7 @@ def in_local_region():
 def test_in_a_local_region_picks_are_near_and_predictions_are_those_of_the_whole_box():
     loop = in_local_region()
     state = loop.state
+    assert len(state.near.rows) == 40 < len(state.fitted.rows)
     picks = state.box.to_unit(loop.ask().X)
     lower, upper = state.region.corners(state.U[state.region.centre], state.near.learned.reach)
     assert bool(((picks >= lower - 1e-12) & (picks <= upper + 1e-12)).all())
@@ -84,16 +87,17 @@ def test_in_a_local_region_picks_are_near_and_predictions_are_those_of_the_whole
     assert float(best["value"][0]) == pytest.approx(loop.result().best_mean, abs=1e-2)
 
 
-def test_a_local_region_is_thawed_with_its_model():
+def test_a_local_region_is_searched_and_thawed_with_its_own_model():
     state = in_local_region().state
     mechanism = TrustRegion(batch_size=2, patience=1, first_length=0.4, shortest_length=0.3).on(state.box)
-    again = mechanism.thaw(mechanism.freeze(state))
-    asked = [
-        mechanism.ask(one, max_q=2, generator=torch.Generator().manual_seed(5), pending=unit_box()[:0])
-        for one in (state, again)
-    ]
-    assert torch.equal(asked[0].picks, asked[1].picks)
-    assert again.near is not None
+
+    def picks(one):
+        return mechanism.ask(one, max_q=2, generator=torch.Generator().manual_seed(5), pending=unit_box()[:0]).picks
+
+    asked = picks(state)
+    assert torch.equal(picks(mechanism.thaw(mechanism.freeze(state))), asked)
+    assert torch.equal(picks(replace(state, fitted=state.near, near=None)), asked)
+    assert not torch.equal(picks(replace(state, near=None)), asked)
 
 
 @pytest.mark.slow
