@@ -179,27 +179,23 @@ class Priors:
             observations lead to lengthscales so short that no two observations are correlated.
     """
 
-    lengthscale: float = 0.6  # Median of ℓ/√d: more inputs, longer lengthscales (Hvarfner et al. 2024)
-    lengthscale_sd: float = 0.8  # Of log ℓ, each input alone
-    common_lengthscale_sd: float = 0.8  # Of log ℓ, all inputs together
-    noise: float = 1e-4  # Median of g
-    noise_sd: float = 3.0  # Of log g
-    scale_shape: float = 1.0  # Shape and rate of the inverse-gamma prior of s: mode 1 by log s, and about 1/√shape its sd there
-    # Of log s around 0, a log-normal prior in place of the inverse gamma, whose upper tail is heavy: s is then searched for;
-    # scale_shape is 0.
+    lengthscale: float = 0.6
+    lengthscale_sd: float = 0.8
+    common_lengthscale_sd: float = 0.8
+    noise: float = 1e-4
+    noise_sd: float = 3.0
+    scale_shape: float = 1.0
     scale_sd: float | None = None
-    mean_variance: float = 1.0  # Prior variance of m in units of s; its mean is 0
-    alone: float = 0.3  # Median lengthscale of the functions of one input in a sum
-    common_alone_sd: float = 1.5  # Of its logarithm, all inputs together; each alone lengthscale_sd
-    share_sd: float = 1.0  # Of the log share of an input in a sum, over that of all inputs together; the median is 1/d
-    common_share_sd: float = 2.0  # Of the same, all inputs together
-    complexity: float = 1.0  # Nats that a sum must be better by, for each input
-    lengthscales: tuple[float, float] = (5e-3, 1e3)  # Least and largest ℓ
-    noises: tuple[float, float] = (1e-8, 1e2)  # Least and largest g
-    shares: tuple[float, float] = (1e-4, 1e4)  # Least and largest share over the share of all inputs together
-    scales: tuple[float, float] = (1e-4, 1e4)  # Least and largest s, where it is searched for
-    # ℓ/√d and g: a search without an earlier result starts at the densest. With little noise alone, noisy observations lead to
-    # lengthscales so short that no two observations are correlated.
+    mean_variance: float = 1.0
+    alone: float = 0.3
+    common_alone_sd: float = 1.5
+    share_sd: float = 1.0
+    common_share_sd: float = 2.0
+    complexity: float = 1.0
+    lengthscales: tuple[float, float] = (5e-3, 1e3)
+    noises: tuple[float, float] = (1e-8, 1e2)
+    shares: tuple[float, float] = (1e-4, 1e4)
+    scales: tuple[float, float] = (1e-4, 1e4)
     starts: tuple[tuple[float, float], ...] = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
 
     def of_correlation(self, logs: np.ndarray, *, dims: int, family: str) -> LogDensity:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from gpytorch.constraints import Positive
@@ -220,8 +220,17 @@ def learn_prior(
             raise ValueError("their spread is beyond what float64 holds")
         start = None if previous is None else data.start(previous, given)
         steps = max_steps if previous is None else max_steps // 2
-        how: dict[str, Any] = {"start": start, "restart": len(data.means) < 100, "max_steps": steps}
-        found = learn(data.X, data.means, scatter=data.scatter, families=families, priors=priors, given=known, **how)
+        found = learn(
+            data.X,
+            data.means,
+            scatter=data.scatter,
+            families=families,
+            priors=priors,
+            given=known,
+            start=start,
+            restart=len(data.means) < 100,
+            max_steps=steps,
+        )
     except ValueError as error:
         went_on = "those of before" if previous is not None else "typical ones in the units of the data"
         warnings.warn(

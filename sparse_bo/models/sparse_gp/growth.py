@@ -44,7 +44,11 @@ ROUNDING = 64
 
 
 def extended(kernel: PriorKernel, old: Representation, whitening: NystromFactor, new: TrainingData) -> Representation:
-    """Return a DTC posterior with k more rows, or raise ``ValueError``. O(m² k + k³) and one copy of the root."""
+    """Return a DTC posterior with k more rows. O(m² k + k³) and one copy of the root.
+
+    Raises:
+        ValueError: If the covariance of the new rows is not finite or not positive semi-definite.
+    """
     K = kernel_matrix(kernel, new.X, old.points)  # k x m
     h = K @ old.root  # k x r
     V = whitening.features(K.mT)  # k x m
@@ -92,7 +96,11 @@ class PreviousPosterior:
     def grown(
         self, kernel: PriorKernel, data: TrainingData, *, factor: float
     ) -> tuple[Representation, NystromFactor | None] | None:
-        """Return the posterior of all rows and its factor ``L``; ``None`` if it has to be made anew, or may as well be."""
+        """Return the posterior of all rows over :meth:`dictionary`, and the factor ``L`` of a DTC posterior.
+
+        ``None`` where old residuals have changed, or where it costs no more to make it anew: the root would have more than
+        ``factor`` columns for each dictionary point.
+        """
         n, old, exact = self.data.X.shape[-2], self.cache.representation, self.cache.holds_all(self.data.X.shape[-2])
         if not _same(self.data.residuals, data.residuals[..., :n]):
             return None

@@ -118,7 +118,18 @@ def _rows_at_a_time(points: Tensor, X: Tensor, n: int, memory_bytes: int) -> int
 def fit_dtc(
     kernel: PriorKernel, points: Tensor, data: TrainingData, *, rows: Rows | None = None, how: Summation | None = None
 ) -> dtc.DTC:
-    """Fit the DTC posterior over ``points`` to this rank's ``data``; ``ValueError`` if a matrix is not finite. O(n m² + m³)."""
+    """Fit the DTC posterior over a dictionary. O(n m² + m³).
+
+    Args:
+        kernel: The prior covariance.
+        points: ``batch_shape x m x d``, the dictionary, transformed.
+        data: ``n`` training rows: those of this rank.
+        rows: The data set of which they are a part; ``largest_precision`` is that of these rows.
+        how: Settings of the sums.
+
+    Raises:
+        ValueError: If a kernel matrix is not finite or has no positive eigenvalue.
+    """
     rows, how = rows or Rows(Alone(), data.X.shape[-2]), how or Summation()
     sums = _Sums(kernel, dictionary_factor(kernel, points), points, data, rows, how)
     if torch.is_grad_enabled() or rows.total <= how.together_from:
@@ -220,7 +231,10 @@ def left_out_of_exact(representation: Representation, data: TrainingData) -> tup
 
 
 def left_out_of_dtc(kernel: PriorKernel, points: Tensor, data: TrainingData, how: Summation) -> tuple[Tensor, Tensor]:
-    """Return leave-one-out means less the prior mean, and variances of f, over a fixed dictionary. O(n m² + m³)."""
+    """Return the leave-one-out posterior over a fixed dictionary, in float64; arguments as :func:`fit_dtc`. O(n m² + m³).
+
+    Means less the prior mean and variances of f, each ``batch_shape x n``.
+    """
     state, parts = fit_dtc(kernel, points, data, how=how), []
     for some in map(data.rows, sweep(points, data.X, how.memory_bytes)):
         features, prior = features_of(kernel, state.factor, points, some.X)

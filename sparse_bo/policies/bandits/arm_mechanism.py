@@ -46,13 +46,13 @@ class ArmUCB(UCBMechanism[BanditState]):
         ValueError: If the stop rule is the local one and the arms are streamed, or the kernel does not fit the arms.
     """
 
-    domain: Arms  # as the model knows them, float64; a lazy set that is still lazy here is streamed
-    sweep_dtype: torch.dtype  # see :class:`.SweepSettings`, as the next one
+    domain: Arms
+    sweep_dtype: torch.dtype
     memory_bytes: int
     batch_share: float = 0.25
     exploration: float = 2.0
-    repeats: bool = True  # whether an arm may be evaluated again
-    inputs: Tensor | None = None  # the arms as the user has them; None: the model knows them as they are
+    repeats: bool = True
+    inputs: Tensor | None = None
 
     has_certificates = True
     knows_others = True

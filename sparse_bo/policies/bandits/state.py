@@ -81,11 +81,11 @@ class UCBMechanism(Mechanism[U], ABC):
     """
 
     parts: UCBParts
-    given: Prior  # known parts of the prior; the rest is learned (:func:`.learning_is_due`)
-    domain: Domain  # in float64
-    design_size: int  # distinct inputs before the first score
+    given: Prior
+    domain: Domain
+    design_size: int
     max_batch_size: int
-    warm_start_size: int = 512  # initial observations on more distinct inputs start from a uniform dictionary of this size
+    warm_start_size: int = 512
 
     keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
 

@@ -36,9 +36,9 @@ class WithoutModel(Mechanism[Any]):
         choose: Choice of picks: ``(state, q, pending=, generator=) ->`` picks.
     """
 
-    domain: Arms | Box  # in float64
+    domain: Arms | Box
     batch_size: int
-    choose: Callable[..., Tensor]  # choice of picks: (state, q, pending=, generator=) -> picks
+    choose: Callable[..., Tensor]
 
     def init(self) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -177,7 +177,7 @@ class PosteriorArms(ArmUCB):
         settings: The policy, which chooses.
     """
 
-    settings: PosteriorPolicy  # the policy, which chooses
+    settings: PosteriorPolicy
 
     keeps_batch_open = False
     knows_others = False

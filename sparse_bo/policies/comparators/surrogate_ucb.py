@@ -212,7 +212,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
         on_cpu: As ``inner``.
     """
 
-    policy: str  # name of the policy, for errors
+    policy: str
     box: Box
     embedding: Embedding
     inner: Mechanism[Any]

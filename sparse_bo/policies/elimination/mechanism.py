@@ -63,12 +63,12 @@ class Elimination(Mechanism[EliminationState], ABC):
         memory_bytes: Budget of a sweep's temporary blocks, and again of the cached kernel columns.
     """
 
-    domain: Arms | Box  # in float64
+    domain: Arms | Box
     settings: EliminationSettings
-    width: BatchWidth  # of the bounds on this domain, before any doubling of F
-    design_size: int  # results before the first batch, to learn the prior from; 0 with a complete prior
-    sizes: tuple[int, ...]  # batch schedule
-    memory_bytes: int  # budget of a sweep's temporary blocks, and again of the cached kernel columns
+    width: BatchWidth
+    design_size: int
+    sizes: tuple[int, ...]
+    memory_bytes: int
 
     keeps_batch_open = True  # results count at the end of their batch (S-BPE Alg. 1)
 
@@ -349,7 +349,7 @@ class BoxElimination(Elimination):
     """
 
     domain: Box
-    most: int = 16_384  # limit on the default number of candidates, which is Γ_n of S-BPE Cor. 3.7
+    most: int = 16_384
 
     def _design(self, state: EliminationState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return the next points of the run's Sobol sequence. Draws nothing."""

@@ -123,10 +123,10 @@ class ArmBatches(BatchMechanism[S]):
         repeats: Whether an arm may be evaluated again.
     """
 
-    domain: Arms  # float64
+    domain: Arms
     settings: ImprovementSettings
-    kernel: GivenKernel | None  # the user's, of the arms as they are; None: learned, of the arms in the unit cube
-    repeats: bool = True  # whether an arm may be evaluated again
+    kernel: GivenKernel | None
+    repeats: bool = True
 
     knows_others = True
 

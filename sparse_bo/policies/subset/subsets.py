@@ -86,14 +86,14 @@ class Buffer:
         perturbation: Variance of the noise on the gradients.
     """
 
-    size: int | None = None  # M; None: no limit, or by the clock
-    slowdown: float | None = None  # Z of M by the clock; None: no clock
-    least: int = 1  # lower limit of M by the clock
-    initial: int = 0  # number of first observations, which are always included
-    newest: bool = True  # whether the newest batch is included after the first model
+    size: int | None = None
+    slowdown: float | None = None
+    least: int = 1
+    initial: int = 0
+    newest: bool = True
     gradient: Gradient | None = None
-    pool: Pool = "exact"  # observations that diverse ones are chosen from, see :class:`sparse_bo.GSSBO`
-    perturbation: float = 0.0  # variance of the noise on the gradients
+    pool: Pool = "exact"
+    perturbation: float = 0.0
 
     def rows(self, state: SurrogateState, *, newest: int, generator: torch.Generator) -> Tensor:
         """Return rows of ``state.X``, ascending; the last ``newest`` ones are the newest batch."""

@@ -128,13 +128,13 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         jumps: Whether acquisition functions are discontinuous: warnings of failed line searches are then suppressed.
     """
 
-    box: Box  # in float64
+    box: Box
     settings: SurrogateSettings
-    make: MakeModel  # makes an unfitted model
-    buffer: Buffer = field(default_factory=Buffer)  # chooses the observations that the model is fitted to
-    condition_on: ConditionOn = "subset"  # observations of the posterior
+    make: MakeModel
+    buffer: Buffer = field(default_factory=Buffer)
+    condition_on: ConditionOn = "subset"
     draws: Callable[[Any, Tensor, Tensor], Iterator[AcquisitionFunction]] | None = None
-    jumps: bool = False  # whether acquisition functions jump: warnings of failed line searches are then suppressed
+    jumps: bool = False
 
     def init(self) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""

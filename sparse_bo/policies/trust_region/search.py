@@ -100,6 +100,11 @@ class SearchCandidates:
             highest = None if highest is None else highest.masked_fill(picked, -torch.inf)
         return replace(self, moments=moments, gain=self.gain.after(at_pick), highest=highest, picked=picked)
 
+    def any_left(self, number: int) -> Tensor:
+        """Return one of the candidates that have not been picked (``1 x d``), if there is one."""
+        left = self.U if self.picked is None or bool(self.picked.all()) else self.U[~self.picked]
+        return left[number % len(left)].unsqueeze(0)
+
     def pick(self, gp: Surrogate, *, climbs: bool = True) -> Tensor:
         """Return the best point (``1 x d``) that climbs from the two best candidates reach, or the best candidate."""
         best = self.scores.topk(min(2, len(self.U))).indices
@@ -192,9 +197,7 @@ def batch_of(
         u = _next(gp, searches[1:] if explores else searches, picked=len(U), settled=not only_worthwhile)
         if u is None and only_worthwhile:
             break
-        if u is None:  # any candidate that has not been picked, if there is one
-            left = searches[-1].U if (done := searches[-1].picked) is None or bool(done.all()) else searches[-1].U[~done]
-            u = left[len(U) % len(left)].unsqueeze(0)
+        u = searches[-1].any_left(len(U)) if u is None else u
         at = gp.moments(u)
         searches = [each.after(gp, u, at) for each in searches]
         U, gp = torch.cat([U, u]), gp.condition(u)
