@@ -25,7 +25,7 @@ from sparse_bo.gp.expected_improvement import (
     reference_point,
 )
 from sparse_bo.gp.posterior import Gradients, Moments, Posterior
-from sparse_bo.policies.trust_region.observations import Warp
+from sparse_bo.policies.trust_region.observations import EXACT_NOISE, Warp
 
 CLIMBED = 4
 """Picks of a batch that climb (docs/decisions/117)."""
@@ -91,6 +91,11 @@ class Improvement:
         return bool(is_resolved(gp, at, best=self.best, picked=picked))
 
 
+def has_noise(gp: Posterior | OutcomePosteriors) -> bool:
+    """Return whether a model has more noise than one of exact observations may have, in units of its output scale."""
+    return gp.noise > 1.001 * EXACT_NOISE  # rounded
+
+
 def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = 0.09) -> Tensor:
     """Return which of ``N`` points the model knows as well as an evaluation could show, ``N`` booleans.
 
@@ -106,7 +111,7 @@ def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: i
         picked: Number of picks of the batch before.
         share: Of the noise variance.
     """
-    by_noise = share * gp.noise_variance if gp.noise > 1.001e-6 else 0.0  # exact observations have up to 1e-6, rounded
+    by_noise = share * gp.noise_variance if has_noise(gp) else 0.0
     resolution = 1e-7 if picked < CLIMBED else 1e-4 * (picked / CLIMBED) ** 2
     enough = max(by_noise, resolution**2)
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))
@@ -132,9 +137,9 @@ class OutcomePosteriors:
     """``n x d`` points that are known to any of them, pending ones and failures included."""
 
     @property
-    def noise_variance(self) -> float:
-        """Largest noise variance of an outcome."""
-        return max(gp.noise_variance for gp in self.each)
+    def noise(self) -> float:
+        """Largest noise variance of an outcome, in units of its output scale."""
+        return max(gp.noise for gp in self.each)
 
     def moments(self, X: Tensor) -> OutcomeMoments:
         """Return the moments of ``N x d`` points. m times those of one posterior."""

@@ -167,6 +167,8 @@ SMALLEST = 1e-12
 SMALLEST_SD = 1e-4
 """Known standard deviations of warped observations, which vary by about 1, count as at least this: its square is 10⁻¹² of the
 largest scale, 10⁴, which is the least noise of exact observations."""
+EXACT_NOISE = 1e-6
+"""Largest noise variance, in units of the scale, of a model of exact observations (docs/decisions/110)."""
 LARGEST = 2.0**500
 """Observations beyond it, in their unit, count as this: their squares are finite."""
 

@@ -18,7 +18,7 @@ from sparse_bo.domains.base import Box
 from sparse_bo.gp.learn import lbfgsb
 from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.failures import Refusal
-from sparse_bo.policies.trust_region.gain import CLIMBED, Improvement, OutcomeGain, OutcomePosteriors
+from sparse_bo.policies.trust_region.gain import CLIMBED, Improvement, OutcomeGain, OutcomePosteriors, has_noise
 
 Surrogate: TypeAlias = Posterior | OutcomePosteriors
 """A model of one outcome or of several in the unit cube."""
@@ -214,12 +214,12 @@ def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int, s
         u = each.pick(gp, climbs=picked < CLIMBED)
         gain: Any = each.gain  # of as many outcomes as the model
         at = gp.moments(u)
-        evaluated = (each.once or gp.noise_variance < 1e-6) and bool(is_known(gp, u))
+        evaluated = (each.once or not has_noise(gp)) and bool(is_known(gp, u))
         if not gain.worthwhile(at) or evaluated:
             continue
         if not gain.resolved(gp, at, picked=picked):
             return u
-        best = u if best is None and settled and not each.once and gp.noise_variance >= 1e-6 else best
+        best = u if best is None and settled and not each.once and has_noise(gp) else best
     return best
 
 

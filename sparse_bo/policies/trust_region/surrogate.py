@@ -24,7 +24,7 @@ from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.gp.posterior import Covariance, Posterior, ProcessPrior, exact
 from sparse_bo.policies.persistence import KEPT, kept, sized, thaw_fields
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.trust_region.observations import KINDS, Replicates, Warp, warp, warps
+from sparse_bo.policies.trust_region.observations import EXACT_NOISE, KINDS, Replicates, Warp, warp, warps
 
 LEARNED_FROM = 300
 """Points that hyper-parameters are learned from, at most."""
@@ -32,8 +32,6 @@ HIGHEST = 40
 """The highest observations are always among them: the best point of the run is one of these."""
 CHOOSE_AGAIN = 1.25
 """Kernel and warping are chosen anew whenever the data has grown by this factor."""
-EXACT_NOISE = 1e-6
-"""Largest noise variance, in units of the scale, of a model of exact observations (docs/decisions/110)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
