@@ -216,6 +216,7 @@ def _measured(result: Any) -> bool:
 def add(options: Namespace) -> None:
     """``add``: add results of points that the run has not asked for, from a CSV file."""
     recorded, file, columns = _read(options)
+    columns.check_choices()
     known = [columns.ticket, *columns.inputs, *columns.beside, *columns.sds.values()]
     left_out = file.check([*columns.needed, *columns.results.values()], known)
     _check_not_asked(file, columns)
@@ -266,6 +267,7 @@ def enqueue(options: Namespace) -> None:
     recorded, file, columns = _read(options)
     _check_not_asked(file, columns)
     given = [name for name in columns.inputs if name in file.columns]
+    columns.check_choices()
     left_out = file.check(given or columns.inputs, [*columns.inputs, *columns.beside, columns.ticket])
     chosen = [name for name in columns.inputs if name not in given]  # by the policy
     for name in left_out if chosen else ():

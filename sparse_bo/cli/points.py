@@ -192,6 +192,14 @@ class PointColumns(NamedTuple):
         """Name of an outcome -> the column of its known standard deviations, which a file may have."""
         return {name: unused(f"{column}_sd", self.every) for name, column in self.results.items()}
 
+    def check_choices(self) -> None:
+        """Raise a ``ValueError`` if two values of a choice are the same text, as ``None`` and ``"None"`` are."""
+        for name, kind in self.kinds.items():
+            texts = [str(value) for value in kind.values] if isinstance(kind, Choice) else []
+            if twice := [text for text in texts if texts.count(text) > 1]:
+                fix = "use add and enqueue of AskTell, or other names in a new run"
+                raise ValueError(f"expected choices of {name!r} that differ in a file, got {twice[0]!r} for two of them; {fix}")
+
     def written(self, batch: Batch) -> str:
         """Return evaluations as CSV, with empty cells for the results and for parameters that are not there."""
         rows: list[list[Any]] = []

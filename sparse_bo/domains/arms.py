@@ -171,7 +171,8 @@ class NamedArms(Arms):
 
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes names too."""
-        texts = where.tolist() if hasattr(where, "tolist") and not isinstance(where, Tensor) else where  # NumPy's, pandas'
+        listed = getattr(where, "to_list", None) or getattr(where, "tolist", None)  # of pandas and Polars, of NumPy
+        texts = where if listed is None or isinstance(where, Tensor) else listed()
         if isinstance(texts, list | tuple) and texts and all(isinstance(one, str) for one in texts):
             if unknown := [one for one in texts if self._rows.get(one, self.count) >= self.count]:
                 fix = nearest(unknown[0], self.names[: self.count]) or "; pass names of arms"

@@ -303,7 +303,8 @@ def parameter_of(name: str, description: Any) -> Parameter:
         ValueError: If it has another form, or a field is out of range.
         TypeError: If a field has the wrong type.
     """
-    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
+    kinds = "(or int, or choice with values = [true, false])"
+    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} {kinds}'
     if not isinstance(description, Mapping) or description.get("type") not in KINDS:
         typed = isinstance(description, Mapping) and "type" in description
         raise ValueError(f"{form}, got " + (f"the type {description['type']!r}" if typed else repr(description)))

@@ -130,6 +130,7 @@ class Space:
         if isinstance(points, str) or not isinstance(points, Sequence):
             rows = "use [row.to_dict()]" if hasattr(points, "to_dict") else "pass a table, or dictionaries by name"
             fix = "use [point]" if isinstance(points, Mapping) else rows if hasattr(points, "tolist") else "use list(…)"
+            fix = "use to_pandas()" if hasattr(points, "to_pandas") else fix
             raise TypeError(f"{form}, got {type(points).__name__}; {fix}")
         wanted = [name for name, p in self.parameters.items() if p.when is None and p.count != 1]
         for row, point in enumerate(points):

@@ -203,6 +203,8 @@ def outcomes_of(tickets: Sequence[int], y: Any, names: Sequence[str], order: Seq
     """
     check_kind(y)
     if hasattr(y, "columns") and hasattr(y, "to_dict"):  # a pandas table
+        if not hasattr(y, "isna"):
+            raise TypeError(f"expected outcomes as a pandas table, got one of {type(y).__module__}; use to_pandas()")
         y = y.to_dict("list") | noisy_columns({name: unused(f"{name}_sd", names) for name in names if name in y.columns}, y)
     if fields := getattr(getattr(y, "dtype", None), "names", None):  # a structured array
         y = {name: y[name] for name in fields}

@@ -95,11 +95,16 @@ def copied_kernel(covar_module: object) -> Kernel | None:
 
     Raises:
         TypeError: If it is none.
+        ValueError: If it holds a computed tensor, which PyTorch does not copy.
     """
     if covar_module is not None and not isinstance(covar_module, Kernel):
         got = type(covar_module).__name__
         raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel or None, got {got}")
-    return copy.deepcopy(covar_module)
+    try:
+        return copy.deepcopy(covar_module)
+    except RuntimeError as error:
+        got = f"{type(covar_module).__name__} with a computed tensor that requires gradients; pass a new kernel"
+        raise ValueError(f"expected a covar_module that can be copied, got {got}, not evaluated yet") from error
 
 
 def check_sampler(dictionary: object) -> None:

@@ -119,8 +119,8 @@ def parsed_grid(text: str) -> ProductGrid:
     The values of an axis are equally spaced and include both ends; an axis of one point is written ``low:low:1``.
 
     Raises:
-        ValueError: If an axis cannot be read, is not finite, has low ≥ high or fewer than one point (the axis is named), or
-            the grid has 2⁶² arms or more.
+        ValueError: If an axis cannot be read, is not finite, has low ≥ high, fewer than one point, or one point between
+            different ends (the axis is named), or the grid has 2⁶² arms or more.
         MemoryError: If the values of its axes do not fit into memory.
     """
     parts = text.split(",") if ":" in text else [f"0:1:{points}" for points in text.split("x")]
@@ -154,6 +154,11 @@ def _axis(part: str, number: int, text: str) -> tuple[float, float, int]:
         raise ValueError(f"expected two numbers as the ends of axis {number} of --grid {text!r}, got {ends}") from error
     if not (math.isfinite(low) and math.isfinite(high) and (low < high or (points == 1 and low == high))):
         raise ValueError(f"expected finite ends low < high on axis {number} of --grid {text!r}, got {ends}")
+    if points == 1 and low < high:
+        fix = f"a constant is written {fields[0]}:{fields[0]}:1"
+        raise ValueError(
+            f"expected at least 2 points from {low:g} to {high:g} on axis {number} of --grid {text!r}, got 1; {fix}"
+        )
     if max(abs(low), abs(high)) > 1e150:  # squared distances overflow
         raise ValueError(f"expected ends within ±1e150 on axis {number} of --grid {text!r}, got {ends}; scale the input")
     return low, high, points

@@ -123,6 +123,8 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
     table = where if is_table(where) else None
     if isinstance(domain, SpaceArms | SpaceBox):
         return domain.check(f"{kind} inputs", where if table is None else domain.space.points_of(table))
+    if table is not None and isinstance(domain, Arms):
+        _check_unambiguous(kind, table, domain)
     where = where if table is None else _columns_of(table, domain)
     if isinstance(domain, Box) and is_plain(where):
         where = cast("Tensor", tensor_of(f"{kind} inputs", where)).to(domain.like)
@@ -130,6 +132,16 @@ def checked_inputs(kind: str, where: Any, domain: Domain) -> Tensor:
     if table is not None and isinstance(domain, Arms) and not _is_by_name(table, domain):
         _check_inputs_of_arms(kind, table, domain, picks)
     return picks
+
+
+def _check_unambiguous(kind: str, table: Any, domain: Arms) -> None:
+    """Raise a ``ValueError`` if a column ``arm`` or ``name`` may be an input of that name, which a run calls ``arm_``."""
+    for name in ("arm", "name"):
+        if name in table.columns and f"{name}_" in domain.input_names and f"{name}_" not in table.columns:
+            raise ValueError(
+                f"expected {kind} inputs without a column {name!r}, which may be rows or names of the arms, or their input "
+                f"{name}_; rename the input in the table of arms, or name this column '{name}_' if it is that input"
+            )
 
 
 def _is_by_name(table: Any, domain: Domain) -> bool:
@@ -250,7 +262,8 @@ def earlier_inputs(X: Any, domain: Domain) -> tuple[Domain, Tensor | None]:
     if columns and (domain.columns or not columns.keys().isdisjoint(names)):
         if missing := [name for name in names if name not in columns]:
             got = f"({', '.join(names)}), or a column arm or name, got no {missing[0]!r}"
-            raise ValueError(f"expected initial inputs with the columns of the arms {got}")
+            fix = "add it; categories of both tables have the same columns after one get_dummies(pandas.concat([…, …]))"
+            raise ValueError(f"expected initial inputs with the columns of the arms {got}; {fix}")
         X = X[[columns[name] for name in names]]
     inputs = tensor_of("initial inputs", X)
     if inputs.shape[-1:] != domain.like.shape[-1:]:

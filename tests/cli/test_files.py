@@ -625,6 +625,20 @@ def test_a_choice_of_none_may_be_an_empty_cell_as_pandas_writes_it(tmp_path, mon
         assert {point["prune"] for point in loop.ask(8).parameters} == {None, "late"}  # the policy chooses
 
 
+@pytest.mark.parametrize("command", ["add", "enqueue"])
+def test_choices_that_are_the_same_text_are_refused_in_files_without_tickets(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with AskTell(space={"kind": Choice(None, "None"), "x": Float(0, 1)}, storage="run.journal") as loop:
+        asked = loop.ask(4).parameters
+    assert invoke("ask", "run.journal", "--again", "--out", "points.csv").exit_code == 0
+    table = pd.read_csv("points.csv", keep_default_na=False).assign(value=1.0)
+    table.to_csv("points.csv", index=False)
+    assert invoke("tell", "run.journal", "points.csv").output == "told 4 results; 0 pending\n"
+    assert read_run("run.journal").history.parameters == asked
+    table[["kind", "x", *(["value"] if command == "add" else [])]].to_csv("more.csv", index=False)
+    assert "expected choices of 'kind' that differ in a file, got 'None'" in invoke(command, "run.journal", "more.csv").output
+
+
 def test_the_commands_of_the_page_on_files_are_as_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")

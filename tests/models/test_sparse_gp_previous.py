@@ -9,6 +9,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
 from botorch.models.transforms import Log, Normalize, Standardize
 from botorch.models.transforms.input import Warp
 from botorch.models.transforms.outcome import ChainedOutcomeTransform
@@ -298,3 +299,24 @@ def test_a_smaller_dictionary_is_chosen_where_it_is_asked_for():
     small = SparseGP(X[: N + K], Y[: N + K], max_dictionary=10, previous=old)
     small.posterior(X[:1])
     assert small.dictionary.m <= 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # float32
+def test_new_rows_far_from_the_dictionary_join_it(dtype, scale):
+    """They changed the means everywhere, by more than the range of the results."""
+    scale(dictionary={"smallest": 5})
+    X, options = 0.3 * torch.rand(400, 2, generator=torch.Generator().manual_seed(0)).to(dtype), {"outcome_transform": None}
+    X = torch.cat([X, torch.tensor([[0.8, 0.8], [0.8, 0.8], [0.1, 0.2], [1.0, 0.8]], dtype=dtype)])
+    Y, noise = (6 * X).sin().sum(dim=-1, keepdim=True), torch.full((404, 1), 1e-2, dtype=dtype)
+    old = SparseGP(X[:400], Y[:400], noise[:400], max_dictionary=100, **options)
+    old.covar_module.lengthscale = 0.2
+    old.posterior(X[:1])
+    assert not old.cache().holds_all(400)
+    grown = SparseGP(X, Y, noise, previous=old, max_dictionary=102, **options)
+    exact = SingleTaskGP(X, Y, noise, **options)
+    exact.covar_module.lengthscale = 0.2
+    T = torch.rand(100, 2, generator=torch.Generator().manual_seed(1)).to(dtype)
+    error = (grown.posterior(T).mean - exact.posterior(T).mean).abs().amax()
+    assert error < 0.02
+    assert grown.dictionary.indices.tolist() == [*old.dictionary.indices.tolist(), 400, 403]

@@ -88,6 +88,7 @@ def test_a_grid_is_the_product_of_its_axes(text, axes):
         ("0:one:5", "two numbers as the ends of axis 0"),
         ("0:1:5,1:0:5", "low < high on axis 1"),
         ("1:1:5", "low < high on axis 0"),
+        ("0:1:5,-1:1:1", "at least 2 points from -1 to 1 on axis 1 .* got 1; a constant is written -1:-1:1"),
         ("0:inf:5", "finite ends"),
         ("nan:1:5", "finite ends"),
         (",".join(["0:1:1000000"] * 4), "fewer than 2\\^62"),

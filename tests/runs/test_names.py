@@ -9,12 +9,28 @@ import pandas
 import pytest
 import torch
 
-from sparse_bo import AskTell, maximize, minimize, observations_of
+from sparse_bo import AskTell, Float, maximize, minimize, observations_of
 from sparse_bo.domains import MemmapArms, NamedArms
 from sparse_bo.policies import ExpectedImprovement, RandomSearch
 from tests.builders import arms, waves
 
 NAMES = [f"mol-{k}" for k in range(60)]
+
+
+class PolarsSeries:
+    """A column as Polars has it: without ``tolist``."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def to_list(self):
+        return [*self.values]
+
+    def to_numpy(self):
+        return np.array(self.values)
 
 
 def test_names_are_in_batches_results_tables_and_the_page():
@@ -56,7 +72,7 @@ def test_names_in_an_array_or_a_column_are_names():
     given = ["mol-3", "mol-9"]
     column = pandas.Series(given, index=[7, 2])
     forms = [np.array(given), np.array(given, dtype=object), column, column.astype("string"), column.to_frame("name")]
-    for form in (*forms, pandas.Index(given)):
+    for form in (*forms, pandas.Index(given), PolarsSeries(given)):
         loop = AskTell(arms(), RandomSearch(), names=NAMES, initial=(form, [0.5, 1.5]))
         assert loop.history.indices == [3, 9]
         loop.enqueue(form)
@@ -64,6 +80,15 @@ def test_names_in_an_array_or_a_column_are_names():
         loop.add(form, [0.0, 0.0])
     with pytest.raises(ValueError, match="among the names of the arms, got 'mol-99'; did you mean 'mol-9'"):
         AskTell(arms(), RandomSearch(), names=NAMES, initial=(np.array(["mol-99"]), [0.5]))
+
+
+def test_a_table_of_polars_is_refused_where_pandas_is_needed():
+    table = PolarsSeries([[3.0, 1.0], [4.0, 2.0]])
+    table.columns, table.to_dict, table.to_pandas = ["yield", "cost"], dict, list
+    with pytest.raises(TypeError, match=r"outcomes as a pandas table, got one of .*; use to_pandas\(\)"):
+        AskTell(arms(), objectives={"yield": "max", "cost": "min"}, initial=([0, 1], table))
+    with pytest.raises(TypeError, match=r"list of dictionaries with x, got PolarsSeries; use to_pandas\(\)"):
+        AskTell(space={"x": Float(0, 1)}, initial=(table, [1.0, 2.0]))
 
 
 def test_names_of_a_column_in_another_order_than_the_arms_are_refused():

@@ -171,6 +171,18 @@ def test_tables_are_read_by_their_columns_where_the_arms_have_no_names_of_inputs
         AskTell(LIBRARY, initial=(old.rename(columns={"x1": "x3"}), old["value"]))
 
 
+@pytest.mark.parametrize("name", ["arm", "name"])
+def test_a_column_that_may_be_an_input_or_the_rows_of_arms_is_refused(name):
+    library = pandas.DataFrame({name: range(5), "x": [0.1, 0.5, 0.2, 0.9, 0.4]})
+    old = library[::-1]
+    with pytest.raises(ValueError, match=f"without a column '{name}', .* their input {name}_"):
+        AskTell(library, initial=(old, [1.0, 2.0, 3.0, 4.0, 5.0]))
+    loop = AskTell(library, initial=(old.rename(columns={name: f"{name}_"}), [1.0, 2.0, 3.0, 4.0, 5.0]))
+    assert loop.history.indices == [4, 3, 2, 1, 0]
+    again = AskTell(library, initial=(loop.result().to_pandas(), loop.result().to_pandas()["value"]))
+    assert again.history.indices == [4, 3, 2, 1, 0]
+
+
 def test_a_run_of_several_runs_over_a_large_library_is_resumed(tmp_path):
     """Of candidates that are not in the journals, some runs had other inputs, too."""
     before = [Storage(tmp_path / name, arms_bytes=10) for name in ("a.journal", "b.journal")]

@@ -28,17 +28,26 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.errors import SamplerError
-from sparse_bo.gp.dtc import NystromFactor
+from sparse_bo.gp.dtc import NystromFactor, nystrom_factor, residual
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics, state
 from sparse_bo.models.sparse_gp.dictionary_rule import chosen_dictionary, dictionary_points, warn_if_far
-from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints
-from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, kernel_matrix, original_outcomes, take_units
+from sparse_bo.models.sparse_gp.leverage_sampling import ChosenPoints, distinct_inputs
+from sparse_bo.models.sparse_gp.prior import (
+    PriorKernel,
+    TrainingData,
+    kernel_diagonal,
+    kernel_matrix,
+    original_outcomes,
+    take_units,
+)
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc
 from sparse_bo.models.sparse_gp.triangular import Recent
 
+LOOKED_AT = 256
+"""Number of old rows with which new ones are compared."""
 ROUNDING = 64
 """Tolerance for unchanged values, in units of the rounding of the largest one: transforms round."""
 
@@ -75,10 +84,11 @@ class PreviousPosterior:
             return cls(previous.cache(), previous.training_data())
 
     def dictionary(self, model: Any, stamp: state.Stamp, data: TrainingData) -> ChosenPoints | None:
-        """Return the dictionary of all rows: that of before, unless parameters, inputs or noise have changed.
+        """Return the dictionary of all rows: that of before and far new rows, unless parameters, inputs or noise have changed.
 
-        One that the ``model`` has chosen is chosen anew, ``None``, when the data have grown by ``settings.growth``. ``data``
-        begin with those of the previous model.
+        The DTC posterior takes a row for a function of the dictionary alone: one far from all of it would change the means
+        everywhere. A dictionary that the ``model`` has chosen is chosen anew, ``None``, when the data have grown by
+        ``settings.growth``. ``data`` begin with those of the previous model.
         """
         then, now, n, total = self.cache.stamp.parameters, stamp.parameters, self.data.X.shape[-2], data.noise.shape[-1]
         if self.data.X.device != data.X.device or len(then) != len(now) or not all(map(torch.equal, then, now)):
@@ -88,26 +98,57 @@ class PreviousPosterior:
         if self.cache.holds_all(n):
             fits = total <= model.rule.cap(total, data.noise.shape[:-1].numel())
             return ChosenPoints(torch.arange(total, device=data.noise.device)) if fits else None
+        chosen = self.cache.chosen._replace(unexplained=None)
+        if model.rule.given is not None:
+            return chosen
+        if total > model.settings.growth * self.cache.chosen_at:
+            return None
+        chosen = chosen._replace(rows=torch.cat([chosen.rows, self.far_rows(model.prior_kernel, data)]))
         most = model.rule.most  # may be less than that of the previous model
-        fits = most is None or len(self.cache.chosen.rows) <= most
-        kept = model.rule.given is not None or (fits and total <= model.settings.growth * self.cache.chosen_at)
-        return self.cache.chosen._replace(unexplained=None) if kept else None
+        return chosen if most is None or len(chosen.rows) <= most else None
+
+    def whitening(self) -> NystromFactor | None:
+        """Return the factor ``L`` of a DTC posterior in float64."""
+        old = self.cache.representation
+        if self.cache.whitening is None and old.at_dictionary is not None and old.points.dtype == torch.float64:
+            return NystromFactor(old.at_dictionary.prior_root(), True, 0.0)
+        return self.cache.whitening
+
+    def far_rows(self, kernel: PriorKernel, data: TrainingData) -> Tensor:
+        """Return the distinct rows after the old ones that the dictionary does not explain. O(m² k + m k d).
+
+        Of their prior variances it leaves more than the noise variance, and more than twice what it leaves of
+        :data:`LOOKED_AT` old rows at most.
+        """
+        n, D = self.data.X.shape[-2], self.cache.representation.points.double()
+        whitening = self.whitening() or nystrom_factor(kernel_matrix(kernel, D, D))
+
+        def left(rows: Tensor) -> Tensor:  # in noise variances; of a batch the largest
+            X = data.X[..., rows, :].double()
+            variance = residual(whitening.features(kernel_matrix(kernel, D, X)), kernel_diagonal(kernel, X))
+            return (variance / data.noise[..., rows]).reshape(-1, len(rows)).amax(dim=0)
+
+        new = torch.arange(n, data.X.shape[-2], device=data.X.device)
+        if not len(new) or not (far := (excess := left(new)) > 1.0).any():
+            return new[:0]
+        old = torch.linspace(0, n - 1, min(LOOKED_AT, n), dtype=torch.float64, device=new.device).long()
+        new = new[far & (excess > 2.0 * left(old).amax())]
+        return new[distinct_inputs(data.X[..., new, :]).rows] if len(new) else new
 
     def grown(
-        self, kernel: PriorKernel, data: TrainingData, *, factor: float
+        self, kernel: PriorKernel, data: TrainingData, known: ChosenPoints, *, factor: float
     ) -> tuple[Representation, NystromFactor | None] | None:
-        """Return the posterior of all rows over :meth:`dictionary`, and the factor ``L`` of a DTC posterior.
+        """Return the posterior of all rows over :meth:`dictionary` (``known``), and the factor ``L`` of a DTC posterior.
 
-        ``None`` where old residuals have changed, or where it costs no more to make it anew: the root would have more than
-        ``factor`` columns for each dictionary point.
+        ``None`` where old residuals have changed, rows have joined the dictionary, or where it costs no more to make it anew:
+        the root would have more than ``factor`` columns for each dictionary point.
         """
         n, old, exact = self.data.X.shape[-2], self.cache.representation, self.cache.holds_all(self.data.X.shape[-2])
-        if not _same(self.data.residuals, data.residuals[..., :n]):
+        joined = not exact and len(known.rows) > len(self.cache.chosen.rows)
+        if joined or not _same(self.data.residuals, data.residuals[..., :n]):
             return None
         new = data.rows(slice(n, None))
-        whitening, factors = self.cache.whitening, old.at_dictionary
-        if not exact and whitening is None and factors is not None and old.points.dtype == torch.float64:
-            whitening = NystromFactor(factors.prior_root(), True, 0.0)
+        whitening = None if exact else self.whitening()
         if not exact and (whitening is None or old.root.shape[-1] + new.X.shape[-2] > factor * old.root.shape[-2]):
             return None
         if not new.X.shape[-2]:
@@ -127,7 +168,7 @@ def computed(model: Any, stamp: state.Stamp) -> state.PosteriorCache:
             known = previous.dictionary(model, stamp, data)
             if known is not None:
                 chosen_at = previous.cache.chosen_at
-                grown = previous.grown(kernel, data, factor=model.settings.growth)
+                grown = previous.grown(kernel, data, known, factor=model.settings.growth)
         chosen = known or chosen_dictionary(model, data.X)
         if grown is not None:
             representation, whitening = grown

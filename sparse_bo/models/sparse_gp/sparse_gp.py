@@ -115,7 +115,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         previous: A model of the same class, of the first rows of these data, with the same kernel and transforms. Its
             hyper-parameters and the units that they were learned in, as the spread of ``Standardize``, are copied, its
             dictionary and factor extended, O(m² k + n) for k new rows: in the exact case it is ``previous`` conditioned on
-            these. The dictionary is chosen anew when the data have grown by half; a given one stays. After another fit, which
+            these. New rows that the dictionary leaves unexplained join it, and the posterior is computed anew, O(n m²). The
+            dictionary is chosen anew when the data have grown by half; a given one stays. After another fit, which
             standardises anew, the posterior is made anew. With ``robust=True`` new rows far off its predictions are left out.
         settings: Sizes and tolerances of dictionary, learning and joint posterior.
 

@@ -228,6 +228,13 @@ def test_a_kernel_that_does_not_fit_is_refused():
     assert ExpectedImprovement(covar_module=Tanimoto()).on(Arms(X.float())).kernel.variance == 1.0
 
 
+def test_a_kernel_with_a_computed_tensor_is_refused():
+    kernel = LinearKernel()
+    kernel.cached = kernel.raw_variance.exp()
+    with pytest.raises(ValueError, match="can be copied, got LinearKernel with a computed tensor"):
+        ExpectedImprovement(covar_module=kernel)
+
+
 def test_failed_arms_shrink_the_variances_around_them():
     X = arms(80)
     evaluated = torch.tensor([3, 17, 42, 60, 71, 8, 33, 3])
