@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparse_bo.arms import InBatch
 from sparse_bo.gp.dtc import NystromFactor
-from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot, Posterior, ProcessPrior
+from sparse_bo.gp.posterior import CholeskyRoot, Posterior, ProcessPrior
 from sparse_bo.models.sparse_gp.base import SparseModel
 from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import exact_representation
@@ -274,6 +274,6 @@ def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
     shift, scale = (0.0, 1.0) if transform is None else (float(transform.means), float(transform.stdvs))
     mean = model.mean_module if exact else model.prior_mean
     prior = ProcessPrior(lambda inputs: shift + scale * mean(inputs), ModelKernel(kernel), scale**2)
-    root, alpha = MatrixRoot(representation.root), scale * representation.alpha
-    posterior = Posterior(prior, representation.points, alpha, root, float(noise.mean()))
+    alpha = scale * representation.alpha
+    posterior = Posterior(prior, representation.points, alpha, representation.root, float(noise.mean()))
     return ClosedForm(model.transform_inputs, posterior, factor)

@@ -131,15 +131,6 @@ class Gradients(NamedTuple):
     """``n x d``."""
 
 
-class Joint(NamedTuple):
-    """Joint posterior of the noiseless function at q points."""
-
-    mean: Tensor
-    """``q`` (y)."""
-    covariance: Tensor
-    """``q x q`` (y²)."""
-
-
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """A Gaussian process given data. A value: conditioning returns a new one. Differentiable by points."""
@@ -191,13 +182,13 @@ class Posterior:
         weights = self.root.lift(columns).mT  # n x m
         return Gradients(mean, variance * scale, k.gradient(self.alpha), k.gradient(-2.0 * scale * weights))
 
-    def joint(self, X: Tensor) -> Joint:
-        """Return the joint posterior of ``q x d`` points. O(q m (d + r) + q² r)."""
-        K_DX = self.prior.kernel.cross(self.support, X)
-        columns = self.root.columns(K_DX)
-        covariance = self._covariance(X, columns, X, columns)
-        mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
-        return Joint(mean, self.prior.scale * covariance)
+    def covariance(self, X: Tensor) -> Tensor:
+        """Return the joint posterior covariance (y²) of the noiseless function at ``q x d`` points, ``q x q``.
+
+        O(q m (d + r) + q² r).
+        """
+        columns = self.root.columns(self.prior.kernel.cross(self.support, X))
+        return self.prior.scale * self._covariance(X, columns, X, columns)
 
     def condition(self, X: Tensor) -> Posterior:
         """Return the posterior given that results at further points are pending: variances shrink as they will, means stay.

@@ -68,9 +68,8 @@ def test_it_is_the_dense_posterior(kind):
     expected, posterior = dense(kind, X, waves(X), A), made(kind, X, waves(X))
     torch.testing.assert_close(posterior.mean(A), expected.mean, rtol=EXACT, atol=EXACT)
     torch.testing.assert_close(posterior.variance(A), expected.variance, rtol=EXACT, atol=EXACT)
-    for mean in (posterior.moments(A).mean, posterior.joint(A).mean):
-        torch.testing.assert_close(mean, expected.mean, rtol=EXACT, atol=EXACT)
-    torch.testing.assert_close(posterior.joint(A).covariance, expected.covariance, rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(posterior.moments(A).mean, expected.mean, rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(posterior.covariance(A), expected.covariance, rtol=EXACT, atol=EXACT)
 
 
 @every_kind
@@ -97,7 +96,7 @@ def test_conditioning_is_that_of_the_joint_gaussian(kind):
     S = before.covariance
     gain = torch.linalg.solve(S[:3, :3] + SCALE * NOISE * torch.eye(3, dtype=torch.float64), S[:3, 3:]).T
     after = made(kind, X, waves(X)).condition(F[:1]).condition(F[1:])
-    mean, covariance = after.joint(A)
+    mean, covariance = after.moments(A).mean, after.covariance(A)
     torch.testing.assert_close(mean, before.mean[3:], rtol=EXACT, atol=EXACT)
     torch.testing.assert_close(covariance, S[3:, 3:] - gain @ S[:3, 3:], rtol=EXACT, atol=EXACT)
     torch.testing.assert_close(after.variance(A), covariance.diagonal(), rtol=EXACT, atol=EXACT)
@@ -122,7 +121,7 @@ def test_a_variance_that_round_off_makes_negative_is_the_floor():
     X = arms(8)
     posterior = exact(PRIOR, X, waves(X), noise=1e-12, floor=1e-12)
     wrong = replace(posterior, root=CholeskyRoot(0.9 * posterior.root.lower))
-    assert float(wrong.joint(X[:1]).covariance) < -0.1
+    assert float(wrong.covariance(X[:1])) < -0.1
     after = wrong.condition(X[:1]).condition(X[1:2])
     assert bool((after.moments(X).variance >= 0.0).all())
 
@@ -151,9 +150,9 @@ def test_conditioning_on_nothing_changes_nothing():
 @pytest.mark.parametrize("m", [1, 15])
 def test_a_dictionary_of_one_and_of_all_points(m):
     X, A = arms(15), arms(8, seed=1)
-    expected, found = dense("sparse" if m == 1 else "exact", X, waves(X), A, m=m), made("sparse", X, waves(X), m=m).joint(A)
-    torch.testing.assert_close(found.mean, expected.mean, rtol=EXACT, atol=EXACT)
-    torch.testing.assert_close(found.covariance, expected.covariance, rtol=EXACT, atol=EXACT)
+    expected, found = dense("sparse" if m == 1 else "exact", X, waves(X), A, m=m), made("sparse", X, waves(X), m=m)
+    torch.testing.assert_close(found.mean(A), expected.mean, rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(found.covariance(A), expected.covariance, rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("kind", ["exact", "sparse"])
@@ -163,9 +162,9 @@ def test_repeats_are_one_row_with_a_count(kind):
     merged = waves(X) + torch.cat([torch.full((3,), 0.5), torch.zeros(6)])
     counts = torch.tensor([2.0] * 3 + [1.0] * 6)
     make = exact if kind == "exact" else lambda *a, **b: sparse(a[0], X[:4], *a[1:], **b)
-    every, one = make(PRIOR, P, y, noise=NOISE).joint(A), make(PRIOR, X, merged, noise=NOISE, counts=counts).joint(A)
-    torch.testing.assert_close(every.mean, one.mean, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(every.covariance, one.covariance, rtol=1e-6, atol=1e-6)
+    every, one = make(PRIOR, P, y, noise=NOISE), make(PRIOR, X, merged, noise=NOISE, counts=counts)
+    torch.testing.assert_close(every.mean(A), one.mean(A), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(every.covariance(A), one.covariance(A), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_a_prior_mean_may_depend_on_the_input():
     given = exact(INPUTS, X, waves(X), noise=NOISE).condition(F)
     shifted = exact(replace(PRIOR, mean=0.0), X, waves(X) - X[:, 0], noise=NOISE).condition(F)
     torch.testing.assert_close(given.mean(A), shifted.mean(A) + A[:, 0])
-    torch.testing.assert_close(given.joint(A).mean, given.mean(A))
+    torch.testing.assert_close(given.moments(A).mean, given.mean(A))
 
 
 def test_variances_have_a_floor():
@@ -214,7 +213,7 @@ def test_a_batch_of_posteriors_is_each_of_them(kind):
         alone = made(kind, X[b], y[b]).condition(F[b])
         torch.testing.assert_close(found.mean(A)[b], alone.mean(A[b]))
         torch.testing.assert_close(found.variance(A)[b], alone.variance(A[b]))
-        torch.testing.assert_close(found.joint(A).covariance[b], alone.joint(A[b]).covariance)
+        torch.testing.assert_close(found.covariance(A)[b], alone.covariance(A[b]))
 
 
 def test_points_do_not_see_their_companions():
@@ -242,9 +241,9 @@ def test_a_truncated_dictionary_is_conditioned_too():
     with pytest.warns(Warning, match="indefinite"):
         assert not nystrom_factor(K).triangular
     F, A = arms(2, seed=2), arms(3, seed=1)
-    S = posterior.joint(torch.cat([F, A])).covariance
+    S = posterior.covariance(torch.cat([F, A]))
     expected = S[2:, 2:] - S[2:, :2] @ torch.linalg.solve(S[:2, :2] + NOISE * SCALE * torch.eye(2, dtype=S.dtype), S[:2, 2:])
-    torch.testing.assert_close(posterior.condition(F).joint(A).covariance, expected)
+    torch.testing.assert_close(posterior.condition(F).covariance(A), expected)
 
 
 @pytest.mark.parametrize("p", [1, 3])

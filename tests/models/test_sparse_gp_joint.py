@@ -181,6 +181,31 @@ def test_rows_after_a_baseline_are_those_of_the_dense_path(size, configuration):
     torch.testing.assert_close(gradient, slope, rtol=1e-8, atol=1e-10)
 
 
+def test_a_longer_baseline_takes_the_place_of_a_short_one():
+    """Rows after a short one would be computed for every element of a batch, at every call."""
+    model = pair("plain", dictionary=ROWS)[1]
+    baseline, X = points(Q).expand(4, Q, D), points(4, 2, seed=8).requires_grad_()
+    model.posterior(X)
+    for first, last in ((2, Q), (Q - 3, Q - 3)):  # 21 rows of each of four elements are more than 23; three are less
+        model.prediction_strategy.baseline.put(None)
+        model.posterior(torch.cat([baseline[:, :first], X], dim=-2))
+        assert model.prediction_strategy.baseline.base.rows == first
+        joint = torch.cat([baseline, X], dim=-2)
+        found = model.posterior(joint).variance
+        assert model.prediction_strategy.baseline.base.rows == last
+        torch.testing.assert_close(found, model.posterior(joint * 1.0).variance, **TIGHT)
+
+
+def test_up_to_the_dense_size_a_root_is_exact_whatever_the_number_of_pivots(scale):
+    scale(joint={"dense": Q + 2, "pivots": 4, "block": 3})
+    model = pair("plain", dictionary=ROWS)[1]
+    X = points(4, 2, seed=8).requires_grad_()
+    operator = operator_of(model.posterior(torch.cat([points(Q).expand(4, Q, D), X], dim=-2)))
+    assert isinstance(operator, RootedCovariance)
+    root = operator.root_decomposition().root.to_dense()
+    torch.testing.assert_close(root @ root.mT, operator.to_dense(), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("configuration", ["plain", "two outputs"])
 def test_rows_may_be_appended_to_a_law(configuration, few_pivots):
     """The root of a longer baseline begins with that of the shorter, and agrees with the rows' entries: one joint Gaussian."""

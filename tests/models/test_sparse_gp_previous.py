@@ -53,7 +53,7 @@ def anew(like, X, Y, **options):
 
 def columns(model):
     """Return the columns of the root; one that has grown has one more for each new row, a new one as many as points."""
-    return model.eval().representation().root.shape[-1]
+    return model.eval().representation().root.matrix.shape[-1]
 
 
 def assert_same(one, other, T):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from linear_operator.operators import DenseLinearOperator
 
 from sparse_bo.models.sparse_gp import representation
 from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
-from sparse_bo.models.sparse_gp.triangular import Products, ProductSizes, Recent, TimesRoot, by_columns, times_root_transpose
+from sparse_bo.models.sparse_gp.triangular import Products, ProductSizes, SparseRoot, TimesRoot
 from tests.models.sparse_problems import pair, points
 
 SIZES = {"block": 11, "large": 22}
@@ -21,12 +22,9 @@ def large(scale):
     scale(products=SIZES)
 
 
-def recent():
-    return Recent(ProductSizes(**SIZES))
-
-
 def upper(*batch, m=27, dtype=torch.float64):
-    return torch.randn(*batch, m, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64).triu().to(dtype)
+    matrix = torch.randn(*batch, m, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64).triu().to(dtype)
+    return SparseRoot(matrix, triangular=True, sizes=ProductSizes(**SIZES))
 
 
 def covariances(*batch, rows, m=27, dtype=torch.float64):
@@ -43,38 +41,34 @@ def dense_products(K, R, q):
 @pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_are_those_of_whole_matrices(batch, q, dtype, large):
-    R, K = by_columns(upper(*batch, dtype=dtype)), covariances(*batch, rows=6, dtype=dtype)
-    found, expected = Products.apply(K, R, q, recent()), dense_products(K, R, q)
+    R, K = upper(*batch, dtype=dtype), covariances(*batch, rows=6, dtype=dtype)
+    found, expected = Products.apply(K, R, q), dense_products(K, R.matrix, q)
     weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(2)).to(part) for part in expected]
     totals = [sum((p * w).sum() for p, w in zip(parts, weights, strict=True)) for parts in (found, expected)]
     gradients = [torch.autograd.grad(total, K)[0] for total in totals]
     tolerance = {"rtol": 1e-12, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 2e-3}
     for one, other in [*zip(found, expected, strict=True), gradients]:
         torch.testing.assert_close(one, other, **tolerance)
-    h = TimesRoot.apply(K, R, recent())
-    torch.testing.assert_close(h, K @ R, **tolerance)
-    torch.testing.assert_close(times_root_transpose(h, R, 11), expected[1], **tolerance)
+    h = R.columns(K.mT)
+    torch.testing.assert_close(h.mT, K @ R.matrix, **tolerance)
+    torch.testing.assert_close(R.lift(h).mT, expected[1], **tolerance)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_can_be_differentiated_twice_and_mapped(batch, large):
-    R, K = by_columns(upper(*batch)), covariances(*batch, rows=2)
-    for q in (1, 2):
-        assert torch.autograd.gradcheck(lambda K, q=q: Products.apply(K, R, q, recent()), K)
-        assert torch.autograd.gradgradcheck(lambda K, q=q: Products.apply(K, R, q, recent()), K)
-    assert torch.autograd.gradcheck(lambda K: TimesRoot.apply(K, R, recent()), K)
-    assert torch.autograd.gradgradcheck(lambda K: TimesRoot.apply(K, R, recent()), K)
+    R, K = upper(*batch), covariances(*batch, rows=2)
+    for q in (1, 2):  # a copy of the root has no products of numbers that are changed in place
+        assert torch.autograd.gradcheck(lambda K, q=q: Products.apply(K, replace(R), q), K)
+        assert torch.autograd.gradgradcheck(lambda K, q=q: Products.apply(K, replace(R), q), K)
+    assert torch.autograd.gradcheck(lambda K: TimesRoot.apply(K, replace(R)), K)
+    assert torch.autograd.gradgradcheck(lambda K: TimesRoot.apply(K, replace(R)), K)
     if not batch:
         many = torch.stack([K, 2 * K, K + 1], dim=1)
-        E, P = torch.func.vmap(lambda k: Products.apply(k, R, 2, recent()), in_dims=1)(many)
-        each = [dense_products(k, R, 2) for k in many.unbind(1)]
+        E, P = torch.func.vmap(lambda k: Products.apply(k, R, 2), in_dims=1)(many)
+        each = [dense_products(k, R.matrix, 2) for k in many.unbind(1)]
         torch.testing.assert_close(E, torch.stack([part[0] for part in each]), rtol=1e-12, atol=1e-11)
         torch.testing.assert_close(P, torch.stack([part[1] for part in each]), rtol=1e-12, atol=1e-11)
-        h = torch.func.vmap(lambda k: TimesRoot.apply(k, R, recent()), in_dims=1)(many)
-        torch.testing.assert_close(h, many.movedim(1, 0) @ R, rtol=1e-12, atol=1e-11)
-        with pytest.raises(NotImplementedError, match="map over points"):
-            torch.func.vmap(lambda k, r: Products.apply(k, r, 1, recent()), in_dims=(1, 0))(many, R.expand(3, *R.shape))
 
 
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
@@ -112,7 +106,7 @@ def test_a_jacobian_is_made_of_all_rows_at_once(q, large):
 
 
 def test_equal_points_are_multiplied_once():
-    made, cache = [], Recent(ProductSizes(recent=3))
+    made, cache = [], replace(upper(), sizes=ProductSizes(recent=3))
     K = covariances(rows=3).detach()
     for argument in (K, K.clone(), K + 1, K + 1, K):
         cache.recall("h", argument, lambda: made.append(1))
@@ -132,7 +126,7 @@ def test_posteriors_are_the_same_for_few_points_and_for_many(configuration, fant
     for few in (0, 256):
         scale(products={"few": few})
         model = pair(configuration)[1]
-        assert model.representation().triangular
+        assert model.representation().root.triangular
         X = points(3, q, seed=8) if configuration != "batch" else points(3, 1, q, seed=8)
         X.requires_grad_()
         now = model
@@ -174,7 +168,8 @@ def test_a_root_that_takes_part_in_the_graph_is_multiplied_plainly(large, scale)
     form, kernel = model.representation(), model.covar_module
     X = points(4).requires_grad_()
     assert form.project(kernel, X).few
-    assert not representation.replace(form, root=form.root.clone().requires_grad_()).project(kernel, X).few
+    root = replace(form.root, matrix=form.root.matrix.clone().requires_grad_())
+    assert not replace(form, root=root).project(kernel, X).few
     with torch.no_grad():
         assert not form.project(kernel, X).few
     scale(products={"few": 3})
@@ -187,14 +182,14 @@ def test_a_large_root_lies_in_memory_by_columns_in_copies_and_fantasies_too(larg
     fantasy = model.condition_on_observations(points(1), torch.ones(1, 1, dtype=torch.float64))
     assert fantasy.representation().root is model.representation().root
     for other in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert other.representation().root.mT.is_contiguous()
+        assert other.representation().root.matrix.mT.is_contiguous()
         torch.testing.assert_close(other.posterior(points(5)).mean, before)
 
 
 def test_a_sparse_posterior_holds_its_root_once_and_nothing_of_that_size_beside_it(large):
     form = pair("plain", dictionary=torch.arange(25))[1].representation()
-    assert form.triangular
-    sizes = [part.untyped_storage().nbytes() // part.element_size() for part in (form.root, form.alpha)]
+    assert form.root.triangular
+    sizes = [part.untyped_storage().nbytes() // part.element_size() for part in (form.root.matrix, form.alpha)]
     assert sizes in ([25 * 25, 25], [25 * 26, 25])  # with the column of the weights that was copied from it
 
 

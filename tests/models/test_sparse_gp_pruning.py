@@ -122,7 +122,8 @@ def test_all_objectives_of_what_is_left_can_exceed_the_reference_point(many):
 def test_a_root_that_is_not_triangular_is_not_cut(many):
     model, _, _ = sparse()
     cache = model.cache()
-    model.prediction_strategy = replace(cache, representation=replace(cache.representation, triangular=False))
+    form = cache.representation
+    model.prediction_strategy = replace(cache, representation=replace(form, root=replace(form.root, triangular=False)))
     assert list(bounding_models(model, 4)) == [model]
 
 
@@ -135,7 +136,7 @@ def test_bounds_fall_to_the_models_own_variances(many):
         assert bool((above >= below - 1e-12).all())
     assert bool((variances[0] > variances[-1]).any())
     torch.testing.assert_close(variances[-1], model.posterior(few).variance.detach(), rtol=0, atol=0)
-    assert model.representation().root.shape[-1] == len(ROWS)
+    assert model.representation().root.matrix.shape[-1] == len(ROWS)
 
 
 def test_what_is_kept_is_botorchs_choice_among_what_is_left(many):

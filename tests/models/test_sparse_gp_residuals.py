@@ -424,7 +424,7 @@ def test_copies_and_grown_models_leave_out_the_same_rows():
         torch.testing.assert_close(other.posterior(T).mean.detach(), before)
     grown = make_sparse(X, Y, previous=model, **options)
     assert torch.equal(grown.outlying_rows, model.outlying_rows)
-    assert grown.representation().root.shape[-1] == model.representation().root.shape[-1] + 5
+    assert grown.representation().root.matrix.shape[-1] == model.representation().root.matrix.shape[-1] + 5
     assert error(grown) < 0.1
     grown.set_train_data(X, Y.squeeze(-1), strict=False)
     assert grown.outlying_rows is None

@@ -49,7 +49,7 @@ def test_joint_samples_have_the_moments_of_the_posterior():
 @pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "normalized inputs"])
 @pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
-def testobjective_weights_paths_give_exactly_the_posterior(configuration, options, fantasy):
+def test_the_weights_of_paths_give_exactly_the_posterior(configuration, options, fantasy):
     """In expectation over prior values and noise, by linear algebra: no Monte Carlo error."""
     model = pair(configuration, **options)[1]
     model.posterior(points(1))
@@ -59,7 +59,7 @@ def testobjective_weights_paths_give_exactly_the_posterior(configuration, option
         model = model.condition_on_observations(points(2), new, **options)
     kernel = model.covar_module
     form = model.representation().full(kernel)
-    D, R = form.points, form.root
+    D, R = form.points, form.root.matrix
     K, k, prior = kernel_matrix(kernel, D, D), kernel_matrix(kernel, D, points(4)), kernel_matrix(kernel, points(4), points(4))
     spread = torch.eye(R.shape[-1], dtype=R.dtype) - R.mT @ K @ R
     # Cov[f(x) − kᵀR(Rᵀf(D) + ζ)] with Cov ζ = I − RᵀKR
@@ -110,7 +110,7 @@ def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(config
     model = model.float() if configuration == "float32" else model
     model = scaled_copy(model, model.cache(), torch.tensor(0.3)) if configuration == "calibrated" else model
     form, kernel = model.representation(), model.covar_module
-    R, law = form.root, form.at_dictionary
+    R, law = form.root.matrix, form.at_dictionary
     K, eye = kernel_matrix(kernel, form.points, form.points), torch.eye(len(ROWS), dtype=R.dtype).expand_as(R)
     tolerance = {"rtol": 0, "atol": 1e-3 if R.dtype == torch.float32 else 1e-9}
     torch.testing.assert_close(law.prior(eye), K, **tolerance)
@@ -153,7 +153,7 @@ def test_further_paths_of_a_grown_posterior_use_what_the_first_computed():
 
 def test_matheron_weights_have_the_moments_of_the_formula():
     form = pair("plain", dictionary=ROWS)[1].representation()
-    R = form.root
+    R = form.root.matrix
     K = torch.linalg.inv(R @ R.mT) * 0.5  # any matrix below the pseudo-data's covariance
     weights = matheron_weights(form, sparse_spread(form, lambda: K), torch.zeros(SAMPLES, 3, dtype=torch.float64))
     mean, covariance = moments(weights)

@@ -162,15 +162,10 @@ class JointCovariance(RootedCovariance):
         if self.noise is not None:
             every = torch.arange(self.X.shape[-2], device=self.X.device)
             same = every[rows].unsqueeze(-1) == every[others]
-            block = block + self._full(self.noise)[..., rows].unsqueeze(-1) * same
+            block = block + self.noise[..., rows].unsqueeze(-1) * same
         if self.scale is not None:
-            scale = self._full(self.scale)
-            block = scale[..., rows].unsqueeze(-1) * block * scale[..., others].unsqueeze(-2)
+            block = self.scale[..., rows].unsqueeze(-1) * block * self.scale[..., others].unsqueeze(-2)
         return block
-
-    def _full(self, values: Tensor) -> Tensor:
-        """Return noise or scale with one entry per row."""
-        return values.expand(*values.shape[:-1], self.X.shape[-2])
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         chosen = self
@@ -195,13 +190,9 @@ class JointCovariance(RootedCovariance):
         return None if self.base is None or self.base.factor is not None else self.base
 
     def _tail(self, base: Base, rows: slice) -> Tensor:
-        """Return all entries of rows after the base, ``… x t x q``, in the base's units. O(t m r + t p (r + q))."""
-        if rows == slice(base.rows, self.X.shape[-2]):
-            own, cross = self.process.after(self.X[..., rows, :], base)
-        else:
-            X, after, left = self.X[..., rows, :], slice(base.rows, None), self._columns(rows)
-            own = between(self.process, X, self.X[..., after, :], left, self._columns(after))
-            cross = between(self.process, X, base.X[base.pivots], left, base.columns)
+        """Return all entries of some of the t rows after the base, in the base's units. O(t m r + t p (r + q))."""
+        some = slice(rows.start - base.rows, rows.stop - base.rows)
+        own, cross = (block[..., some, :] for block in self.process.after(self.X[..., base.rows :, :], base))
         cross = cross.expand(*own.shape[:-2], *cross.shape[-2:])
         if base.root is None:
             return torch.cat([cross, own], dim=-1)
@@ -228,7 +219,7 @@ class JointCovariance(RootedCovariance):
             root, columns = joint_root(chosen, plain._columns, plain._between, chunk=self.settings.chunk)
             if self.keep is not None and noise is None and self.X[..., 0, 0].numel() == 1 and not root.pivots.requires_grad:
                 self.keep(Base(self.X.detach().reshape(self.X.shape[-2:]), self.mean.detach(), columns, root))
-        scale = None if self.scale is None else self._finished(self._full(self.scale), 1)
+        scale = None if self.scale is None else self._finished(self.scale, 1)
         if root.batch_shape != self._inner_batch() or self.view is not None:
             root = root.map(self._finished)
         return root.scaled(scale)
@@ -258,10 +249,6 @@ class JointCovariance(RootedCovariance):
         slices = row_slices(self.X.shape[-2], chunk=4 * self.settings.chunk)
         product = torch.cat([self._block(rows, ALL) @ columns for rows in slices], dim=-2)
         return product.squeeze(-1) if rhs.dim() == 1 else product
-
-    def dense(self) -> LinearOperator:
-        """Return the operator of :meth:`to_dense`."""
-        return to_linear_operator(self.to_dense())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or a pickle of a covariance with other batch dimensions is the dense matrix."""

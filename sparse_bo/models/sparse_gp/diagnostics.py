@@ -328,7 +328,7 @@ def scaled_copy(model: Any, cache: PosteriorCache, factor: Tensor) -> Any:
     if not cache.holds_all(model.train_targets.shape[-1]):
         scaled.rule = scaled.rule.of_chosen(cache.chosen)
     old = cache.representation
-    alpha, root = old.alpha / factor.unsqueeze(-1), old.root / factor.sqrt()[..., None, None]
+    alpha, root = old.alpha / factor.unsqueeze(-1), replace(old.root, matrix=old.root.matrix / factor.sqrt()[..., None, None])
     at = old.at_dictionary
     at = None if at is None else replace(at, scale=at.scale * factor.sqrt())  # noise included; the triangles are shared
     representation = replace(old, alpha=alpha, root=root, at_dictionary=at)

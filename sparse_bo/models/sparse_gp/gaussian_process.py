@@ -19,7 +19,7 @@ from sparse_bo.models.sparse_gp.joint_root import JointRoot, JointSettings
 from sparse_bo.models.sparse_gp.pivots import Columns
 from sparse_bo.models.sparse_gp.prior import PriorKernel, frozen, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Projection, Representation
-from sparse_bo.models.sparse_gp.triangular import times_root_transpose
+from sparse_bo.models.sparse_gp.triangular import SparseRoot
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,10 @@ class Process:
     def after(self, X: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """Return the covariances of ``X`` among themselves and with the base's pivots. O(q m r + q p (d + r))."""
         projection, pivots = self.at(X), base.X[base.pivots]
-        if projection.few and 4 * len(pivots) <= self.posterior.root.shape[-1]:  # by ``R h`` of few pivots
+        root = self.posterior.root
+        if 4 * len(pivots) <= root.matrix.shape[-1] and projection.few is not None:  # by ``R h`` of few pivots
             own = projection.less_explained(self.prior(X, X))
-            cross = self.prior(X, pivots) - projection.times(base.lifted(self.posterior.root))
+            cross = self.prior(X, pivots) - projection.times(base.lifted(root))
             return own, _less_explained(cross, projection.columns_after, base.columns[1:])
         columns = projection.columns
         return between(self, X, X, columns, columns), between(self, X, pivots, columns, base.columns)
@@ -206,11 +207,11 @@ class Base:
             return replace(self, factor=None) if torch.equal(self.factor, term.factor) else None
         return replace(self, columns=term.separated(self.columns)) if self.root is None else None
 
-    def lifted(self, root: Tensor) -> Tensor:
-        """Return ``R h`` at the pivots, ``batch_shape x p x m``, of a large triangular root; computed once."""
+    def lifted(self, root: SparseRoot) -> Tensor:
+        """Return ``R h`` at the pivots, ``batch_shape x p x m``; computed once."""
         known: Tensor | None = vars(self).get("_lifted")
         if known is None:
             with torch.no_grad():
-                known = times_root_transpose(self.columns[0], root)
+                known = root.lift(self.columns[0].mT).mT
             vars(self)["_lifted"] = known
         return known

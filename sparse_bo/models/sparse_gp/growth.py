@@ -44,7 +44,7 @@ from sparse_bo.models.sparse_gp.prior import (
 )
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc
-from sparse_bo.models.sparse_gp.triangular import Recent
+from sparse_bo.models.sparse_gp.triangular import SparseRoot
 
 LOOKED_AT = 256
 """Number of old rows with which new ones are compared."""
@@ -59,15 +59,16 @@ def extended(kernel: PriorKernel, old: Representation, whitening: NystromFactor,
         ValueError: If the covariance of the new rows is not finite or not positive semi-definite.
     """
     K = kernel_matrix(kernel, new.X, old.points)  # k x m
-    h = K @ old.root  # k x r
+    R = old.root.matrix
+    h = K @ R  # k x r
     V = whitening.features(K.mT)  # k x m
     C = safe_cholesky(V @ V.mT - h @ h.mT + torch.diag_embed(new.noise))  # k x k
-    lifted = whitening.lift(V.mT) - old.root @ h.mT  # m x k
+    lifted = whitening.lift(V.mT) - R @ h.mT  # m x k
     W = torch.linalg.solve_triangular(C, lifted.mT, upper=False).mT
-    root = old.root.expand(*broadcast_shapes(W.shape[:-2], old.root.shape[:-2]), *old.root.shape[-2:])
+    R = R.expand(*broadcast_shapes(W.shape[:-2], R.shape[:-2]), *R.shape[-2:])
     surprise = new.residuals.unsqueeze(-1) - K @ old.alpha.unsqueeze(-1)
     alpha = old.alpha + (W @ torch.linalg.solve_triangular(C, surprise, upper=False)).squeeze(-1)
-    return Representation(old.points, alpha, torch.cat([root, W], dim=-1), recent=Recent(old.recent.sizes))
+    return Representation(old.points, alpha, SparseRoot(torch.cat([R, W], dim=-1), sizes=old.root.sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,8 @@ class PreviousPosterior:
             return None
         new = data.rows(slice(n, None))
         whitening = None if exact else self.whitening()
-        if not exact and (whitening is None or old.root.shape[-1] + new.X.shape[-2] > factor * old.root.shape[-2]):
+        m, r = old.root.matrix.shape[-2:]
+        if not exact and (whitening is None or r + new.X.shape[-2] > factor * m):
             return None
         if not new.X.shape[-2]:
             return old, whitening

@@ -287,8 +287,8 @@ class RootedCovariance(LinearOperator):  # type: ignore[misc]  # the base class 
         raise NotImplementedError
 
     def dense(self) -> LinearOperator:
-        """Return the operator of a covariance that is not lazy."""
-        raise NotImplementedError
+        """Return the operator of :meth:`to_dense`."""
+        return to_linear_operator(self.to_dense())
 
     def cat_rows(self, *args: Any, **kwargs: Any) -> LinearOperator:
         """Append rows to the dense matrix."""

@@ -147,15 +147,14 @@ class Baseline:
             return None
         if torch.is_grad_enabled() and process.posterior.in_graph:
             return None
-        known, q, settings = self.base, X.shape[-2], process.settings
-        if known is not None and known.rows < q and known.rows <= constant and begins_with(X, known.X):
+        known, q, settings, elements = self.base, X.shape[-2], process.settings, X.shape[:-2].numel()
+        outside, s = not (torch.is_grad_enabled() and X.requires_grad), shared_rows(X, min(constant, q))
+        if known is not None and not (known.rows < q and known.rows <= constant and begins_with(X, known.X)):
+            known = None
+        if q > settings.dense or (outside and (elements == 1 or torch.is_grad_enabled())) or not 0 < s < q:
             return known
-        outside = not (torch.is_grad_enabled() and X.requires_grad)
-        if q > settings.dense or (outside and (X.shape[:-2].numel() == 1 or torch.is_grad_enabled())):
-            return None
-        s = shared_rows(X, min(constant, q))
-        if not 0 < s < q:
-            return None
+        if known is not None and elements * (s - known.rows) <= s:  # not more rows than those of a new one
+            return known
         rows = X.detach().reshape(-1, *X.shape[-2:])[0, :s]
         with torch.no_grad():
             base = Base(rows.clone(), process.mean(rows), process.columns(rows))
@@ -254,7 +253,7 @@ def matheron_weights(representation: Representation, spread: Spread, prior_value
 
     Draws from torch's CPU generator, as BoTorch's prior paths do: one seed gives the same paths on every device. O(m²) each.
     """
-    R = representation.root
+    R = representation.root.matrix
     projected = torch.einsum("...m,...mr->...r", prior_values, R)  # sample_shape x batch_shape x r
     normal = torch.randn(projected.shape, dtype=R.dtype, device="cpu").to(R.device)
     return representation.alpha - _times(R, projected + spread(normal))
@@ -265,7 +264,7 @@ def exact_spread(representation: Representation, noise: Tensor) -> Spread:
 
     There ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``, so ``I − RᵀKR = RᵀNR``.
     """
-    return lambda normal: _times(representation.root.mT, noise.clamp_min(0.0).sqrt() * normal)
+    return lambda normal: _times(representation.root.matrix.mT, noise.clamp_min(0.0).sqrt() * normal)
 
 
 def spread_at_dictionary(representation: Representation, posterior: PosteriorAtDictionary) -> Spread:
@@ -274,7 +273,7 @@ def spread_at_dictionary(representation: Representation, posterior: PosteriorAtD
     ``c ~ N(0, K − K R Rᵀ K)`` independent of ``ξ``, so with ``M = RᵀKR`` the covariance is ``(I − M)² + M (I − M) = I − M``.
     Draws from torch's CPU generator.
     """
-    R = representation.root
+    R = representation.root.matrix
 
     def spread(normal: Tensor) -> Tensor:
         further = torch.randn(normal.shape, dtype=R.dtype, device="cpu").to(R.device)
@@ -291,7 +290,7 @@ def sparse_spread(representation: Representation, K: Callable[[], Tensor]) -> Sp
 
     O(m³) the first time for a posterior, then O(m²).
     """
-    R = representation.root
+    R = representation.root.matrix
 
     def made() -> Tensor:
         remainder = -(R.mT @ (K() @ R))
@@ -301,9 +300,8 @@ def sparse_spread(representation: Representation, K: Callable[[], Tensor]) -> Sp
     if R.requires_grad:
         factor = made()
     else:  # as constant as α and R are
-        size = R.shape[-1] ** 2 * R.shape[:-2].numel() * R.element_size()
         with torch.no_grad():
-            factor = representation.recent.once("spread", made, size=size)
+            factor = representation.root.once("spread", made)
     return lambda normal: _times(factor, normal)
 
 

@@ -104,13 +104,14 @@ def bounding_models(model: Any, first_columns: int) -> Iterator[Any]:
     ``first_columns`` of the root make the first, twice as many each of the next. Only their variances are of use.
     """
     members = model.models if isinstance(model, ModelListGP) else [model]
-    roots = [member.representation() for member in members]
-    most, columns = max(root.root.shape[-1] for root in roots), first_columns
-    while columns < most and all(root.triangular for root in roots):
+    forms = [member.representation() for member in members]
+    most, columns = max(whole.root.matrix.shape[-1] for whole in forms), first_columns
+    while columns < most and all(whole.root.triangular for whole in forms):
         twins = [copy.copy(member) for member in members]
-        for twin, whole in zip(twins, roots, strict=True):
-            c = min(columns, whole.root.shape[-1])
-            part = Representation(whole.points[..., :c, :], whole.alpha[..., :c], whole.root[..., :c, :c], triangular=True)
+        for twin, whole in zip(twins, forms, strict=True):
+            c = min(columns, whole.root.matrix.shape[-1])
+            root = replace(whole.root, matrix=whole.root.matrix[..., :c, :c])
+            part = Representation(whole.points[..., :c, :], whole.alpha[..., :c], root)
             twin.__dict__["prediction_strategy"] = replace(twin.cache(), representation=part, baseline=Baseline())
         yield ModelListGP(*twins) if isinstance(model, ModelListGP) else twins[0]
         columns *= 2

@@ -122,7 +122,7 @@ def residuals_given(model: Any, known: Tensor, rows: Tensor) -> Residuals:
         among = torch.isin(rows, known)
         mean[..., among], variance[..., among] = left_out_of_exact(posterior, data.rows(known))
         values, at = data.residuals[..., rows] - mean, among.nonzero().squeeze(-1)
-        return Residuals(data.X[..., rows, :], values, variance, at, posterior.root, posterior.alpha)
+        return Residuals(data.X[..., rows, :], values, variance, at, posterior.root.matrix, posterior.alpha)
 
 
 def large_residuals(model: Any, known: Tensor, *, limit: float) -> Tensor:

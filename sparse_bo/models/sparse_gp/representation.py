@@ -15,7 +15,7 @@ This is ``D' = [D; F]`` without a copy of ``R`` for every batch element. It is e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -26,9 +26,8 @@ from sparse_bo.gp import dtc
 from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot
 from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower, triangular_inverse
 from sparse_bo.linalg.chunking import broadcast_shapes, unfold_rows
-from sparse_bo.models.sparse_gp import triangular
 from sparse_bo.models.sparse_gp.prior import PriorKernel, TrainingData, cross_covariance, folded_kernel, kernel_matrix
-from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, ProductSizes, Recent, TimesRoot
+from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, ProductSizes, SparseRoot
 
 
 class Extension(NamedTuple):
@@ -60,40 +59,51 @@ class Projection:
     def mean(self) -> Tensor:
         """``batch_shape x q``: the posterior mean less the prior mean (y). O(q m)."""
         mean = unfold_rows(self.K @ self.posterior.alpha.unsqueeze(-1), self.rows).squeeze(-1)
-        extension, g = self.posterior.extension, self._gain
-        return mean if extension is None or g is None else mean + (g @ extension.weights.unsqueeze(-1)).squeeze(-1)
+        extension = self.posterior.extension
+        return mean if extension is None else mean + (self.columns_after[0] @ extension.weights.unsqueeze(-1)).squeeze(-1)
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
         """``batch_shape x q x r`` each: ``h`` and, after conditioning, ``g``. O(q m r)."""
         return (self._h, *self.columns_after)
 
-    @property
+    @cached_property
     def columns_after(self) -> tuple[Tensor, ...]:
-        """``g``, if the process was conditioned."""
-        return () if self._gain is None else (self._gain,)
+        """``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``, if the process was conditioned. O(q e (m + e))."""
+        extension = self.posterior.extension
+        if extension is None or self.cross is None:
+            return ()
+        # A product would copy one for every batch element of the other.
+        known = torch.einsum("...qm,...me->...qe", unfold_rows(self.K, self.rows), extension.lifted)
+        return (solve_lower(extension.root, (self.cross - known).mT).mT,)
+
+    @cached_property
+    def few(self) -> tuple[Tensor, Tensor] | None:
+        """``h hᵀ`` (``batch_shape x q x q``) and ``R h`` (``batch_shape x q x m``) of few points, where one pass is faster."""
+        found = self.posterior.root.together(self.K, self.rows[-1])
+        if found is None:
+            return None
+        groups = found[0].movedim(-3, 0)  # (product of lead) x batch_shape x q x q
+        return groups.reshape(*self.rows[:-1], *groups.shape[1:]), unfold_rows(found[1], self.rows)
 
     @cached_property
     def lifted(self) -> Tensor:
         """``R h``, ``batch_shape x q x m``. O(q m r)."""
-        if self.few:
-            return unfold_rows(self._products[1], self.rows)
-        root, h, block = self.posterior.root, self._folded_h, self.posterior.recent.sizes.block
-        lifted = triangular.times_root_transpose(h, root, block) if self.posterior.is_large else h @ root.mT
-        return unfold_rows(lifted, self.rows)
+        return unfold_rows(self.posterior.root.lift(self._folded).mT, self.rows) if self.few is None else self.few[1]
 
     def variance(self, prior_variance: Tensor) -> Tensor:
         """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q m r)."""
-        if self.few:
-            prior_variance = prior_variance - self._explained.diagonal(dim1=-2, dim2=-1)
-        elif self._many:
-            squares = triangular.squares(self.K, self.posterior.root, self.posterior.recent.sizes.block).unsqueeze(-1)
-            prior_variance = prior_variance - unfold_rows(squares, self.rows).squeeze(-1)
+        squares = None if "_folded" in vars(self) else self.posterior.root.squares(self.K)
+        if squares is not None:
+            explained = unfold_rows(squares.unsqueeze(-1), self.rows).squeeze(-1)
+        elif self.few is not None:
+            explained = self.few[0].diagonal(dim1=-2, dim2=-1)
         else:
-            prior_variance = prior_variance - self._h.square().sum(dim=-1)
-        if self._gain is not None:
-            prior_variance = prior_variance - self._gain.square().sum(dim=-1)
-        return prior_variance.clamp_min(0.0)
+            explained = self._h.square().sum(dim=-1)
+        variance = prior_variance - explained
+        for g in self.columns_after:
+            variance = variance - g.square().sum(dim=-1)
+        return variance.clamp_min(0.0)
 
     def covariance(self, prior_covariance: Tensor) -> Tensor:
         """Return the joint posterior covariance, ``batch_shape x q x q``, its diagonal at least 0. O(q m r + q² r)."""
@@ -103,60 +113,22 @@ class Projection:
 
     def less_explained(self, prior_covariance: Tensor) -> Tensor:
         """Return ``k − h hᵀ − g gᵀ``, ``batch_shape x q x q``. O(q m r + q² r)."""
-        covariance = prior_covariance - (self._explained if self.few else self._h @ self._h.mT)
-        return covariance if self._gain is None else covariance - self._gain @ self._gain.mT
+        covariance = prior_covariance - (self._h @ self._h.mT if self.few is None else self.few[0])
+        for g in self.columns_after:
+            covariance = covariance - g @ g.mT
+        return covariance
 
     def times(self, lifted: Tensor) -> Tensor:
         """Return ``h hᵀ`` with p points from their ``R h`` (``batch_shape x p x m``), ``batch_shape x q x p``. O(q m p)."""
         return torch.einsum("...qm,...pm->...qp", unfold_rows(self.K, self.rows), lifted)
 
     @cached_property
-    def few(self) -> bool:
-        """Whether value and gradient are computed in one pass: few points, with gradients, and a large triangular root."""
-        K, root = self.K, self.posterior.root
-        graph = torch.is_grad_enabled() and K.requires_grad and not root.requires_grad
-        fits = 0 < K.shape[-2] <= self.posterior.recent.sizes.few and K.device.type == "cpu" and K.shape[:-2] == root.shape[:-2]
-        return graph and fits and self.posterior.is_large
-
-    @property
-    def _many(self) -> bool:
-        """Whether variances are summed without ``h`` in memory: no graph needs it, and it would not be cached."""
-        graph = torch.is_grad_enabled() and (self.K.requires_grad or self.posterior.root.requires_grad)
-        many = self.K.shape[-2] > self.posterior.recent.sizes.recent and "_folded_h" not in vars(self)
-        return many and not graph and self.posterior.is_large
-
-    @cached_property
-    def _products(self) -> tuple[Tensor, Tensor]:
-        return Products.apply(self.K, self.posterior.root, self.rows[-1], self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
-
-    @property
-    def _explained(self) -> Tensor:
-        """``h hᵀ``, ``batch_shape x q x q``, of few points."""
-        E = self._products[0].movedim(-3, 0)  # (product of lead) x batch_shape x q x q
-        return E.reshape(*self.rows[:-1], *E.shape[1:])
-
-    @cached_property
-    def _folded_h(self) -> Tensor:
-        root = self.posterior.root
-        if not self.posterior.is_large:
-            return self.K @ root
-        if (torch.is_grad_enabled() and root.requires_grad) or self.K.shape[:-2] != root.shape[:-2]:
-            return triangular.times_root(self.K, root, self.posterior.recent.sizes.block)
-        return TimesRoot.apply(self.K, root, self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
+    def _folded(self) -> Tensor:
+        return self.posterior.root.columns(self.K.mT)
 
     @cached_property
     def _h(self) -> Tensor:
-        return unfold_rows(self._folded_h, self.rows)
-
-    @cached_property
-    def _gain(self) -> Tensor | None:
-        """``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``. O(q e (m + e))."""
-        extension = self.posterior.extension
-        if extension is None or self.cross is None:
-            return None
-        # A product would copy one for every batch element of the other.
-        known = torch.einsum("...qm,...me->...qe", unfold_rows(self.K, self.rows), extension.lifted)
-        return solve_lower(extension.root, (self.cross - known).mT).mT
+        return unfold_rows(self._folded.mT, self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,25 +139,11 @@ class Representation:
     """``batch_shape x m x d``, ``D``, transformed."""
     alpha: Tensor
     """``batch_shape x m``, ``α``."""
-    root: Tensor
-    """``batch_shape x m x r``, ``R``."""
+    root: SparseRoot
+    """``R``, ``batch_shape x m x r``; shared with conditioned posteriors."""
     extension: Extension | None = None
-    triangular: bool = False
-    """Whether ``R`` is upper triangular."""
     at_dictionary: PosteriorAtDictionary | None = None
     """Of the process before it was conditioned, where a fit provides it."""
-    recent: Recent = field(default_factory=Recent)
-    """The last products with a large triangular root; shared with conditioned posteriors."""
-
-    def __post_init__(self) -> None:
-        """Store a large triangular root by columns, as products read it."""
-        if self.is_large:
-            object.__setattr__(self, "root", triangular.by_columns(self.root))
-
-    @property
-    def is_large(self) -> bool:
-        """Whether ``R`` is triangular and multiplied by blocks."""
-        return self.triangular and self.root.shape[-1] >= self.recent.sizes.large
 
     @property
     def in_graph(self) -> bool:
@@ -209,8 +167,8 @@ class Representation:
             extension = Extension(*(view(tensor, trailing) for tensor, trailing in zip(extension, (2, 2, 2, 1), strict=True)))
         if at_dictionary is not None:
             at_dictionary = PosteriorAtDictionary(view(at_dictionary.triangles, 2), view(at_dictionary.scale, 0))
-        base = (view(self.points, 2), view(self.alpha, 1), view(self.root, 2))
-        return Representation(*base, extension, self.triangular, at_dictionary, Recent(self.recent.sizes))
+        root = replace(self.root, matrix=view(self.root.matrix, 2))
+        return Representation(view(self.points, 2), view(self.alpha, 1), root, extension, at_dictionary)
 
     def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
         """Return the posterior at ``… x q x d`` transformed points, whose batch dimensions broadcast against ``batch_shape``.
@@ -233,7 +191,7 @@ class Representation:
         lifted = _expanded(projection.lifted.mT, batch_shape)  # … x m x q
         extension = Extension(_expanded(X, batch_shape), lifted, _expanded(root, batch_shape), weights)
         if self.extension is not None:
-            extension = _joined(self.extension, extension, projection.columns[1])
+            extension = _joined(self.extension, extension, *projection.columns_after)
         return replace(self, extension=extension)
 
     def full(self, kernel: PriorKernel) -> Representation:
@@ -241,14 +199,14 @@ class Representation:
         if self.extension is None:
             return self
         extension = self.extension
-        batch_shape = broadcast_shapes(extension.root.shape[:-2], extension.weights.shape[:-1], self.root.shape[:-2])
-        parts = (self.root, extension.lifted, extension.root)
+        batch_shape = broadcast_shapes(extension.root.shape[:-2], extension.weights.shape[:-1], self.root.matrix.shape[:-2])
+        parts = (self.root.matrix, extension.lifted, extension.root)
         root, lifted, corner = (_expanded(part, batch_shape) for part in parts)
         R = MatrixRoot(root).grown(lifted, corner).matrix  # (m + e) x (r + e)
         base = torch.cat([self.alpha.expand(*batch_shape, -1), corner.new_zeros(corner.shape[:-1])], dim=-1)
         alpha = base + (R[..., root.shape[-1] :] @ extension.weights.unsqueeze(-1)).squeeze(-1)
         points = [_expanded(self.points, batch_shape), _expanded(extension.points, batch_shape)]
-        return Representation(torch.cat(points, dim=-2), alpha, R, triangular=self.triangular, recent=Recent(self.recent.sizes))
+        return Representation(torch.cat(points, dim=-2), alpha, replace(self.root, matrix=R))
 
 
 def _expanded(A: Tensor, batch_shape: torch.Size) -> Tensor:
@@ -274,8 +232,8 @@ def exact_representation(kernel: PriorKernel, data: TrainingData, sizes: Product
     wide = X.double()
     L = safe_cholesky(kernel_matrix(kernel, wide, wide).double() + torch.diag_embed(noise.double()))
     alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
-    root = triangular_inverse(L).mT  # upper triangular
-    return Representation(_expanded(X, L.shape[:-2]), alpha.to(X), root.to(X), triangular=True, recent=Recent(sizes))
+    root = SparseRoot(triangular_inverse(L).mT.to(X), triangular=True, sizes=sizes or ProductSizes())
+    return Representation(_expanded(X, L.shape[:-2]), alpha.to(X), root)
 
 
 def dtc_representation(state: dtc.DTC, points: Tensor, sizes: ProductSizes | None = None) -> Representation:
@@ -285,5 +243,5 @@ def dtc_representation(state: dtc.DTC, points: Tensor, sizes: ProductSizes | Non
     at_dictionary = None
     if form.triangular and not form.columns.requires_grad:
         at_dictionary = PosteriorAtDictionary.of(state.factor.matrix, state.gram_cholesky, like=points)
-    options = {"triangular": form.triangular, "at_dictionary": at_dictionary, "recent": Recent(sizes)}
-    return Representation(_expanded(points, form.root.shape[:-2]), alpha, form.root.to(points), **options)  # type: ignore[arg-type]
+    root = SparseRoot(form.root.to(points), form.triangular, sizes or ProductSizes())
+    return Representation(_expanded(points, form.root.shape[:-2]), alpha, root, at_dictionary=at_dictionary)

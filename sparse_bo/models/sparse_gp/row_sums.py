@@ -226,7 +226,7 @@ class _Sums:
 
 def left_out_of_exact(representation: Representation, data: TrainingData) -> tuple[Tensor, Tensor]:
     """Return the leave-one-out posterior from ``R = L⁻ᵀ`` (Rasmussen & Williams 2006, Eq. 5.12). O(n²)."""
-    variances = representation.root.square().sum(dim=-1).reciprocal()
+    variances = representation.root.matrix.square().sum(dim=-1).reciprocal()
     return data.residuals - representation.alpha * variances, (variances - data.noise).clamp_min(0.0)
 
 

@@ -1,4 +1,4 @@
-"""Products with a large triangular root, and the posterior at the dictionary from its triangular factors.
+"""The root of a sparse model's posterior, and the posterior at the dictionary from its triangular factors.
 
 Notation: ``R`` ``m x r`` upper triangular, ``K`` ``q x m`` covariances of points and dictionary, ``S = R Rᵀ``. A posterior
 needs ``K S Kᵀ`` within groups of points. With ``P = K S`` its gradient is ``(W + Wᵀ) P``, so only ``P`` is saved. A block of
@@ -8,12 +8,13 @@ columns of ``R`` makes its columns of ``K R`` and its part of ``P`` in one pass,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from sparse_bo.gp.posterior import MatrixRoot
 from sparse_bo.linalg.chunking import row_slices
 
 Made = TypeVar("Made")
@@ -33,20 +34,71 @@ class ProductSizes:
     """Products of up to so many points are cached for the next call with the same points: 32 MB with m = 4,096."""
 
 
-class Recent:
-    """The last products with one root; a copy or a pickle starts empty.
+@dataclass(frozen=True, eq=False)
+class SparseRoot(MatrixRoot):
+    """The root of a sparse model's posterior, with the last products of a large one; a copy or a pickle has none.
 
     Acquisition functions ask for the same points several times in one value (with noise, of a fantasy model, to condition on
     them) or in every value (integration points).
     """
 
-    def __init__(self, sizes: ProductSizes | None = None) -> None:
-        self.sizes = sizes or ProductSizes()
-        self._products: dict[str, tuple[Tensor, Any]] = {}
-        self._constants: dict[str, Any] = {}
+    triangular: bool = False
+    """Whether ``R`` is upper triangular."""
+    sizes: ProductSizes = field(default_factory=ProductSizes)
+    _products: dict[str, tuple[Tensor, Any]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Store a large triangular root by columns, as products read it."""
+        if self.is_large and not self.matrix.mT.is_contiguous():
+            object.__setattr__(self, "matrix", self.matrix.mT.contiguous().mT)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether ``R`` is triangular and multiplied by blocks."""
+        return self.triangular and self.matrix.shape[-1] >= self.sizes.large
+
+    def columns(self, K_DX: Tensor) -> Tensor:
+        """See :class:`~sparse_bo.gp.posterior.CholeskyRoot`; points are rows in memory. O(m r n)."""
+        K, R = K_DX.mT, self.matrix
+        if not self.is_large:
+            return (K @ R).mT
+        if (torch.is_grad_enabled() and R.requires_grad) or K.shape[:-2] != R.shape[:-2]:
+            return times_root(K, R, self.sizes.block).mT
+        return TimesRoot.apply(K, self).mT  # type: ignore[no-untyped-call]  # torch ships no types
+
+    def lift(self, columns: Tensor) -> Tensor:
+        """See :class:`~sparse_bo.gp.posterior.CholeskyRoot`; points are rows in memory. O(m r n)."""
+        h, R = columns.mT, self.matrix
+        return (times_root_transpose(h, R, self.sizes.block) if self.is_large else h @ R.mT).mT
+
+    def squares(self, K: Tensor) -> Tensor | None:
+        """Return ``Σ (K R)²`` of each point, ``batch_shape x q``, without ``K R`` in memory. O(q m r / 2).
+
+        ``None`` where it is better to have ``K R``: in a graph, or of so few points that it is cached.
+        """
+        R = self.matrix
+        if not self.is_large or K.shape[-2] <= self.sizes.recent:
+            return None
+        if torch.is_grad_enabled() and (K.requires_grad or R.requires_grad):
+            return None
+        total = K.new_zeros(K.shape[:-1])
+        for part in row_slices(R.shape[-1], chunk=self.sizes.block):
+            total = total + (K[..., : part.stop] @ R[..., : part.stop, part]).square_().sum(dim=-1)
+        return total
+
+    def together(self, K: Tensor, q: int) -> tuple[Tensor, Tensor] | None:
+        """Return ``h hᵀ`` in groups of ``q`` points and ``h Rᵀ`` (:class:`Products`), whose gradient needs no second pass.
+
+        ``None`` unless that is faster: for few points, with gradients, and a large root.
+        """
+        R = self.matrix
+        if not (self.is_large and torch.is_grad_enabled() and K.requires_grad and not R.requires_grad):
+            return None
+        fits = 0 < K.shape[-2] <= self.sizes.few and K.device.type == "cpu" and K.shape[:-2] == R.shape[:-2]
+        return Products.apply(K, self, q) if fits else None  # type: ignore[no-untyped-call]  # torch ships no types
 
     def recall(self, name: str, K: Tensor, make: Callable[[], Made]) -> Made:
-        """Return the cached value of the function ``name`` at ``K`` (``… x q x m``), or ``make()``. O(q m)."""
+        """Return the last value of the product ``name`` at ``K`` (``… x q x m``), or ``make()``. O(q m)."""
         if K.shape[-2] > self.sizes.recent or K.device.type != "cpu":  # others would wait for the comparison
             return make()
         known = self._products.get(name)
@@ -56,30 +108,17 @@ class Recent:
         self._products[name] = K.detach(), made
         return made
 
-    def once(self, name: str, make: Callable[[], Made], *, size: int) -> Made:
-        """Return ``make()``, computed once for this root if its ``size`` is at most 256 MB."""
-        if name in self._constants:
-            return self._constants[name]
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Return ``make()``, computed once for this root if it takes at most 256 MB."""
+        if name in self._products:
+            return self._products[name][0]
         made = make()
-        if size <= 2**28:
-            self._constants[name] = made
+        if made.numel() * made.element_size() <= 2**28:
+            self._products[name] = made, None
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"sizes": self.sizes, "_products": {}, "_constants": {}}
-
-
-def by_columns(root: Tensor) -> Tensor:
-    """Return the same root, stored column by column."""
-    return root if root.mT.is_contiguous() else root.mT.contiguous().mT
-
-
-def squares(K: Tensor, root: Tensor, block: int = 256) -> Tensor:
-    """Return ``Σ (K R)²`` of each point, ``batch_shape x q``, without ``K R`` in memory. O(q m r / 2)."""
-    total = K.new_zeros(K.shape[:-1])
-    for part in row_slices(root.shape[-1], chunk=block):
-        total = total + (K[..., : part.stop] @ root[..., : part.stop, part]).square_().sum(dim=-1)
-    return total
+        return {**vars(self), "_products": {}}
 
 
 def times_root(K: Tensor, root: Tensor, block: int = 256) -> Tensor:
@@ -98,81 +137,59 @@ class TimesRoot(torch.autograd.Function):
     """``h = K R`` of a constant triangular root, without its zeros."""
 
     @staticmethod
-    def forward(K: Tensor, root: Tensor, recent: Recent) -> Tensor:
-        """Return ``batch_shape x q x r`` of ``batch_shape x q x m`` and ``batch_shape x m x r``. O(q m r)."""
-        h = recent.recall("h", K, lambda: times_root(K, root, recent.sizes.block))
+    def forward(K: Tensor, root: SparseRoot) -> Tensor:
+        """Return ``batch_shape x q x r`` of ``batch_shape x q x m``. O(q m r)."""
+        h = root.recall("h", K, lambda: times_root(K, root.matrix, root.sizes.block))
         return h.detach()  # a cached tensor stays out of every graph
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save the root."""
-        ctx.block = inputs[2].sizes.block
-        ctx.save_for_backward(inputs[1])
+        ctx.root = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Return the gradient with respect to ``K``; it can be differentiated again."""
-        return times_root_transpose(gradient, ctx.saved_tensors[0], ctx.block), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], K: Tensor, root: Tensor, recent: Recent) -> tuple[Tensor, int]:
-        """Map over ``K``: more points."""
-        many = _over_points(in_dims, K)
-        product: Tensor = TimesRoot.apply(many.flatten(-3, -2), root, recent)  # type: ignore[no-untyped-call]  # torch ships no types
-        return _split(product, info.batch_size), product.dim() - 2
+        return ctx.root.lift(gradient.mT).mT, None
 
 
 class Products(torch.autograd.Function):
     """``K S Kᵀ`` within groups of points and ``P = K S``, with one pass over a constant triangular root."""
 
     @staticmethod
-    def forward(K: Tensor, root: Tensor, q: int, recent: Recent) -> tuple[Tensor, Tensor]:
+    def forward(K: Tensor, root: SparseRoot, q: int) -> tuple[Tensor, Tensor]:
         """Return ``batch_shape x g x q x q`` and ``batch_shape x g·q x m``. O(g q m r).
 
-        ``K`` is ``batch_shape x g·q x m``, g groups of q points; the root ``batch_shape x m x r`` is stored by columns.
+        ``K`` is ``batch_shape x g·q x m``, g groups of q points; the root is large.
         """
-        h, P = recent.recall("products", K, lambda: _one_pass(K.contiguous(), root))
+        h, P = root.recall("products", K, lambda: _one_pass(K.contiguous(), root.matrix))
         groups = h.reshape(*h.shape[:-2], -1, q, h.shape[-1])
         return groups @ groups.mT, P.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Save ``P`` and the root."""
-        _, root, ctx.q, _ = inputs
+        _, ctx.root, ctx.q = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(root, output[1])
+        ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, W: Tensor | None, G: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, W: Tensor | None, G: Tensor | None) -> tuple[Tensor | None, None, None]:
         """Return the gradient with respect to ``K``; it can be differentiated again."""
-        root, P = ctx.saved_tensors
-        total = None if G is None else Products.apply(G, root, 1, Recent())[1]  # type: ignore[no-untyped-call]  # torch ships no types
+        (P,) = ctx.saved_tensors
+        total = None if G is None else Products.apply(G, replace(ctx.root), 1)[1]  # type: ignore[no-untyped-call]  # torch ships no types
         if W is not None:
             part = ((W + W.mT) @ P.unflatten(-2, (-1, ctx.q))).reshape(P.shape)
             total = part if total is None else total + part
-        return total, None, None, None
+        return total, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], K: Tensor, root: Tensor, q: int, recent: Recent
-    ) -> tuple[tuple[Tensor, Tensor], Any]:
-        """Map over ``K``: more groups."""
-        many = _over_points(in_dims, K)
-        E, P = Products.apply(many.flatten(-3, -2), root, q, recent)  # type: ignore[no-untyped-call]  # torch ships no types
-        groups = E.reshape(*E.shape[:-3], info.batch_size, -1, q, q)
-        return (groups, _split(P, info.batch_size)), (E.dim() - 3, P.dim() - 2)
-
-
-def _over_points(in_dims: tuple[Any, ...], K: Tensor) -> Tensor:
-    """Return the ``K`` of a vmap with the mapped dimension before the rows."""
-    if in_dims[1] is not None:
-        raise NotImplementedError("vmap over a posterior's root; map over points, and loop over models")
-    return K.movedim(in_dims[0], -3)
-
-
-def _split(rows: Tensor, size: int) -> Tensor:
-    """Return the rows of ``size`` mapped matrices as separate matrices."""
-    return rows.reshape(*rows.shape[:-2], size, -1, rows.shape[-1])
+    def vmap(info: Any, in_dims: tuple[Any, ...], K: Tensor, root: SparseRoot, q: int) -> tuple[tuple[Tensor, Tensor], Any]:
+        """Map over ``K``, as a Jacobian does over gradients of ``P``: more groups."""
+        E, P = Products.apply(K.movedim(in_dims[0], -3).flatten(-3, -2), root, q)  # type: ignore[no-untyped-call]  # torch ships no types
+        size = info.batch_size
+        groups, rows = E.reshape(*E.shape[:-3], size, -1, q, q), P.reshape(*P.shape[:-2], size, -1, P.shape[-1])
+        return (groups, rows), (E.dim() - 3, P.dim() - 2)
 
 
 def _one_pass(K: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:

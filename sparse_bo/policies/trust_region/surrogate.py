@@ -339,7 +339,7 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
         if q == 1:
             covariance = gp.moments(flat.flatten(0, 1)).variance.reshape(*X.shape[:-1], 1)
         else:
-            covariance = torch.stack([gp.joint(part).covariance for part in flat]).reshape(*X.shape[:-1], q)
+            covariance = torch.stack([gp.covariance(part) for part in flat]).reshape(*X.shape[:-1], q)
             covariance = covariance + 1e-7 * gp.prior.scale * torch.eye(q, dtype=U.dtype, device=U.device)
         warped = GPyTorchPosterior(MultivariateNormal(mean, to_linear_operator(covariance)))
         return TransformedPosterior(

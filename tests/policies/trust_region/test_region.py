@@ -50,7 +50,7 @@ def test_the_posterior_of_a_region_is_the_dense_one():
     assert torch.allclose(mean, expected.mean)
     assert torch.allclose(variance, expected.variance)
     assert torch.allclose(gp.mean(A), expected.mean)
-    assert torch.allclose(gp.joint(A).covariance, expected.covariance)
+    assert torch.allclose(gp.covariance(A), expected.covariance)
 
 
 def test_conditioning_shrinks_variances_as_data_does_and_leaves_the_mean():
