@@ -421,8 +421,8 @@ class AskTell:
 
         Any exception during the run has the loop and the result so far as attributes ``loop`` and ``result``.
         """
-        given, arrays = locals(), self._about["arrays"]
-        ended = make_evaluations(self, self._steps, self._so_far, given, outcomes=self._names, arrays=arrays)
+        given, default = locals(), self._about["arrays"]  # under new names: a debugger writes the old ones into `given`
+        ended = make_evaluations(self, self._steps, self._so_far, given, outcomes=self._names, arrays=default)
         result = replace(self.result(), ended=ended)
         if self._steps.ranks.group.leads:
             warn_if_infeasible(result)

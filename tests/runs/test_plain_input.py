@@ -112,6 +112,22 @@ def test_what_is_asked_for_comes_before_the_default():
     assert isinstance(kinds[4], torch.Tensor)
 
 
+def test_what_is_asked_for_stays_where_a_debugger_reads_the_variables_of_every_line():
+    kinds, before = [], sys.gettrace()
+
+    def reads(frame, *_):
+        assert frame.f_locals is not None
+        return reads
+
+    loop = AskTell(bounds=PAIRS, policy=RandomSearch(batch_size=4))
+    sys.settrace(reads)
+    try:
+        loop.run(lambda x: kinds.append(x) or 0.0, 1, arrays="list")
+    finally:
+        sys.settrace(before)
+    assert isinstance(kinds[0], list)
+
+
 def test_workers_get_arrays_too():
     bounds = [(0.0, 1.0), (0.0, 1.0)]
     here = minimize(light.smooth, bounds=bounds, policy=RandomSearch(batch_size=4), budget=8)

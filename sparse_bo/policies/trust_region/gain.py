@@ -100,9 +100,9 @@ def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: i
     """Return which of ``N`` points the model knows as well as an evaluation could show, ``N`` booleans.
 
     Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the output scale. They are
-    resolved, too, below a standard deviation of 10⁻⁷, and from the fourth pick of a batch on below 10⁻⁴ times a square of their
-    number, lest a large batch crowds one maximum. Points whose mean exceeds the best by more than that are not resolved: only
-    evaluated points are recommended.
+    resolved, too, below a standard deviation of 10⁻⁷ (never, if the model has none as low), and from the fourth pick of a batch
+    on below 10⁻⁴ times a square of their number, lest a large batch crowds one maximum. Points whose mean exceeds the best by
+    more than that are not resolved: only evaluated points are recommended.
 
     Args:
         gp: Conditioned on the picks before.

@@ -244,6 +244,11 @@ class OutcomeModels(State):
         return torch.stack([fitted.warp(y) for fitted, y in zip(self.fitted, columns, strict=True)], dim=-1)
 
     @property
+    def reach(self) -> Tensor:
+        """``d``: geometric means of the outcomes' lengthscales along the inputs."""
+        return torch.stack([fitted.learned.reach for fitted in self.fitted]).log().mean(dim=0).exp()
+
+    @property
     def posteriors(self) -> OutcomePosteriors:
         """The models, in the unit cube and of warped signed outcomes."""
         rows = torch.unique(torch.cat([self.rows_of(j)[fitted.rows] for j, fitted in enumerate(self.fitted)]))

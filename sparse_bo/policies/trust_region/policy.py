@@ -62,10 +62,10 @@ class RegionSearch(BoxBatches[RegionState]):
         """Return the state with its model around the centre, and the region moved."""
         U, seen, highest = after.U, after.replicates, int(after.y.argmax())
         region = before.region or Region(centre=highest, length=self.settings.first_length)
-        centre = U[highest if region.centre is None else region.centre]
+        centre = U[region.start :] if region.design else U[region.centre]  # of a restart design all, to choose from
         most = self.settings.model_size
         with watch.phase("learn"):
-            since = after.pulls if region.local else before.pulls  # then nothing is learned for the whole box
+            since = after.pulls if region.local and seen.exact else before.pulls  # then nothing is learned for the whole box
             fitted = fitted_region(U, seen, centre=centre, before=before.fitted, since=since, most=most)
             near = self._near(after, region, before=before.near, since=before.pulls)
         with watch.phase("fit"), one_thread():
@@ -77,7 +77,7 @@ class RegionSearch(BoxBatches[RegionState]):
                 means=model.warp(seen.values[rows]) if seen.exact else model.gp.mean(U[rows]),
                 newest=after.pulls if before.fitted is None else before.pulls,
                 total=after.pulls,
-                distinct=int((seen.rows >= region.start).sum()),
+                late=region.late(U[rows], U[region.centre], model.learned.reach, self.settings),
                 inputs=self.box.parameter_count,
                 noise=0.0 if seen.exact else model.gp.noise_variance**0.5,
                 may_be_local=bool(seen.exact) and not self.settings.cumulative,
@@ -86,6 +86,17 @@ class RegionSearch(BoxBatches[RegionState]):
             with watch.phase("learn"):
                 near = self._near(after, moved, before=None, since=0)
         return replace(after, region=moved, fitted=fitted, near=near)
+
+    def fail(self, state: RegionState, picks: Tensor, *, generator: torch.Generator) -> RegionState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`. Failures alone end a local region, which makes no picks elsewhere."""
+        after, region = super().fail(state, picks, generator=generator), state.region
+        if region is None or not region.local:
+            return after
+        smaller = region.resized(self.settings, progress=False, fresh=len(picks), inputs=self.box.parameter_count)
+        if smaller.length == region.length:
+            return replace(after, region=smaller)
+        design = Region(centre=region.centre, length=self.settings.first_length, start=after.pulls, kind="design")
+        return replace(after, region=design, near=None)
 
     def _near(self, state: RegionState, region: Region, *, before: FittedRegion | None, since: int) -> FittedRegion | None:
         """Return the model of a local region, of 20 + 10 d points; ``None`` of another region."""
@@ -164,13 +175,12 @@ class RegionSearch(BoxBatches[RegionState]):
 
         cube = unit_cube(U)
         anywhere = make(points_anywhere(U, settings.candidates, generator=generator), cube, gain=improvement(highest))
-        if region.centre is None:
+        if region.design:
             return gp, [anywhere] * 2
         centre = U[region.centre]
         corners = with_neighbours(self.box, centre, *region.corners(centre, fitted.learned.reach))
         own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
         best = float(own.max()) if len(own) else highest
-        shared = centre if self.box.parameter_count > settings.many_inputs else None
         around = points_around(centre, corners, settings, groups=self.box.groups, generator=generator)
         if fitted.learned.rotated:
             half = region.half_sides(fitted.learned.lengthscales)
@@ -182,7 +192,7 @@ class RegionSearch(BoxBatches[RegionState]):
             around = torch.cat([around, along])
         if fitted.learned.additive and not region.local:  # the best value of an input may lie outside of the region
             corners, around = cube, torch.cat([around, combined_points(gp, centre, generator=generator)])
-        return gp, [make(around, corners, gain=improvement(best), centre=shared), anywhere]
+        return gp, [make(around, corners, gain=improvement(best)), anywhere]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -237,7 +247,7 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
         if self.outcomes.only is None and len(front):
             return front[least_crowded(self.outcomes.gains(Y[front]), CENTRES)]
         region = state.region
-        if region is None or region.centre is None:
+        if region is None or region.design:
             return ranking_of(self.outcomes, Y).argmax().reshape(1)
         return front.new_tensor([region.centre])
 
@@ -266,7 +276,7 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
             means=self._scores(state),
             newest=newest,
             total=total,
-            distinct=total - region.start,
+            late=region.late(state.U, state.U[region.centre], state.reach, settings),
             inputs=inputs,
             noise=noise,
         )
@@ -319,7 +329,7 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
         """
         U, settings, region = state.U, self.settings, state.region
         assert region is not None
-        reach = torch.stack([fitted.learned.reach for fitted in state.fitted]).log().mean(dim=0).exp()  # geometric means
+        reach = state.reach
         refuse, failed = state.avoided(reach)
         known = state.posteriors
         gp, means = known.condition(torch.cat([out, failed])), known.moments(out).mean
@@ -329,7 +339,7 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
         of_all = replace(state.gain(all_rows), edge=edge).given(means)
         anywhere = make(points_anywhere(U, settings.candidates, generator=generator), unit_cube(U), gain=of_all)
         single = self.outcomes.only is not None or not len(front_of(self.outcomes, state.estimates))
-        if single and region.centre is None:
+        if single and region.design:
             return gp, [replace(anywhere, gain=of_all.beyond(anywhere.moments.mean))] * 2
         centres = U[self._centres(state, state.estimates)]
         some = replace(settings, candidates=-(-settings.candidates // len(centres)))
@@ -337,16 +347,14 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
         for centre in centres:
             corners = with_neighbours(self.box, centre, *region.corners(centre, reach))
             points.append(points_around(centre, corners, some, groups=self.box.groups, generator=generator))
-            limits = torch.stack([corners.lower, corners.upper, centre])
-            of_points.append(limits.unsqueeze(1).expand(-1, len(points[-1]), -1))
+            of_points.append(torch.stack([*corners]).unsqueeze(1).expand(-1, len(points[-1]), -1))
         own, near = all_rows, torch.ones(len(out), dtype=torch.bool, device=U.device)
         if single:  # a region after a restart begins anew
             own = torch.arange(len(U), device=U.device) >= region.start
             near = corners.contain(out)
-        lowers, uppers, shared = torch.cat(of_points, dim=1)
-        kept = shared if self.box.parameter_count > settings.many_inputs else None
+        lowers, uppers = torch.cat(of_points, dim=1)
         of_own = replace(state.gain(own), edge=edge).given(means[near])
-        around = make(torch.cat(points), Corners(lowers, uppers), gain=of_own, centre=kept)
+        around = make(torch.cat(points), Corners(lowers, uppers), gain=of_own)
         expected = torch.cat([around.moments.mean, anywhere.moments.mean])
         return gp, [replace(around, gain=of_own.beyond(expected)), replace(anywhere, gain=of_all.beyond(expected))]
 
@@ -358,10 +366,10 @@ class TrustRegion(RegionSettings):
     The sides of the region are proportional to the lengthscales. The model is an exact GP of at most ``model_size`` points. Its
     kernel (Gaussian or Matérn-5/2, with lengthscales along the inputs or, of one outcome, along other directions, or a sum of
     functions of one input) and a warping of the observations are chosen by their evidence. The picks of a batch maximise log
-    expected improvement by gradients, each conditioned on the ones before it. In more than ``many_inputs`` inputs they differ
-    from the centre in about ``perturbed_inputs`` inputs. A region that has become short gives way to another one; all data
-    stays in the model. If it ends around the best point and there is no noise, a local region comes first: its model knows the
-    20 + 10 d points nearest to the best one alone.
+    expected improvement by gradients, each conditioned on the ones before it. They climb from the best candidates, which in
+    more than ``many_inputs`` inputs differ from the centre in about ``perturbed_inputs`` inputs. A region that has become short
+    gives way to another one; all data stays in the model. If it ends around the best point and there is no noise, a local
+    region comes first: its model knows the 20 + 10 d points nearest to the best one alone.
 
     The best point of the design is evaluated once more. If the objective gives the same value, it has no noise: the model
     interpolates, and the highest observation is recommended. Else the point of the highest posterior mean is, and improvement

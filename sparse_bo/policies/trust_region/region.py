@@ -34,7 +34,7 @@ class ImprovementSettings:
             20 on a box and 100 over arms; in full batches (of ``workers`` where these ask for fewer). On a box, a category
             counts as one of the d inputs.
         model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
-            one, and some of the whole run. A batch costs O(n³) of them.
+            one, the newest, and some of the whole run. A batch costs O(n³) of them.
 
     Raises:
         TypeError: If a setting has the wrong kind.
@@ -110,6 +110,11 @@ class RegionSettings(ImprovementSettings):
         return 1 + evaluations // 50 if self.batch_size is None else None
 
     @property
+    def local_length(self) -> float:
+        """Length of a local region at its start."""
+        return min(8.0 * self.shortest_length, self.first_length)
+
+    @property
     def cumulative(self) -> bool:
         """Whether every evaluation counts."""
         return self.goal == "cumulative"
@@ -138,8 +143,8 @@ class Region:
     noise that a model needs for kinks, become smaller with it. docs/decisions/188.
     """
 
-    centre: int | None
-    """Row of the evaluated points; ``None`` while the restart design is evaluated: the region is the whole box."""
+    centre: int
+    """Row of the evaluated points; of a restart design that of the region before."""
     length: float
     """Geometric mean of the sides in the unit cube, before they are cut at its faces."""
     successes: int = 0
@@ -148,8 +153,30 @@ class Region:
     """Evaluations since the last progress."""
     start: int = 0
     """Row of the first evaluation of the region. Earlier ones inform the model only."""
-    local: bool = False
-    """Whether its model knows the points nearest to the centre alone."""
+    kind: str = "usual"
+    """``"local"``: its model knows the points nearest to the centre alone; ``"design"``: it is the whole box, and a restart
+    design is evaluated."""
+
+    @property
+    def local(self) -> bool:
+        """Whether its model knows the points nearest to the centre alone."""
+        return self.kind == "local"
+
+    @property
+    def design(self) -> bool:
+        """Whether a restart design is evaluated."""
+        return self.kind == "design"
+
+    def late(self, U: Tensor, centre: Tensor, lengthscales: Tensor, settings: RegionSettings) -> Tensor:
+        """Return which of ``n x d`` points may be late results of the region before, ``n`` booleans.
+
+        They lie near its centre (``d``), in a region as long as a local one: where workers are many, results of its picks come
+        while the restart design is evaluated, and would begin a region at the same place.
+        """
+        if not self.design:
+            return torch.zeros_like(U[:, 0], dtype=torch.bool)
+        lower, upper = replace(self, length=settings.local_length).corners(centre, lengthscales)
+        return ((lower <= U) & (upper >= U)).all(dim=-1)
 
     def half_sides(self, lengthscales: Tensor) -> Tensor:
         """Return half of the sides (``d``), which are proportional to the lengthscales."""
@@ -169,9 +196,9 @@ class Region:
         means: Tensor,
         newest: int,
         total: int,
-        distinct: int,
         inputs: int,
         noise: float,
+        late: Tensor | None = None,
         may_be_local: bool = False,
     ) -> Region:
         """Return the region after a batch (Eriksson et al. 2019, §2, on posterior means instead of observations). O(n).
@@ -185,29 +212,29 @@ class Region:
             means: ``n`` posterior means there, in units in which observations have a variance of about 1.
             newest: Row of the first evaluation of the batch.
             total: Number of evaluations.
-            distinct: Distinct points evaluated since the region began.
             inputs: Their number; a category counts once.
             noise: Standard deviation of an observation, in the units of ``means``.
+            late: :meth:`late` of the points; ``None``: none is.
             may_be_local: Whether a local region follows one that ends around the best point of all.
         """
         own = rows >= self.start
-        if self.centre is None:
-            # evaluations anywhere in the box, from which a new region is chosen
-            if distinct < max(settings.patience + 1, inputs // 2) or not bool(own.any()):
+        if self.design:  # evaluations anywhere in the box, from which a new region is chosen
+            own = own if late is None else own & ~late
+            if int(own.sum()) < max(settings.patience + 1, inputs // 2):
                 return self
-            return replace(self, centre=_highest(rows, means, own))
+            return replace(self, centre=_highest(rows, means, own), kind="usual")
         region, new, old = self, own & (rows >= newest), own & (rows < newest)
         if bool(new.any()) and bool(old.any()):
             rise = float(means[new].max() - means[old].max())
             region = self.resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), inputs=inputs)
-        if self.local:  # without new points near it, nothing there was worth an evaluation
-            ended = region.length < settings.shortest_length**2 or not bool(new.any())
-        else:
-            ended = region.length < settings.shortest_length
+        ended = region.length < (settings.shortest_length**2 if self.local else settings.shortest_length)
+        if self.local and not bool(new.any()):  # nothing there was worth an evaluation, or these picks are older than it
+            region = self.resized(settings, progress=False, fresh=total - newest, inputs=inputs)
+            ended = region.length < self.length
         if ended and may_be_local and not self.local and (best := _highest(rows, means, rows >= 0)) >= self.start:
-            return Region(centre=best, length=8.0 * settings.shortest_length, local=True)
+            return Region(centre=best, length=settings.local_length, kind="local")
         if ended:
-            return Region(centre=None, length=settings.first_length, start=total)
+            return Region(centre=self.centre, length=settings.first_length, start=total, kind="design")
         return replace(region, centre=_highest(rows, means, own)) if bool(own.any()) else region
 
     def resized(self, settings: RegionSettings, *, progress: bool, fresh: int, inputs: int) -> Region:

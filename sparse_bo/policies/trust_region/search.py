@@ -60,8 +60,6 @@ class SearchCandidates:
     """Acquisition function."""
     refuse: Refusal | None = None
     """Points near failures."""
-    centre: Tensor | None = None
-    """``N x d``: climbs keep the inputs that a candidate shares with it; ``None``: they move all inputs."""
     box: Box | None = None
     """The box, for the points that can be evaluated; ``None``: all can."""
     once: bool = False
@@ -111,21 +109,21 @@ class SearchCandidates:
         if not climbs:
             return self.U[best[:1]]
         starts, corners = self.U[best], self.corners.of(best)
-        free = torch.ones_like(starts, dtype=torch.bool) if self.centre is None else starts != self.centre[best]
-        U = self._climbed(gp, starts, corners, free=free)
+        U = self._climbed(gp, starts, corners)
         if self.box is not None and not torch.equal(snapped := self.box.snap(U), U):  # with its steps fixed, once more
             U = torch.cat([snapped, starts])
             below, above = self.box.neighbours(U)
             corners = Corners(torch.cat([corners.lower] * 2), torch.cat([corners.upper] * 2))
-            U = self.box.snap(self._climbed(gp, U, corners, free=torch.cat([free, free]) & (below == above)))
+            U = self.box.snap(self._climbed(gp, U, corners, free=below == above))
         wrong = is_known(gp, U) if self.once else torch.zeros_like(U[:, 0], dtype=torch.bool)
         wrong = wrong if self.refuse is None else wrong | self.refuse(U)
         U = starts[:1] if bool(wrong.all()) else U[~wrong]
         mean, variance, _ = gp.moments(U)
         return U[int(self.gain(mean, variance).value.argmax())].unsqueeze(0)
 
-    def _climbed(self, gp: Surrogate, U: Tensor, corners: Corners, *, free: Tensor) -> Tensor:
-        """Return ``r x d`` points after 15 steps of L-BFGS-B along their ``free`` coordinates, all in one search."""
+    def _climbed(self, gp: Surrogate, U: Tensor, corners: Corners, *, free: Tensor | None = None) -> Tensor:
+        """Return ``r x d`` points after 15 steps of L-BFGS-B along their ``free`` coordinates (all), all in one search."""
+        free = torch.ones_like(U, dtype=torch.bool) if free is None else free
         if not bool(free.any()):
             return U
         shape, lower, span = U.shape, corners.lower, corners.span
@@ -154,13 +152,12 @@ def candidates_of(
     *,
     gain: Gain,
     refuse: Refusal | None = None,
-    centre: Tensor | None = None,
     box: Box | None = None,
     once: bool = False,
 ) -> SearchCandidates:
     """Return candidates (``N x d``) with their posterior; without those refused or known, unless all are. O(N n²).
 
-    ``corners`` and ``centre`` are those of all points (``d``) or of each (``N x d``).
+    ``corners`` are those of all points (``d`` each) or of each (``N x d``).
     """
     U = U if box is None else box.snap(U)
     kept = torch.ones_like(U[:, 0], dtype=torch.bool)
@@ -171,9 +168,8 @@ def candidates_of(
         allowed = kept & ~refuse(U)
         kept = allowed if bool(allowed.any()) else kept
     of_each = Corners(corners.lower.expand_as(U), corners.upper.expand_as(U)).of(kept)
-    shared = None if centre is None else centre.expand_as(U)[kept]
     U = U[kept]
-    return SearchCandidates(U, of_each, gp.moments(U), gain, refuse, centre=shared, box=box, once=once)
+    return SearchCandidates(U, of_each, gp.moments(U), gain, refuse, box=box, once=once)
 
 
 def batch_of(

@@ -96,15 +96,15 @@ class FittedRegion:
 def known_rows(
     X: Tensor, y: Tensor, *, centre: Tensor, learned: Hyperparameters | None, most: int, local: bool = False
 ) -> Tensor:
-    """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending.
+    """Return at most ``most`` rows, ascending: the highest, the nearest to a centre by lengthscales, the newest, some of all.
 
     Without ``learned``, the nearest by distance; ``local``: the nearest alone. Of several centres (``c x d``) the nearest one
-    to a row counts.
+    to a row counts. Without the newest a search would evaluate again what its model does not know.
     """
     n = len(y)
     if n <= most:
         return torch.arange(n, device=X.device)
-    scattered = 0 if local else most // 4  # over the whole run
+    scattered = 0 if local else most // 4  # over the whole run, half of them the newest
     first = y.argsort(descending=True, stable=True)[: min(HIGHEST, scattered)]
     squares = []
     for point in centre.reshape(-1, X.shape[1]):
@@ -113,9 +113,10 @@ def known_rows(
     order = torch.stack(squares).amin(dim=0).argsort(stable=True)
     rest = order[~torch.isin(order, first)]
     near = most - len(first) - scattered
-    far = rest[near:]
-    spread = far[torch.linspace(0, len(far) - 1, scattered, dtype=torch.float64, device=X.device).round().long()]
-    return torch.cat([first, rest[:near], spread]).sort().values
+    newest = rest[near:].sort(descending=True).values[: scattered // 2]
+    far = rest[near:][~torch.isin(rest[near:], newest)]
+    places = torch.linspace(0, len(far) - 1, scattered - len(newest), dtype=torch.float64, device=X.device).round().long()
+    return torch.cat([first, rest[:near], newest, far[places]]).sort().values
 
 
 def fitted_region(

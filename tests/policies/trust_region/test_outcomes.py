@@ -356,13 +356,6 @@ def test_a_space_is_searched_on_its_values_and_no_point_twice():
     assert isinstance(domain.space.parameters["n"], Int)
 
 
-def test_in_many_inputs_climbs_keep_most_inputs_of_their_centre():
-    mechanism, state, _ = told(TWO, lambda X: pair(X[:, :2]), n=100, policy=TrustRegion(candidates=200), bounds=unit_box(30))
-    picks = asked(mechanism, state).picks[1:]
-    same = (picks.unsqueeze(1) == state.X).sum(dim=-1).amax(dim=1)
-    assert bool((same >= 10).all())
-
-
 @pytest.mark.slow
 def test_one_objective_without_constraints_is_solved_as_without_outcomes():
     outcomes = Outcomes.of({"y": "max"})
