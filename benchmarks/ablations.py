@@ -35,7 +35,7 @@ from torch import Tensor
 
 from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters
 from sparse_bo.gp.learn import PRIORS
-from sparse_bo.policies.trust_region import gain, observations, points, policy, region, search, surrogate
+from sparse_bo.policies.trust_region import gain, observations, points, policy, region, surrogate
 
 DIMS = (2, 5, 10, 20)
 FUNCTIONS = {
@@ -129,7 +129,7 @@ class Device:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Switch the device off inside, in this process; settings are the caller's."""
-        kept = lambda y, kinds: (warp for warp in observations.warps(y, kinds) if warp.kind not in self.kinds)  # noqa: E731
+        kept = lambda *of: (warp for warp in observations.warps(*of) if warp.kind not in self.kinds)  # noqa: E731
         with ExitStack() as stack, patch.object(surrogate, "warps", kept):
             for where, name, value in self.replaced:
                 stack.enter_context(patch.object(where, name, value))
@@ -147,8 +147,8 @@ def _from_before(data: Any, *arguments: Any, **options: Any) -> Hyperparameters:
 
 
 def _on_the_highest(mechanism: Any, *arguments: Any, **options: Any) -> Any:
-    inner, anywhere = _searches(mechanism, *arguments, **options)
-    return [replace(inner, gain=anywhere.gain), anywhere]
+    gp, (inner, anywhere) = _searches(mechanism, *arguments, **options)
+    return gp, [replace(inner, gain=anywhere.gain), anywhere]
 
 
 def _unclipped(self: region.Region, centre: Tensor, lengthscales: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ DEVICES = {
     ),
     "warping": Device(
         "logarithms and asinh of the observations",
-        kinds=("log", "asinh"),
+        kinds=observations.KINDS[1:],
         sign=lambda signs: signs.kinds != {"plain"},
     ),
     "log": Device("the logarithm", kinds=("log",), sign=lambda signs: signs.chose("log")),
@@ -217,11 +217,6 @@ DEVICES = {
     "near": Device(
         "candidates around the centre",
         ((policy, "points_around", lambda *a, **o: points.points_around(*a, **o)[: a[2].candidates]),),
-    ),
-    "shared": Device(
-        "climbs of the perturbed inputs alone",
-        ((policy, "candidates_of", lambda *a, **o: search.candidates_of(*a, **{**o, "centre": None})),),
-        least=9,
     ),
     "masks": Device("candidates that differ in a few inputs", settings={"many_inputs": 1000, "exploration": 0.0}, least=9),
     "resolved": Device(

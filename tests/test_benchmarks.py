@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from sparse_bo import maximize
 from tests.smallest_benchmarks import BENCHMARKS, ON_SECOND, RESULTS, ROOT, SCRIPTS, check_smallest_form, experiment, run
 
 
@@ -182,6 +183,14 @@ def test_a_device_is_off_in_its_own_runs_alone(ablations: ModuleType) -> None:
             assert all(getattr(where, name) is value for where, name, value in device.replaced)
         assert [getattr(where, name) for where, name, _ in device.replaced] == before
         assert sum(map(bool, (device.replaced, device.kinds, device.settings))) == 1
+
+
+@pytest.mark.parametrize("name", ["asinh", "own-best"])
+def test_a_run_without_a_device_ends(ablations: ModuleType, name: str) -> None:
+    """What takes the place of a function of the package is called as that is."""
+    with ablations.DEVICES[name].off():
+        result = maximize(lambda X: -X.square().sum(dim=-1), bounds=torch.tensor([[-1.0], [2.0]]), budget=8)
+    assert result.history.observations == 8
 
 
 def test_ablations_keep_to_the_choosing_half_and_take_each_of_its_instances(ablations: ModuleType) -> None:

@@ -206,10 +206,10 @@ def thaw_dictionary(frozen: Mapping[str, Any], inputs: ArmSet) -> Dictionary:
     return Dictionary(points, probabilities, chosen)
 
 
-def freeze_prior(prior: KnownPrior | Prior) -> dict[str, Any]:
+def freeze_prior(prior: KnownPrior) -> dict[str, Any]:
     """Return a prior, its kernel as a description."""
-    kernel, factor = describe(prior.covar_module), prior.factor if isinstance(prior, KnownPrior) else 1.0
-    return {"prior_mean": prior.prior_mean, "regularization": prior.regularization, "kernel": kernel, "factor": factor}
+    kernel = describe(prior.covar_module)
+    return {"prior_mean": prior.prior_mean, "regularization": prior.regularization, "kernel": kernel, "factor": prior.factor}
 
 
 def thaw_prior(frozen: Mapping[str, Any], *, given: Prior) -> KnownPrior:

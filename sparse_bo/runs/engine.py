@@ -287,8 +287,8 @@ class Engine:
         Raises:
             StorageError: If it does not.
         """
-        for name, count in ((name, frozen[name]) for name in ("rows", "asked", "next_ticket")):
-            if type(count) is not int or count < 0:
+        for name in ("rows", "asked", "next_ticket"):
+            if type(count := frozen[name]) is not int or count < 0:
                 raise StorageError(f"expected {name} in the snapshot as a count, got {count!r:.100}; take another copy")
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
         self._check_picks(open=frozen["open"], queue=frozen["queue"])

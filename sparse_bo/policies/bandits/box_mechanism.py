@@ -86,7 +86,6 @@ class BoxModel:
 
         From the model's representation: a posterior object raises variances below 1e-10, far above λ where noise is small.
         """
-        # From the model's representation: a posterior object raises variances below 1e-10, far above λ where noise is small.
         model, (shift, scale) = self.model, self.units
         with torch.no_grad():
             representation, kernel = model.representation(), model.covar_module

@@ -7,7 +7,7 @@ arms and on a box.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,7 +68,7 @@ class UCBNumbers:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class UCBMechanism(Mechanism[U], ABC):
+class UCBMechanism(Mechanism[U]):
     """An upper-confidence policy on a domain.
 
     Attributes:

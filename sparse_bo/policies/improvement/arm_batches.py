@@ -304,9 +304,9 @@ class OutcomeArmState(ArmEvaluations, OutcomeModels):
             return None
         return ArmModel(self.fitted[outcome], self.sweeps[outcome], self.learned_at[outcome])
 
-    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None, **picked: Tensor) -> Self:
+    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
         """See :meth:`.OutcomeModels.with_results`."""
-        return super().with_results(picks, Y, sds, told=torch.cat([self.told, picks]))
+        return replace(super().with_results(picks, Y, sds), told=torch.cat([self.told, picks]))
 
     @property
     def unmodelled(self) -> Tensor:

@@ -77,12 +77,12 @@ class OutcomeModels(State):
         """See :attr:`.State.no_results`."""
         return self.Y[:0]
 
-    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None, **picked: Tensor) -> Self:
+    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
         """Return the state with ``Y`` (``q x m``) at ``picks`` appended, one round later; the models stay. O(n d).
 
-        ``sds``: ``q x m`` known standard deviations of their noise, or NaN; ``picked``: the field of all picks.
+        ``sds``: ``q x m`` known standard deviations of their noise, or NaN. Subclasses append the picks.
         """
-        return self.updated(picks, Y=torch.cat([self.Y, Y]), sds=with_sds(self.sds, self.Y, sds, Y), **picked)
+        return self.updated(picks, Y=torch.cat([self.Y, Y]), sds=with_sds(self.sds, self.Y, sds, Y))
 
     @property
     def undecided(self) -> bool:
@@ -351,6 +351,6 @@ class OutcomeState(PointState, OutcomeModels):
         """See :meth:`.OutcomeModels.modelled`."""
         return self.box.to_unit(picks)
 
-    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None, **picked: Tensor) -> Self:
+    def with_results(self, picks: Tensor, Y: Tensor, sds: Tensor | None) -> Self:
         """See :meth:`.OutcomeModels.with_results`."""
-        return super().with_results(picks, Y, sds, X=torch.cat([self.X, picks]))
+        return replace(super().with_results(picks, Y, sds), X=torch.cat([self.X, picks]))

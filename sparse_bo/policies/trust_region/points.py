@@ -18,15 +18,14 @@ def points_anywhere(like: Tensor, count: int, *, generator: torch.Generator) -> 
 
 
 def points_around(
-    centre: Tensor, corners: Corners, settings: RegionSettings, *, groups: Tensor | None = None, generator: torch.Generator
+    centre: Tensor, corners: Corners, settings: RegionSettings, *, groups: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Return points of a region (``N x d``): a Sobol sequence, and a fourth as many around the centre at scales of 10⁻³ to 1.
 
     In more than ``settings.many_inputs`` inputs, the points of the sequence differ from the centre in a random few (Regis &
     Shoemaker 2013; TuRBO). Draws one integer, then in many inputs N·d uniform numbers and N integers, then N·d/4 normal ones.
     """
-    n, d = settings.candidates, len(centre)
-    inputs = d if groups is None else int(groups.max()) + 1
+    n, inputs = settings.candidates, int(groups.max()) + 1
     U = corners.lower + corners.span * points_anywhere(centre, n, generator=generator)
     if inputs > settings.many_inputs:
         changed = (
@@ -34,9 +33,8 @@ def points_around(
         )
         one = torch.randint(inputs, (n,), generator=generator, device="cpu")
         changed[torch.arange(n, device="cpu"), one] = True
-        changed = changed if groups is None else changed[:, groups.cpu()]
-        U = torch.where(changed.to(U.device), U, centre)
-    near = centre + corners.span * _steps(n // 4, d, generator=generator).to(U)
+        U = torch.where(changed[:, groups.cpu()].to(U.device), U, centre)
+    near = centre + corners.span * _steps(n // 4, len(centre), generator=generator).to(U)
     return torch.cat([U, near.maximum(corners.lower).minimum(corners.upper)])
 
 

@@ -160,27 +160,24 @@ class RegionSearch(BoxBatches[RegionState]):
         assert fitted is not None
         assert region is not None
         refuse, failed = state.avoided(fitted.learned.reach)
-        gp, knowledge = fitted.gp.condition(torch.cat([out, failed])), None
-        if worthwhile:
-            best_mean = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(out)]).max()
-            knowledge = OnlineKnowledgeGradient(fitted.warp, best_mean, settings.horizon * state.pulls)
+        gp = fitted.gp.condition(torch.cat([out, failed]))
         means, pending_means = fitted.gp.mean(U[fitted.rows]), fitted.gp.mean(out)
-        highest = float(torch.cat([means, pending_means]).max())
-        exact = state.replicates.exact
-        noise_variance = fitted.gp.noise_variance if exact is False else 0.0
-        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=exact is not False)
+        highest = torch.cat([means, pending_means]).max()
+        knowledge = OnlineKnowledgeGradient(fitted.warp, highest, settings.horizon * state.pulls) if worthwhile else None
+        noise_variance = fitted.gp.noise_variance if state.exact is False else 0.0
+        make = partial(candidates_of, gp, refuse=refuse, box=self.box, once=state.exact is not False)
 
         def improvement(best: float) -> Improvement:
-            return Improvement(best if knowledge is None else float(knowledge.best), noise_variance, knowledge)
+            return Improvement(best if knowledge is None else float(highest), noise_variance, knowledge)
 
         cube = unit_cube(U)
-        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), cube, gain=improvement(highest))
+        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), cube, gain=improvement(float(highest)))
         if region.design:
             return gp, [anywhere] * 2
         centre = U[region.centre]
         corners = with_neighbours(self.box, centre, *region.corners(centre, fitted.learned.reach))
         own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
-        best = float(own.max()) if len(own) else highest
+        best = float(own.max() if len(own) else highest)
         around = points_around(centre, corners, settings, groups=self.box.groups, generator=generator)
         if fitted.learned.rotated:
             half = region.half_sides(fitted.learned.lengthscales)

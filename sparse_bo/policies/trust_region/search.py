@@ -190,7 +190,7 @@ def batch_of(
     U = searches[0].U[:0]
     for _ in range(q):
         explores = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < exploration
-        u = _next(gp, searches[1:] if explores else searches, picked=len(U), settled=not only_worthwhile)
+        u = _next(gp, searches[1:] if explores else searches, picked=len(U), only_worthwhile=only_worthwhile)
         if u is None and only_worthwhile:
             break
         u = searches[-1].any_left(len(U)) if u is None else u
@@ -200,10 +200,10 @@ def batch_of(
     return U
 
 
-def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int, settled: bool) -> Tensor | None:
+def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int, only_worthwhile: bool) -> Tensor | None:
     """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if no noise is seen.
 
-    With ``settled``, where there is noise and every worthwhile pick is resolved, it is the one of the first search.
+    Where there is noise and every worthwhile pick is resolved, it is the one of the first search, unless ``only_worthwhile``.
     """
     best = None
     for each in searches:
@@ -215,7 +215,7 @@ def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int, s
             continue
         if not gain.resolved(gp, at, picked=picked):
             return u
-        best = u if best is None and settled and not each.once and has_noise(gp) else best
+        best = u if best is None and not only_worthwhile and not each.once and has_noise(gp) else best
     return best
 
 

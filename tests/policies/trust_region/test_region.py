@@ -53,26 +53,6 @@ def test_the_posterior_of_a_region_is_the_dense_one():
     assert torch.allclose(gp.covariance(A), expected.covariance)
 
 
-def test_conditioning_shrinks_variances_as_data_does_and_leaves_the_mean():
-    (X, y, gp), P, A = posterior(), arms(3, 2, seed=2), arms(8, 2, seed=1)
-    after = gp.condition(P[:1]).condition(P[1:])
-    expected = dense(torch.cat([X, P]), torch.cat([y, waves(P)]), A)
-    assert torch.allclose(after.moments(A).variance, expected.variance)
-    assert torch.allclose(after.mean(A), gp.mean(A))
-
-
-def test_slopes_are_the_gradients_of_the_moments():
-    _, _, gp = posterior()
-    gp = gp.condition(arms(2, 2, seed=4))
-    U = arms(5, 2, seed=3).requires_grad_()
-    mean, variance, _ = gp.moments(U)
-    slopes = gp.gradients(U.detach())
-    assert torch.allclose(slopes.mean, mean)
-    assert torch.allclose(slopes.variance, variance)
-    assert torch.allclose(slopes.mean_gradient, torch.autograd.grad(mean.sum(), U, retain_graph=True)[0])
-    assert torch.allclose(slopes.variance_gradient, torch.autograd.grad(variance.sum(), U)[0])
-
-
 def test_candidates_after_a_pick_are_those_of_the_conditioned_posterior(generator):
     _, _, gp = posterior()
     U, u = arms(40, 2, seed=5), arms(1, 2, seed=6)
@@ -123,7 +103,7 @@ def test_climbs_move_the_inputs_that_their_candidate_shares_with_the_centre(gene
     learned = replace(LEARNED, lengthscales=torch.full((60,), 4.0, dtype=torch.float64))
     gp, centre = local_posterior(X, waves(X), learned), X[3]
     bounds = Corners((centre - 0.2).clamp(0, 1), (centre + 0.2).clamp(0, 1))
-    U = points_around(centre, bounds, SETTINGS, generator=generator)[: SETTINGS.candidates]
+    U = points_around(centre, bounds, SETTINGS, groups=torch.arange(60), generator=generator)[: SETTINGS.candidates]
     u = candidates_of(gp, U, bounds, gain=Improvement(0.5)).pick(gp)
     assert int((centre != U).sum(dim=-1).amax()) < 20 < int((u != centre).sum())
 
@@ -132,7 +112,7 @@ def test_climbs_move_the_inputs_that_their_candidate_shares_with_the_centre(gene
 def test_candidates_lie_in_the_region_and_change_few_coordinates_of_the_centre(dims, generator):
     centre = torch.full((dims,), 0.9, dtype=torch.float64)
     bounds = Corners((centre - 0.2).clamp(0, 1), (centre + 0.2).clamp(0, 1))
-    U = points_around(centre, bounds, SETTINGS, generator=generator)
+    U = points_around(centre, bounds, SETTINGS, groups=torch.arange(dims), generator=generator)
     assert bool(((bounds.lower <= U) & (bounds.upper >= U)).all())
     changed = (U[: SETTINGS.candidates] != centre).sum(dim=-1)
     assert int(changed.min()) >= 1
