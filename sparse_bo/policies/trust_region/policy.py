@@ -92,11 +92,8 @@ class RegionSearch(BoxBatches[RegionState]):
         after, region = super().fail(state, picks, generator=generator), state.region
         if region is None or not region.local:
             return after
-        smaller = region.resized(self.settings, progress=False, fresh=len(picks), inputs=self.box.parameter_count)
-        if smaller.length == region.length:
-            return replace(after, region=smaller)
-        design = Region(centre=region.centre, length=self.settings.first_length, start=after.pulls, kind="design")
-        return replace(after, region=design, near=None)
+        moved = region.idle(self.settings, fresh=len(picks), total=after.pulls, inputs=self.box.parameter_count)
+        return replace(after, region=moved, near=after.near if moved.local else None)
 
     def _near(self, state: RegionState, region: Region, *, before: FittedRegion | None, since: int) -> FittedRegion | None:
         """Return the model of a local region, of 20 + 10 d points; ``None`` of another region."""

@@ -224,18 +224,26 @@ class Region:
                 return self
             return replace(self, centre=_highest(rows, means, own), kind="usual")
         region, new, old = self, own & (rows >= newest), own & (rows < newest)
+        if self.local and not bool(new.any()):  # nothing there was worth an evaluation, or these picks are older than it
+            return self.idle(settings, fresh=total - newest, total=total, inputs=inputs)
         if bool(new.any()) and bool(old.any()):
             rise = float(means[new].max() - means[old].max())
             region = self.resized(settings, progress=rise > 1e-3 + 0.1 * noise, fresh=int(new.sum()), inputs=inputs)
         ended = region.length < (settings.shortest_length**2 if self.local else settings.shortest_length)
-        if self.local and not bool(new.any()):  # nothing there was worth an evaluation, or these picks are older than it
-            region = self.resized(settings, progress=False, fresh=total - newest, inputs=inputs)
-            ended = region.length < self.length
         if ended and may_be_local and not self.local and (best := _highest(rows, means, rows >= 0)) >= self.start:
             return Region(centre=best, length=settings.local_length, kind="local")
         if ended:
-            return Region(centre=self.centre, length=settings.first_length, start=total, kind="design")
+            return self.restarted(settings, total)
         return replace(region, centre=_highest(rows, means, own)) if bool(own.any()) else region
+
+    def idle(self, settings: RegionSettings, *, fresh: int, total: int, inputs: int) -> Region:
+        """Return a local region after ``fresh`` failures, or evaluations away from it: it ends where it would shrink."""
+        smaller = self.resized(settings, progress=False, fresh=fresh, inputs=inputs)
+        return smaller if smaller.length == self.length else self.restarted(settings, total)
+
+    def restarted(self, settings: RegionSettings, total: int) -> Region:
+        """Return the restart design that follows the region after ``total`` evaluations."""
+        return Region(centre=self.centre, length=settings.first_length, start=total, kind="design")
 
     def resized(self, settings: RegionSettings, *, progress: bool, fresh: int, inputs: int) -> Region:
         """Return the region after a batch of ``fresh`` evaluations with or without progress, around the same centre."""
