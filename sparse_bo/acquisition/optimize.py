@@ -82,11 +82,11 @@ def optimize_batch(
             (:class:`~sparse_bo.SparseGP` only), under which the residual of a picked point stays. For upper confidence bounds.
         beta: β ≥ 0 as in ``UpperConfidenceBound``: multiplies the variance under the root.
         choices: ``n x d`` candidates in place of ``bounds``; repeats of a choice within a batch are allowed.
-        X_pending: ``p x d`` points whose results are still out: variances are conditioned on them, and their leverages count.
+        X_pending: ``p x d`` points without results yet: variances are conditioned on them, and their leverages count.
         num_restarts: Searches that are made for each pick.
         raw_samples: Points among which the searches find their starts.
-        options: Of the searches, as in ``gen_candidates_scipy`` (``maxiter``, ``ftol``, …); where ``optimize_acqf`` searches,
-            as there.
+        options: Options of the searches, as in ``gen_candidates_scipy`` (``maxiter``, ``ftol``, …); if ``optimize_acqf`` makes
+            the searches, its ``options``.
         inequality_constraints: As in ``optimize_acqf``, on single points: ``(indices, coefficients, rhs)`` with ``Σ ≥ rhs``.
         equality_constraints: As ``inequality_constraints``, with ``=`` in place of ``≥``.
         nonlinear_inequality_constraints: ``(callable, True)`` with ``callable(x) ≥ 0`` for a point (``d``).

@@ -53,12 +53,13 @@ class AskTell:
 
     Args:
         arms: With ``bounds``, ``space``, ``feasible`` and ``goal`` as in :func:`sparse_bo.maximize`. A model of float32 arms is
-            computed in float64, a journal cannot store ``feasible``, and :attr:`Batch.parameters` has named parameters.
+            computed in float64. A journal cannot store ``feasible``. :attr:`Batch.parameters` has named parameters.
         names: A name for each arm; batches have them as ``{"name": …}`` in :attr:`Batch.parameters`, :meth:`add` takes them.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`; the choice is logged, with its reason ``about["why"]``, as is
             a :class:`sparse_bo.runs.ChosenPolicy` that is passed.
         budget: Planned evaluations, for the choice of the policy.
-        workers: Concurrent evaluations: for the choice of the policy, and so many :meth:`ask` returns at most by default.
+        workers: Concurrent evaluations. The choice of the policy depends on it, and by default :meth:`ask` returns at most so
+            many points.
         minimize: Whether the lowest value is the best one. Results, history, journal and report have the objective's sign;
             policies maximise −y, which is what :attr:`state` has.
         objectives: With ``constraints`` and ``reference`` as in :func:`sparse_bo.optimize`: several outcomes;

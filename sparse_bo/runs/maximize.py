@@ -63,12 +63,12 @@ def maximize(
         (array([0.3]), 0.0)
 
     Args:
-        objective: Where arms or bounds are tensors: called with ``q x d`` points, returns ``q`` values. Else: called with one
-            point, a NumPy array (``d``), or with ``space`` a dictionary, returns a number. NaN marks a failed evaluation. A
-            number whose noise is known is a :class:`sparse_bo.Measured`.
+        objective: If arms or bounds are tensors, it is called with ``q x d`` points and returns ``q`` values. Otherwise it is
+            called with one point, a NumPy array (``d``), or with ``space`` a dictionary, and returns a number. NaN marks a
+            failed evaluation. A number whose noise is known is a :class:`sparse_bo.Measured`.
         space: Named parameters, instead of ``arms`` and ``bounds``: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
-            "kind": Choice("a", "b")}``. At most 20,000 combinations are a finite arm set; otherwise the unit box of the encoded
-            columns is searched (:class:`sparse_bo.Space`).
+            "kind": Choice("a", "b")}``. Up to 20,000 combinations without a continuous parameter are a finite arm set;
+            otherwise the unit box of the encoded columns is searched (:class:`sparse_bo.Space`).
         arms: ``a x d`` candidates: a tensor or an array, which are not copied: leave them as they are during the run; a list; a
             table, of which the objective gets rows of numbers without the columns' names; or a :class:`sparse_bo.MemmapArms` or
             :class:`sparse_bo.ProductGrid`.
@@ -78,12 +78,13 @@ def maximize(
             the lower and the upper corner (``2 x d``), as in BoTorch.
         feasible: With ``space``: feasibility function of a dictionary. On a box an infeasible pick is replaced by the nearest
             feasible point found.
-        budget: Number of evaluations, those of a resumed run included. Those that it had asked for are made even beyond the
-            budget; a run that already has more is returned as it is.
+        budget: Number of evaluations, those of a resumed run included. Evaluations that a resumed run had asked for
+            are made even beyond the budget; a run that already has more is returned as it is.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion`; over arms
-            :class:`sparse_bo.policies.ExpectedImprovement`, in long runs followed by :class:`sparse_bo.BBKB`, which is alone
-            where every evaluation counts and fewer than 10,000 are planned, or where candidates are too many. All
-            hyper-parameters are learned. The choice and its reason are logged, and in ``result.history.info``.
+            :class:`sparse_bo.policies.ExpectedImprovement`, in long runs followed by :class:`sparse_bo.BBKB`. It is
+            :class:`sparse_bo.BBKB` alone if every evaluation counts and fewer than 10,000 are planned, or if there are too
+            many candidates. All hyper-parameters are learned. The choice and its reason are logged, and in
+            ``result.history.info``.
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts, as in an experiment on
             patients or customers. Ignored with a ``policy`` and for a resumed run.
         seed: Seed of the policy.
@@ -218,20 +219,20 @@ def optimize(
         >>> result.hypervolume  # doctest: +SKIP
 
     ``objective`` returns outcomes: a dictionary by name (names besides those below are ignored), or numbers in the order of
-    ``objectives``, then of ``constraints`` on other outcomes. One that takes many points returns ``q x m`` numbers, or a
-    dictionary of ``q`` values each. NaN: the outcome is missing, and the others count, once each outcome has two results; all
+    ``objectives``, then of ``constraints`` on other outcomes. An objective that takes many points returns ``q x m`` numbers, or
+    a dictionary of ``q`` values each. NaN: the outcome is missing, and the others count, once each outcome has two results; all
     NaN: the evaluation failed. A pair in place of a number is the number and the known standard deviation of its noise, as a
     :class:`sparse_bo.Measured` is.
 
     ``objectives`` are ``"max"`` or ``"min"`` by name, at most four. ``constraints`` are limits ``(lower, upper)`` by name,
     ``None`` where there is none. Outcomes may have noise: a model of each says how probable it is that a point is feasible.
     ``reference`` is the worst value of interest of every objective by name, from which hypervolumes are measured; by default it
-    is inferred from the results and moves with them: worse than the front by a tenth of its span, or, of one point, by a tenth
-    of the span of all results.
+    is inferred from the results and moves with them: worse than the front by a tenth of its span, or, if the front is a
+    single point, by a tenth of the span of all results.
 
     The other arguments and errors are those of :func:`maximize`. Policies are :class:`sparse_bo.policies.TrustRegion` on boxes
-    and :class:`sparse_bo.policies.ExpectedImprovement` over arms; others take one outcome. ``target`` needs one objective, of
-    which a feasible result has to reach it; ``patience`` counts evaluations without a new point of the front.
+    and :class:`sparse_bo.policies.ExpectedImprovement` over arms; others take one outcome. ``target`` needs a single
+    objective; a feasible result has to reach it. ``patience`` counts evaluations without a new point of the front.
     """
     return _whole(locals() | {"goal": "best"}, minimize=False)
 

@@ -73,7 +73,7 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
       the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`). Log densities, solutions and determinants are those
       of the same distribution. KL divergences and precision matrices, which need a dense root, raise ``UnsupportedError``.
     - BoTorch's pruning of a baseline draws joint samples of all its rows. Pass ``X_baseline=prune_baseline(model, train_X)``
-      (:func:`sparse_bo.models.prune_baseline`), which samples the rows that can be best alone (figures: docs/drop_in.md).
+      (:func:`sparse_bo.models.prune_baseline`), which samples only the rows that can be best (figures: docs/drop_in.md).
     - ``ModelListGP`` makes the joint covariance of more than 4,096 points dense to sample from it, with a ``MemoryWarning``,
       and raises ``UnsupportedError`` beyond 10,000; means and variances need none. Use
       :class:`sparse_bo.models.SparseModelListGP`, or one model of several outputs.
@@ -109,8 +109,8 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
             Default: ``"exact"`` up to 1,040 points, then ``"subset"``.
         seed: Seed (default 0) of the choices of dictionary and subset; torch's own generator is not used.
         robust: Whether (default: not) a fit leaves out rows far off the predictions from the others (``outlying_rows``). A row
-            that is far off in one output is left out in all, in learning and posterior. Among few rows it may stay: the spread
-            of all is then its own (docs/decisions/046). With ``False`` a fit (not ``previous=`` alone)
+            that is far off in one output is left out in all, in learning and posterior. Among few rows an outlier may stay:
+            it determines the spread of all rows (docs/decisions/046). With ``False`` a fit (not ``previous=`` alone)
             warns of such rows: one in a hundred, 20 standard deviations off, makes prediction errors thirty times larger.
         previous: A model of the same class, of the first rows of these data, with the same kernel and transforms. Its
             hyper-parameters and the units that they were learned in, as the spread of ``Standardize``, are copied, its

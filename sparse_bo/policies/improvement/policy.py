@@ -138,8 +138,8 @@ class ExpectedImprovement(ImprovementSettings):
     model. For millions of arms, for 10⁴ evaluations, or where every evaluation counts: :class:`sparse_bo.BBKB`.
 
     With several outcomes each has a model, and picks maximise expected hypervolume improvement (Yang et al. 2019) among arms
-    that keep all limits. The reference point, unless it is given, is below the front that the models expect. Of objectives
-    with noise, the factor for what noise would hide is the geometric mean of theirs.
+    that keep all limits. The reference point, unless it is given, is below the front that the models expect. With
+    noise, the factor for improvement that noise would hide is the geometric mean of the factors of all objectives.
 
     The settings are those of :class:`.ImprovementSettings`, and a kernel. The model is larger than on a box, as every arm is a
     candidate.
@@ -148,8 +148,8 @@ class ExpectedImprovement(ImprovementSettings):
         covar_module: Any GPyTorch kernel without batch shape, of the arms as they are (fingerprints of molecules under a
             Tanimoto kernel, say); a copy of it. Its hyper-parameters stay; scale, mean, noise and warping are learned.
             ``None``: a Gaussian kernel, Matérn-5/2 or a sum of functions of one input is learned, of the arms in the unit cube.
-            Columns over decades (doses, concentrations, counts) are known by their logarithms, and such with a few numbers far
-            from the others (−999 for a missing one) as ``asinh`` (docs/decisions/181).
+            Columns that span several powers of ten (doses, concentrations, counts) are replaced by their logarithms, those
+            with a few numbers far from the others (−999 for a missing one) by ``asinh`` (docs/decisions/181).
         repeats: Whether an arm may be evaluated again. ``False`` (one of each candidate): no arm is, not even a failed one, and
             the run ends once all have been evaluated.
 
@@ -266,20 +266,20 @@ class ArmStages(Mechanism[BanditState]):
 class TwoStage:
     """Expected improvement first, then an upper-confidence policy: for the best of many arms in many evaluations.
 
-    :class:`sparse_bo.policies.ExpectedImprovement` finds the best region in few evaluations, but each costs it more than the
-    one before. :class:`sparse_bo.BBKB` makes ten thousand in seconds, but learns its prior from the first few dozen arms, and
-    stays where these led it. Here the second stage begins with all observations of the first, and with its lengthscales, until
-    learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`).
+    :class:`sparse_bo.policies.ExpectedImprovement` finds the best region in few evaluations, but each evaluation takes more
+    time than the one before. :class:`sparse_bo.BBKB` makes ten thousand in seconds, but learns its prior from the first few
+    dozen arms, and stays where these led it. Here the second stage begins with all observations of the first, and with its
+    lengthscales, until learning is due again (:func:`sparse_bo.gp.objective_prior.learning_is_due`).
 
-    The first stage has explored, so that the second's intervals can be narrower than those of a policy on its own: half of the
-    regret, or less, that a calibrated width pays (docs/decisions/060).
+    As the first stage has explored, the second takes narrower intervals than a policy on its own. In the records its regret is
+    at most half of the regret with a calibrated width (docs/decisions/060).
 
-    Costs are those of the stage: 16 a n bytes for a arms and n ≤ ``after`` evaluations in the first.
+    Costs are those of the current stage: 16 a n bytes for a arms and n ≤ ``after`` evaluations in the first.
 
     Attributes:
-        first: Its settings.
-        then: Any upper-confidence policy: :class:`sparse_bo.BBKB`, :class:`sparse_bo.BKB`, …
-        after: The first has so many evaluations; those made before the run count.
+        first: The policy of the first stage.
+        then: Any upper-confidence policy, for the second stage: :class:`sparse_bo.BBKB`, :class:`sparse_bo.BKB`, …
+        after: Number of evaluations of the first stage, those made before the run included.
 
     Raises:
         TypeError: If a setting has the wrong kind.

@@ -362,8 +362,8 @@ class TrustRegion(RegionSettings):
     functions of one input) and a warping of the observations are chosen by their evidence. The picks of a batch maximise log
     expected improvement by gradients, each conditioned on the ones before it. They climb from the best candidates, which in
     more than ``many_inputs`` inputs differ from the centre in about ``perturbed_inputs`` inputs. A region that has become short
-    gives way to another one; all data stays in the model. If it ends around the best point and there is no noise, a local
-    region comes first: its model knows the 20 + 10 d points nearest to the best one alone.
+    gives way to another one; all data stays in the model. If a region ends around the best point and there is no noise, a
+    local region comes first: its model is of the 20 + 10 d points nearest to the best one.
 
     The best point of the design is evaluated once more. If the objective gives the same value, it has no noise: the model
     interpolates, and the highest observation is recommended. Else the point of the highest posterior mean is, and improvement
