@@ -188,6 +188,8 @@ class Mechanism(ABC, Generic[S]):
         Default: the state counts them (:mod:`sparse_bo.policies.failures`); if that ends the initial design, a :meth:`tell` of
         no results fits the model.
         """
+        if not isinstance(state, State):
+            return state
         after = replace(state, failures=failed(state.failures, picks, pulls=state.pulls))
         if self.design_left(state) <= 0 or self.design_left(after) > 0:
             return after
