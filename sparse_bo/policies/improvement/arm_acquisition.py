@@ -162,7 +162,7 @@ class ImprovingArms:
 
     def __init__(self, sweep: ArmSweep, X: Tensor, *, pending: Tensor, failing: Tensor, noisy: bool) -> None:
         """Condition on pending arms, whose means count as reached, and on arms that failed lately."""
-        self.X, self.sweep, self.picks = X, sweep, 0
+        self.X, self.sweep = X, sweep
         self.variance, self.exact = sweep.bound.clone(), torch.zeros(len(X), dtype=torch.bool, device=X.device)
         self.noise = sweep.gp.noise_variance if noisy else 0.0
         self.best = float(sweep.mean[torch.cat([sweep.support, pending])].max())
@@ -174,7 +174,6 @@ class ImprovingArms:
     def after(self, arm: Tensor) -> None:
         """Condition on a pick (1 arm, the last one that :meth:`next` returned). O(r n) for r arms with exact variances."""
         self.best = max(self.best, float(self.sweep.mean[arm]))
-        self.picks += 1
         x, here = self.X[arm], (self.arms == arm).nonzero()[0]
         at_x = Moments(self.at.mean[here], self.at.variance[here], self.at.columns[:, here])
         at = self.sweep.gp.moments_given(self.X[self.arms], self.at, x, at_x)
@@ -204,7 +203,7 @@ class ImprovingArms:
         mean, variance, excluded = self.sweep.mean[rows], self.variance[rows], excluded[rows]
         if share is not None:
             at = Moments(mean, variance, variance[:0])
-            excluded = excluded | is_resolved(self.sweep.gp, at, best=self.best, picked=self.picks, share=share)
+            excluded = excluded | is_resolved(self.sweep.gp, at, best=self.best, share=share)
         score = log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise).value
         return score.masked_fill(excluded, -torch.inf)
 
@@ -278,7 +277,7 @@ class OutcomePicks:
         self.mean = torch.stack([sweep.mean for sweep in sweeps], dim=-1)
         noises = [sweep.gp.noise_variance for sweep in sweeps[: gain.objectives]]
         self.noise = self.mean.new_tensor(noises) if noisy else None
-        self.picks, self.gain = 0, gain
+        self.gain = gain
         self.cells: Cells | None = None
         self._condition(torch.cat([pending, failing]))
         self._reach(gain.given(self.mean[pending]).reached)
@@ -290,7 +289,6 @@ class OutcomePicks:
 
     def after(self, arm: Tensor) -> None:
         """Condition on a pick (1 arm)."""
-        self.picks += 1
         self._condition(arm)
         reached, most = self.gain.given(self.mean[arm]).reached, MOST_OF_FRONT[self.gain.objectives]
         if len(reached) == len(self.gain.reached):
@@ -322,7 +320,7 @@ class OutcomePicks:
     def _resolved(self, share: float) -> Tensor:
         """Return the arms of which the models know all outcomes as well as an evaluation could show, ``a`` booleans."""
         each = [
-            is_resolved(one.gp, Moments(mean, one.variance, one.variance[:0]), picked=self.picks, share=share)
+            is_resolved(one.gp, Moments(mean, one.variance, one.variance[:0]), share=share)
             for one, mean in zip(self.each, self.mean.unbind(-1), strict=True)
         ]
         return torch.stack(each).all(dim=0)

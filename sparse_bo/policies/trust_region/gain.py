@@ -86,9 +86,9 @@ class Improvement:
         """Return whether a point (moments of one) is to be evaluated rather than the best point again."""
         return self.knowledge is None or float(self(at.mean, at.variance).value) > 0.0
 
-    def resolved(self, gp: Posterior, at: Moments, *, picked: int) -> bool:
-        """Return whether the model knows a point (moments of one) well enough, after some picks of the batch."""
-        return bool(is_resolved(gp, at, best=self.best, picked=picked))
+    def resolved(self, gp: Posterior, at: Moments) -> bool:
+        """Return whether the model knows a point (moments of one) well enough."""
+        return bool(is_resolved(gp, at, best=self.best))
 
 
 def has_noise(gp: Posterior | OutcomePosteriors) -> bool:
@@ -96,24 +96,21 @@ def has_noise(gp: Posterior | OutcomePosteriors) -> bool:
     return gp.noise > 1.001 * EXACT_NOISE  # rounded
 
 
-def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = 0.09) -> Tensor:
+def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, share: float = 0.09) -> Tensor:
     """Return which of ``N`` points the model knows as well as an evaluation could show, ``N`` booleans.
 
-    Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the output scale. They are
-    resolved, too, below a standard deviation of 10⁻⁷ (never, if the model has none as low), and from the fourth pick of a batch
-    on below 10⁻⁴ times a square of their number, lest a large batch crowds one maximum. Points whose mean exceeds the best by
-    more than that are not resolved: only evaluated points are recommended.
+    Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the output scale, or their
+    standard deviation is below 10⁻⁷ (never, if the model has none as low). Points whose mean exceeds the best by more than that
+    are not resolved: only evaluated points are recommended.
 
     Args:
         gp: Conditioned on the picks before.
         at: Moments under ``gp``.
         best: Value to improve on, in warped units.
-        picked: Number of picks of the batch before.
         share: Of the noise variance.
     """
     by_noise = share * gp.noise_variance if has_noise(gp) else 0.0
-    resolution = 1e-7 if picked < CLIMBED else 1e-4 * (picked / CLIMBED) ** 2
-    enough = max(by_noise, resolution**2)
+    enough = max(by_noise, 1e-7**2)
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))
 
 
@@ -250,6 +247,6 @@ class OutcomeGain:
         """See :class:`Improvement`: always."""
         return True
 
-    def resolved(self, gp: OutcomePosteriors, at: OutcomeMoments, *, picked: int) -> bool:
+    def resolved(self, gp: OutcomePosteriors, at: OutcomeMoments) -> bool:
         """See :class:`Improvement`: if every outcome is."""
-        return all(bool(is_resolved(of, there, picked=picked)) for of, there in zip(gp.each, at.each, strict=True))
+        return all(bool(is_resolved(of, there)) for of, there in zip(gp.each, at.each, strict=True))

@@ -213,7 +213,7 @@ def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int, o
         evaluated = (each.once or not has_noise(gp)) and bool(is_known(gp, u))
         if not gain.worthwhile(at) or evaluated:
             continue
-        if not gain.resolved(gp, at, picked=picked):
+        if not gain.resolved(gp, at):
             return u
         best = u if best is None and not only_worthwhile and not each.once and has_noise(gp) else best
     return best
