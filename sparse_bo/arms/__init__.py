@@ -5,7 +5,6 @@ scores for a batch, :func:`pick_batch` picks it until a :class:`StopRule` ends i
 """
 
 from sparse_bo.arms.batch import BatchPicks, pick_batch
-from sparse_bo.arms.greedy_picks import StopRule
 from sparse_bo.arms.in_batch import InBatch
 from sparse_bo.arms.posterior import (
     ArmFit,
@@ -17,6 +16,7 @@ from sparse_bo.arms.posterior import (
     posterior_over_part,
 )
 from sparse_bo.arms.prior import ArmPrior
+from sparse_bo.arms.stop_rule import StopRule
 from sparse_bo.arms.sweep import PRECISIONS, KernelColumns
 
 __all__ = [

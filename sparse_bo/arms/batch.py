@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.arms.contenders import Contenders, Refusal, highest
-from sparse_bo.arms.greedy_picks import TIE_UNITS, GreedyPicks, StopRule, fresh_scores, greedy_picks, resolution
+from sparse_bo.arms.greedy_picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
 from sparse_bo.arms.in_batch import Block, Conditioner, InBatch, contenders_after
 from sparse_bo.arms.posterior import ArmPosterior, ContenderPosterior, InMemoryPosterior
+from sparse_bo.arms.stop_rule import StopRule
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
 from sparse_bo.sharding import Group

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.batch import pick_batch
-from sparse_bo.arms.greedy_picks import StopRule
 from sparse_bo.arms.posterior import arm_posterior, fit_arms
 from sparse_bo.arms.prior import ArmPrior
+from sparse_bo.arms.stop_rule import StopRule
 from sparse_bo.arms.sweep import KernelColumns
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
 from sparse_bo.dictionary.base import candidates_of

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.contenders import STEP, Contenders, Part, of_all_ranks, scan
-from sparse_bo.arms.greedy_picks import StopRule
 from sparse_bo.arms.prior import ArmPrior
+from sparse_bo.arms.stop_rule import StopRule
 from sparse_bo.arms.sweep import (
     ArmMoments,
     Evaluator,

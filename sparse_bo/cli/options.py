@@ -288,7 +288,7 @@ def create(
     kernel: options.Kernel = None,
 ) -> None:
     """Check everything, create the journal."""
-    execute("files", "create", locals())
+    execute("csv_commands", "create", locals())
 
 
 @app.command(help=options.ASK_HELP, rich_help_panel=FILES)
@@ -307,7 +307,7 @@ def ask(
     arms_file: options.JournalArms = None,
 ) -> None:
     """Ask, write the points."""
-    execute("files", "ask", locals())
+    execute("csv_commands", "ask", locals())
 
 
 @app.command(help=options.TELL_HELP, rich_help_panel=FILES)
@@ -319,19 +319,19 @@ def tell(
     arms_file: options.JournalArms = None,
 ) -> None:
     """Read the file, tell its results."""
-    execute("files", "tell", locals())
+    execute("csv_commands", "tell", locals())
 
 
 @app.command(help=options.ADD_HELP, rich_help_panel=FILES)
 def add(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
     """Read the file, add its results."""
-    execute("files", "add", locals())
+    execute("csv_commands", "add", locals())
 
 
 @app.command(help=options.ENQUEUE_HELP, rich_help_panel=FILES)
 def enqueue(storage: options.Journal, file: options.PointsFile, *, arms_file: options.JournalArms = None) -> None:
     """Read the file, queue its points."""
-    execute("files", "enqueue", locals())
+    execute("csv_commands", "enqueue", locals())
 
 
 @app.command(help=options.REPORT_HELP, rich_help_panel=RESULTS)

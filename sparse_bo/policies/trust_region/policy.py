@@ -23,14 +23,22 @@ from sparse_bo.policies.protocol import Frozen, box_of
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, Improvement, OnlineKnowledgeGradient, OutcomePosteriors
 from sparse_bo.policies.trust_region.outcome_state import OutcomeState, front_of, ranking_of, warpings
-from sparse_bo.policies.trust_region.points import combined_points, points_along, points_anywhere, points_around
 from sparse_bo.policies.trust_region.region import (
     BoxBatches,
     Region,
     RegionSettings,
     RegionState,
 )
-from sparse_bo.policies.trust_region.search import Corners, SearchCandidates, batch_of, candidates_of
+from sparse_bo.policies.trust_region.search import (
+    Corners,
+    SearchCandidates,
+    batch_of,
+    candidates_of,
+    combined_points,
+    points_along,
+    points_anywhere,
+    points_around,
+)
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, one_thread, thaw_region
 
 CENTRES = 5

@@ -15,9 +15,8 @@ from sparse_bo.policies.failures import failed
 from sparse_bo.policies.persistence import freeze_fields
 from sparse_bo.policies.trust_region.gain import CLIMBED, Improvement
 from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, unrepeated, warp, warps
-from sparse_bo.policies.trust_region.points import points_along, points_around
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.search import Corners, batch_of, candidates_of
+from sparse_bo.policies.trust_region.search import Corners, batch_of, candidates_of, points_along, points_around
 from sparse_bo.policies.trust_region.surrogate import (
     HIGHEST,
     LearningData,

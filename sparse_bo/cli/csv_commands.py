@@ -1,6 +1,6 @@
 """The commands of a run by CSV files: ``create``, ``ask``, ``tell``, ``add`` and ``enqueue``.
 
-Their arguments are the options in :mod:`sparse_bo.cli.options`, the columns of the files those of :mod:`sparse_bo.cli.points`.
+Their arguments are the options in :mod:`sparse_bo.cli.options`, the files' columns those of :mod:`sparse_bo.cli.csv_files`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import typer
 
 from sparse_bo.cli.console import complain, say, stdout
+from sparse_bo.cli.csv_files import CSVFile, PointColumns
 from sparse_bo.cli.inputs import beginning, budget_of, check_there, noted_arms, noted_problem, outcomes_of
 from sparse_bo.cli.launch import reason
-from sparse_bo.cli.points import CSVFile, PointColumns
 from sparse_bo.cli.presets import given_settings, policy_of
 from sparse_bo.domains.space import Space
 from sparse_bo.evaluations.results import Measured
