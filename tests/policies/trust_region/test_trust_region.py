@@ -53,6 +53,17 @@ def test_branin_is_solved_in_sixty_evaluations(seed):
     assert result.best_mean == pytest.approx(-0.397887, abs=2e-3)
 
 
+def valley(X):
+    """Rosenbrock's valley over [−2, 2]²."""
+    a, b = (4.0 * X - 2.0).unbind(dim=-1)
+    return -(100.0 * (b - a.square()).square() + (1.0 - a).square())
+
+
+def test_all_picks_of_a_large_batch_may_be_near_the_maximum():
+    result = maximize(valley, bounds=unit_box(2), policy=TrustRegion(batch_size=20), budget=160, seed=2)
+    assert -5e-8 < result.best_mean <= 0.0
+
+
 def kinked(X):
     """The distance along two turned axes, one ten times as steep: its kinks meet at (0.37, 0.61)."""
     Z = (X - torch.tensor([0.37, 0.61], dtype=torch.float64)) @ torch.tensor([[0.6, -8.0], [0.8, 6.0]], dtype=torch.float64)
