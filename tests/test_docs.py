@@ -180,6 +180,19 @@ def test_names_of_the_glossary_exist():
     assert [name for name in sorted(names) if not is_there(name)] == []
 
 
+def test_members_of_classes_in_the_glossary_exist():
+    """`Posterior.joint` was there after it had become `covariance`."""
+    members = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")))
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "sparse_bo").rglob("*.py")]
+
+    def is_member(owner: str, name: str) -> bool:
+        own = [source for source in sources if re.search(rf"^class {owner}\b", source, re.MULTILINE)]
+        return any(re.search(rf"^    (?:def )?{name}\b", source, re.MULTILINE) for source in own)
+
+    assert len(members) >= 20
+    assert [pair for pair in sorted(members) if not is_member(*pair) and not is_there(".".join(pair))] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
 def test_linked_files_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
