@@ -35,7 +35,7 @@ from torch import Tensor
 
 from sparse_bo.gp.hyperparameter_priors import ADDITIVE, Hyperparameters
 from sparse_bo.gp.learn import PRIORS
-from sparse_bo.policies.trust_region import gain, observations, points, policy, region, surrogate
+from sparse_bo.policies.trust_region import gain, observations, policy, region, search, surrogate
 
 DIMS = (2, 5, 10, 20)
 FUNCTIONS = {
@@ -216,7 +216,7 @@ DEVICES = {
     "repeats": Device("one replicate", ((region, "unrepeated", lambda where, y, pending, **_: where[:0]),)),
     "near": Device(
         "candidates around the centre",
-        ((policy, "points_around", lambda *a, **o: points.points_around(*a, **o)[: a[2].candidates]),),
+        ((policy, "points_around", lambda *a, **o: search.points_around(*a, **o)[: a[2].candidates]),),
     ),
     "masks": Device("candidates that differ in a few inputs", settings={"many_inputs": 1000, "exploration": 0.0}, least=9),
     "resolved": Device(

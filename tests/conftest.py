@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -16,9 +15,7 @@ import torch
 from tests import second_device
 from tests.pretend_device import PRETEND, pretend_device
 
-# The matrices of the tests are small: one thread is faster, and does not stall where other processes hold the cores.
-torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+torch.set_num_threads(1)  # see tests/__init__.py
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

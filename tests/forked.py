@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import signal
@@ -20,6 +21,9 @@ import pytest
 
 import sparse_bo.cli.console  # noqa: F401  (with what it imports, before the first fork)
 from sparse_bo.cli.options import main
+
+SECONDS = 120
+"""After so many seconds a program is ended by SIGALRM: sooner than pytest ends the test and leaves a program that hangs."""
 
 
 class Forked:
@@ -53,6 +57,8 @@ class Forked:
         status = 1
         try:
             os.setpgid(0, 0)
+            faulthandler.register(signal.SIGALRM, file=self._err, chain=True)  # where it hangs is in its stderr
+            signal.alarm(SECONDS)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.environ.update(environment or {})
             os.chdir(folder)

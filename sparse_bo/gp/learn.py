@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -245,17 +245,24 @@ def lbfgsb(
 
 
 class _OneBlasThread:
-    """A context in which SciPy's and NumPy's BLAS have one thread, until the last thread of the process has left it."""
+    """A context in which SciPy's and NumPy's BLAS have one thread, until the last thread of the process has left it.
+
+    threadpoolctl lets one thread of the process set the number, the first one that does, while it lives. Here a thread sets it
+    that ends at once, so that any thread can restore it; if the caller's thread is that one already, it sets it itself.
+    """
 
     _lock = Lock()
     _inside = 0
     _limit: Any = None
+    _own: Any = None
 
     def __enter__(self) -> None:
         kind = _OneBlasThread
         with kind._lock:
             if not kind._inside:
-                kind._limit = _blas().limit(limits=1)
+                kind._limit = _in_a_thread(lambda: _blas().limit(limits=1))
+                many = any(library["num_threads"] > 1 for library in _blas().info())
+                kind._own = _blas().limit(limits=1) if many else None
             kind._inside += 1
 
     def __exit__(self, *error: object) -> None:
@@ -263,7 +270,17 @@ class _OneBlasThread:
         with kind._lock:
             kind._inside -= 1
             if not kind._inside:
-                kind._limit.restore_original_limits()
+                _in_a_thread(kind._limit.restore_original_limits)
+                if kind._own is not None:
+                    kind._own.restore_original_limits()
+
+
+def _in_a_thread(function: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
 
 
 @cache

@@ -120,6 +120,7 @@ def test_a_forked_child_writes_nothing_and_keeps_the_lock_of_its_parent(path):
     child = os.fork()
     if not child:
         named = False
+        signal.alarm(60)  # ends it if it hangs
         try:
             loop.tell(batch.tickets, [7.0, 8.0])
         except StorageError as error:

@@ -88,12 +88,16 @@ def on_processes(size: int, script: Any, folder: Path, **more: Any) -> list[Any]
     for process in ranks:
         process.start()
     outcomes: list[Any] = [None] * size
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode is not None, "a rank hangs"
-        while not queue.empty():
-            rank, outcome = queue.get()
-            outcomes[rank] = outcome
+    try:
+        for process in ranks:
+            process.join(60)
+            assert process.exitcode is not None, "a rank hangs"
+            while not queue.empty():
+                rank, outcome = queue.get()
+                outcomes[rank] = outcome
+    finally:
+        for process in ranks:
+            process.kill()  # if it hangs: pytest would wait for it at its end
     return outcomes
 
 
