@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -253,17 +254,42 @@ class Cells:
     def _of_rows(self, mean: Tensor, variance: Tensor) -> LogGain:
         total = mean.new_zeros(len(mean), len(self.lower))
         slopes = []
-        for j in range(mean.shape[-1]):
-            # Boxes share their sides: each distinct pair of limits is computed once.
-            sides, which = torch.unique(torch.stack([self.lower[:, j], self.upper[:, j]]), dim=1, return_inverse=True)
-            gain = _log_clipped(mean[:, j : j + 1], variance[:, j : j + 1], sides[0], sides[1])
-            total += gain.value[:, which]
-            slopes.append((which, gain))
+        for j, sides in enumerate(self._sides):
+            gain = _log_clipped(mean[:, j : j + 1], variance[:, j : j + 1], sides)
+            total += gain.value[:, sides.of_box]
+            slopes.append((sides.of_box, gain))
         value = total.logsumexp(dim=-1)
         share = torch.exp(total - value.unsqueeze(-1))
         by_mean = torch.stack([(share * gain.by_mean[:, which]).sum(dim=-1) for which, gain in slopes], dim=-1)
         by_variance = torch.stack([(share * gain.by_variance[:, which]).sum(dim=-1) for which, gain in slopes], dim=-1)
         return LogGain(value, by_mean, by_variance)
+
+    @cached_property
+    def _sides(self) -> list[_Sides]:
+        """The sides of the boxes along each objective."""
+        return [_Sides.of(lower, upper) for lower, upper in zip(self.lower.unbind(-1), self.upper.unbind(-1), strict=True)]
+
+
+class _Sides(NamedTuple):
+    """Distinct intervals along one objective, and their distinct finite ends: boxes share them, so each is computed once."""
+
+    of_box: Tensor
+    """``c`` intervals."""
+    ends: Tensor
+    """``e`` values."""
+    lower: Tensor
+    """``s`` ends."""
+    closed: Tensor
+    """Intervals that are bounded above."""
+    upper: Tensor
+    """Ends of those."""
+
+    @classmethod
+    def of(cls, lower: Tensor, upper: Tensor) -> _Sides:
+        (lower, upper), of_box = torch.unique(torch.stack([lower, upper]), dim=1, return_inverse=True)
+        ends, index = torch.unique(torch.stack([lower, torch.where(upper.isinf(), lower, upper)]), return_inverse=True)
+        closed = (~upper.isinf()).nonzero().squeeze(-1)
+        return cls(of_box, ends, index[0], closed, index[1, closed])
 
 
 def log_feasibility(mean: Tensor, variance: Tensor, lower: Tensor, upper: Tensor) -> LogGain:
@@ -308,24 +334,22 @@ class _AtEdges(NamedTuple):
         return _AtEdges(*(part[:, index] for part in self))
 
 
-def _log_clipped(mean: Tensor, variance: Tensor, lower: Tensor, upper: Tensor) -> LogGain:
+def _log_clipped(mean: Tensor, variance: Tensor, sides: _Sides) -> LogGain:
     """Return ``log E[min(max(f − l, 0), u − l)]`` of ``N x 1`` normal values for ``s`` intervals, ``N x s``.
 
     It is ``log σ (h(a) − h(b))`` with ``a = (mean − l)/σ`` and ``b = (mean − u)/σ``. The difference is ``∫ Φ`` from b to a: by
     the midpoint rule if they are close; ``a − b − (h(−b) − h(−a))`` if both are positive; else
     ``h(a) (1 − exp(log h(b) − log h(a)))``.
     """
-    sigma, closed = variance.sqrt(), ~torch.isinf(upper)
-    edges, index = torch.unique(torch.stack([lower, torch.where(closed, upper, lower)]), return_inverse=True)
-    z = (mean - edges) / sigma
-    at_edges = _AtEdges.of(z)
-    over, a = at_edges.columns(index[0]), z[:, index[0]]
+    sigma, closed = variance.sqrt(), sides.closed
+    z = (mean - sides.ends) / sigma
+    at_ends = _AtEdges.of(z)
+    over, a = at_ends.columns(sides.lower), z[:, sides.lower]
     value, by_cdf, by_pdf = over.excess - 0.5 * a.clamp(LOWEST, 0.0).square(), over.slope, over.density
-    if bool(closed.any()):
-        under = at_edges.columns(index[1, closed])
-        over, a, b = _AtEdges(*(part[:, closed] for part in over)), a[:, closed], z[:, index[1, closed]]
-        between = _between(over, under, a, b, (upper[closed] - lower[closed]) / sigma)
-        value[:, closed], by_cdf[:, closed], by_pdf[:, closed] = between
+    if len(closed):
+        bounds = sides.ends[sides.upper] - sides.ends[sides.lower[closed]]
+        over, under, a, b = over.columns(closed), at_ends.columns(sides.upper), a[:, closed], z[:, sides.upper]
+        value[:, closed], by_cdf[:, closed], by_pdf[:, closed] = _between(over, under, a, b, bounds / sigma)
     return LogGain(sigma.log() + value, by_cdf / sigma, by_pdf / (2.0 * variance))
 
 
