@@ -32,7 +32,7 @@ from sparse_bo.gp.posterior import Covariance, Moments, Posterior, exact
 from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.chunking import row_slices, tile_rows
 from sparse_bo.linalg.reductions import first_largest
-from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT, OBJECTIVES_FIRST, OutcomeGain, is_resolved
+from sparse_bo.policies.trust_region.gain import OBJECTIVES_FIRST, OutcomeGain, is_resolved
 
 BLOCK = 128
 """Arms evaluated exactly at first; twice as many each further time."""
@@ -40,6 +40,8 @@ SLACK = 1e-6
 """Of log expected improvement: arms whose bound is this close to the best one are evaluated, as ties go to the first."""
 COARSE = 8
 """Points of the front that all arms are compared with; the bounds of few arms are refined by the others."""
+MOST_OF_FRONT = {1: 1, 2: 50, 3: 40, 4: 20}
+"""Points of a front from which improvements are computed, by number of objectives: the least crowded ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +258,7 @@ class OutcomePicks:
     """The arms of the highest log expected hypervolume improvement plus log feasibility, one after the other. Lives in one ask.
 
     Before a feasible arm is known, log feasibility and a little of the objectives' means (:class:`.OutcomeGain`). As many means
-    of pending arms and picks enter the front as points of it count (:data:`.MOST_OF_FRONT`): cells are computed anew for each.
+    of pending arms and picks enter the front as points of it count (:data:`MOST_OF_FRONT`): cells are computed anew for each.
     """
 
     def __init__(

@@ -28,8 +28,8 @@ from sparse_bo.gp.posterior import Gradients, Moments, Posterior
 from sparse_bo.policies.trust_region.observations import EXACT_NOISE, Warp
 
 CLIMBED = 4
-"""Picks of a batch that climb (docs/decisions/117)."""
-MOST_OF_FRONT = {1: 1, 2: 50, 3: 40, 4: 20}
+"""Picks of a batch that climb (docs/decisions/117); of several objectives all do (docs/decisions/193)."""
+MOST_OF_FRONT = {1: 1, 2: 200, 3: 40, 4: 20}
 """Points of a front from which improvements are computed, by number of objectives: the least crowded ones. Cost and memory are
 proportional to the number of cells between them."""
 OBJECTIVES_FIRST = 0.1
@@ -70,8 +70,9 @@ class Improvement:
     knowledge: OnlineKnowledgeGradient | None = None
     """Acquisition function where every evaluation counts; ``None``: expected improvement."""
 
-    costly: ClassVar[bool] = False
-    """Whether its values are bounded by those before a pick rather than computed for all candidates."""
+    several: ClassVar[bool] = False
+    """Whether it is of several objectives: then values are bounded by those before a pick rather than computed for all
+    candidates, and every pick climbs, as few candidates lie near a front."""
 
     def __call__(self, mean: Tensor, variance: Tensor) -> LogGain:
         """Return values (``N``) and derivatives at points with moments of ``N``."""
@@ -194,7 +195,7 @@ class OutcomeGain:
     """Least standard deviation of an outcome with limits, in warped units: climbs do not get along a steeper edge."""
 
     @property
-    def costly(self) -> bool:
+    def several(self) -> bool:
         """See :class:`Improvement`."""
         return self.objectives > 1
 

@@ -341,6 +341,13 @@ class OutcomeState(PointState, OutcomeModels):
 
     region: Region | None = field(default=None, metadata=kept(Region))
     """The region; ``None`` before the initial design is complete."""
+    near: tuple[FittedRegion, ...] | None = field(default=None, metadata=PARTLY)
+    """The models of a local region; ``None`` in another one."""
+
+    @property
+    def searched(self) -> Self:
+        """The state with the models that picks are searched by: of a local region its own."""
+        return self if self.near is None else replace(self, fitted=self.near)
 
     @property
     def points(self) -> Tensor:

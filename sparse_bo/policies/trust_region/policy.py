@@ -7,6 +7,7 @@ constrained Bayesian optimization"), with expected improvement in place of sampl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -95,20 +96,11 @@ class RegionSearch(BoxBatches[RegionState]):
                 near = self._near(after, moved, before=None, since=0)
         return replace(after, region=moved, fitted=fitted, near=near)
 
-    def fail(self, state: RegionState, picks: Tensor, *, generator: torch.Generator) -> RegionState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`. Failures alone end a local region, which makes no picks elsewhere."""
-        after, region = super().fail(state, picks, generator=generator), state.region
-        if region is None or not region.local:
-            return after
-        moved = region.idle(self.settings, fresh=len(picks), total=after.pulls, inputs=self.box.parameter_count)
-        return replace(after, region=moved, near=after.near if moved.local else None)
-
     def _near(self, state: RegionState, region: Region, *, before: FittedRegion | None, since: int) -> FittedRegion | None:
-        """Return the model of a local region, of 20 + 10 d points; ``None`` of another region."""
+        """Return the model of a local region; ``None`` of another region."""
         if not region.local:
             return None
-        U = state.U
-        most = min(self.settings.model_size, 20 + 10 * U.shape[1])
+        U, most = state.U, self.settings.local_model_size(state.X.shape[1])
         return fitted_region(U, state.replicates, centre=U[region.centre], before=before, since=since, most=most, local=True)
 
     def thaw(self, frozen: Frozen) -> RegionState:
@@ -210,38 +202,55 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
 
     def learned(self, before: OutcomeState, after: OutcomeState, watch: Stopwatch) -> OutcomeState:
         """Return the state with its models around the centres, and the region moved."""
-        ranking, U, fitted = after.ranking, after.U, list[FittedRegion]()
+        local = before.region is not None and before.region.local
         with watch.phase("learn"):
-            centres = U[self._centres(after, after.Y)]
-            for j, seen in enumerate(after.replicates):
-                rows = after.rows_of(j)
-                one = fitted_region(
-                    U[rows],
-                    seen,
-                    centre=centres,
-                    before=before.fitted[j] if before.fitted else None,
-                    since=int((rows < before.pulls).sum()),
-                    most=self.settings.model_size,
-                    ranking=ranking[rows],
-                    kinds=warpings(self.outcomes, j),
-                    rotates=False,  # one region for all: docs/decisions/121
-                )
-                fitted.append(one)
-        after = replace(after, fitted=tuple(fitted))
+            since = after.pulls if local and after.exact else before.pulls  # then nothing is learned for the whole box
+            fitted = self._models(after, before.fitted, since=since, local=False)
+            near = self._models(after, before.near, since=before.pulls, local=True) if local else None
+        after = replace(after, fitted=fitted, near=near)
         with watch.phase("fit"), one_thread():
-            region = self._moved(after, newest=before.pulls if before.fitted else after.pulls)
-        return replace(after, region=region)
+            region = self._moved(after.searched, newest=before.pulls if before.fitted else after.pulls)
+        after = replace(after, region=region)
+        if region.local == local:
+            return after
+        with watch.phase("learn"):
+            return replace(after, near=self._models(after, None, since=0, local=True) if region.local else None)
+
+    def _models(
+        self, state: OutcomeState, before: Sequence[FittedRegion] | None, *, since: int, local: bool
+    ) -> tuple[FittedRegion, ...]:
+        """Return the model of each outcome around the centres, of the whole box or of a local region."""
+        ranking, U, fitted = state.ranking, state.U, list[FittedRegion]()
+        centres, size = U[self._centres(state, state.Y)], self.settings.model_size
+        for j, seen in enumerate(state.replicates):
+            rows = state.rows_of(j)
+            one = fitted_region(
+                U[rows],
+                seen,
+                centre=centres,
+                before=before[j] if before else None,
+                since=int((rows < since).sum()),
+                most=self.settings.local_model_size(U.shape[1]) if local else size,
+                ranking=ranking[rows],
+                kinds=warpings(self.outcomes, j),
+                rotates=False,  # one region for all: docs/decisions/121
+                local=local,
+            )
+            fitted.append(one)
+        return tuple(fitted)
 
     def thaw(self, frozen: Frozen) -> OutcomeState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posteriors are computed again, nothing is learned. O(m n³)."""
         state = replace(self.init(), **thaw_fields(OutcomeState, frozen))
         if state.region is None:
             return state
-        fitted = tuple(
-            thaw_region(part_of(frozen, f"fitted.{j}"), state.U[state.rows_of(j)], seen)
-            for j, seen in enumerate(state.replicates)
-        )
-        return replace(state, fitted=fitted)
+
+        def thawed(name: str) -> tuple[FittedRegion, ...]:
+            parts = (part_of(frozen, f"{name}.{j}") for j in range(len(self.outcomes.names)))
+            columns = zip(parts, state.replicates, strict=True)
+            return tuple(thaw_region(part, state.U[state.rows_of(j)], seen) for j, (part, seen) in enumerate(columns))
+
+        return replace(state, fitted=thawed("fitted"), near=thawed("near") if state.region.local else None)
 
     def _centres(self, state: OutcomeState, Y: Tensor) -> Tensor:
         """Return the rows around which picks are sought: the least crowded of the front by ``Y``, or one; none in a restart."""
@@ -281,6 +290,7 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
             late=region.late(state.U, state.U[region.centre], state.reach, settings),
             inputs=inputs,
             noise=noise,
+            may_be_local=bool(state.exact) and len(front) > 0,
         )
 
     def _scores(self, state: OutcomeState) -> Tensor:
@@ -317,8 +327,9 @@ class OutcomeSearch(BoxBatches[OutcomeState]):
     def picks(self, state: OutcomeState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q x d`` maximisers of expected improvement."""
         with one_thread():
-            gp, searches = self._searches(state, self.box.to_unit(pending), generator)
-            share = self.settings.exploration_share(self.box.parameter_count)
+            gp, searches = self._searches(state.searched, self.box.to_unit(pending), generator)
+            assert state.region is not None
+            share = 0.0 if state.region.local else self.settings.exploration_share(self.box.parameter_count)
             U = batch_of(gp, searches, q, exploration=share, generator=generator)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
@@ -368,10 +379,11 @@ class TrustRegion(RegionSettings):
     The sides of the region are proportional to the lengthscales. The model is an exact GP of at most ``model_size`` points. Its
     kernel (Gaussian or Matérn-5/2, with lengthscales along the inputs or, of one outcome, along other directions, or a sum of
     functions of one input) and a warping of the observations are chosen by their evidence. The picks of a batch maximise log
-    expected improvement by gradients, each conditioned on the ones before it. They climb from the best candidates, which in
+    expected improvement by gradients, each conditioned on the ones before it (of one objective the first four of a batch; the
+    others are the best candidates). They climb from the best candidates, which in
     more than ``many_inputs`` inputs differ from the centre in about ``perturbed_inputs`` inputs. A region that has become short
-    gives way to another one; all data stays in the model. If a region ends around the best point and there is no noise, a
-    local region comes first: its model is of the 20 + 10 d points nearest to the best one.
+    gives way to another one; all data stays in the model. If a region of one objective ends around the best point and there is
+    no noise, a local region comes first: its model is of the 20 + 10 d points nearest to the best one.
 
     The best point of the design is evaluated once more. If the objective gives the same value, it has no noise: the model
     interpolates, and the highest observation is recommended. Else the point of the highest posterior mean is, and improvement

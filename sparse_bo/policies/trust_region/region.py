@@ -114,6 +114,10 @@ class RegionSettings(ImprovementSettings):
         """Length of a local region at its start."""
         return min(8.0 * self.shortest_length, self.first_length)
 
+    def local_model_size(self, inputs: int) -> int:
+        """Return the largest number of points in the model of a local region: 20 + 10 d."""
+        return min(self.model_size, 20 + 10 * inputs)
+
     @property
     def cumulative(self) -> bool:
         """Whether every evaluation counts."""
@@ -358,6 +362,15 @@ class BoxBatches(BatchMechanism[S]):
         """See :meth:`sparse_bo.policies.Mechanism.serial_batch`."""
         noisy = state.exact is False
         return None if noisy or evaluations + state.not_picked < self.design_size else self.settings.serial_batch(evaluations)
+
+    def fail(self, state: Any, picks: Tensor, *, generator: torch.Generator) -> Any:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`. Failures alone end a local region, which makes no picks elsewhere."""
+        region = state.region
+        after: Any = super().fail(state, picks, generator=generator)
+        if region is None or not region.local:
+            return after
+        moved = region.idle(self.settings, fresh=len(picks), total=after.pulls, inputs=self.box.parameter_count)
+        return replace(after, region=moved, near=after.near if moved.local else None)
 
     @abstractmethod
     def picks(self, state: S, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:

@@ -93,7 +93,7 @@ class SearchCandidates:
     def after(self, gp: Surrogate, pick: Tensor, at_pick: Any) -> SearchCandidates:
         """Return the candidates after a pick (``1 x d``) by ``gp``, whose mean there counts as reached. O(N n)."""
         moments, picked = gp.moments_given(self.U, self.moments, pick, at_pick), self.picked
-        highest = vars(self).get("scores", self.highest) if self.gain.costly else None
+        highest = vars(self).get("scores", self.highest) if self.gain.several else None
         if self.once and bool((same := (pick == self.U).all(dim=-1)).any()):
             picked = same if picked is None else picked | same
             highest = None if highest is None else highest.masked_fill(picked, -torch.inf)
@@ -184,7 +184,8 @@ def batch_of(
 ) -> Tensor:
     """Return picks (``q x d``) of the first search or, with probability ``exploration``, of the others, given those before.
 
-    The first :data:`CLIMBED` picks climb, later ones are the best candidates: climbs are most of the time of a large batch.
+    Of one objective the first :data:`CLIMBED` picks climb, and later ones are the best candidates: climbs are most of the time
+    of a large batch.
     With ``only_worthwhile`` they end where no search has a worthwhile point, not with a candidate of the last one. Draws one
     uniform number a pick.
     """
@@ -208,7 +209,7 @@ def _next(gp: Surrogate, searches: Sequence[SearchCandidates], *, picked: int, o
     """
     best = None
     for each in searches:
-        u = each.pick(gp, climbs=picked < CLIMBED)
+        u = each.pick(gp, climbs=picked < CLIMBED or each.gain.several)
         gain: Any = each.gain  # of as many outcomes as the model
         at = gp.moments(u)
         evaluated = (each.once or not has_noise(gp)) and bool(is_known(gp, u))

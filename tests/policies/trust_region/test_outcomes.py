@@ -1,6 +1,7 @@
 """The trust-region policy with several objectives and constraints: data, models, picks, batches, reports."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,10 +13,10 @@ from sparse_bo.domains import Box, Float, Int, space_domain
 from sparse_bo.gp.expected_improvement import front_rows, hypervolume
 from sparse_bo.policies import TrustRegion, Wait
 from sparse_bo.policies.outcomes import Outcomes
-from sparse_bo.policies.trust_region.gain import Limits, OutcomeGain
+from sparse_bo.policies.trust_region.gain import CLIMBED, Limits, OutcomeGain
 from sparse_bo.policies.trust_region.outcome_state import front_of, ranking_of
 from sparse_bo.policies.trust_region.policy import OutcomeSearch
-from sparse_bo.policies.trust_region.search import Corners, candidates_of
+from sparse_bo.policies.trust_region.search import Corners, batch_of, candidates_of
 from tests.builders import arms, unit_box
 from tests.policies.builders import bowl, box, searched
 
@@ -128,6 +129,24 @@ def test_after_a_pick_the_two_highest_scores_are_those_of_all_candidates():
         assert torch.equal(pool.scores.topk(2).indices, pool.gain(mean, variance).value.topk(2).indices)
 
 
+def test_of_several_objectives_later_picks_of_a_batch_climb():
+    _, state, generator = told(TWO, pair)
+    gp, corners = state.posteriors, Corners(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    pool = candidates_of(gp, arms(200, 2, seed=1), corners, gain=state.gain(torch.ones(20, dtype=torch.bool)))
+    picks = batch_of(gp, [pool], 3 * CLIMBED, exploration=0.0, generator=generator)
+    assert not bool((picks[CLIMBED:].unsqueeze(1) == pool.U).all(dim=-1).any())
+
+
+def test_improvement_is_beyond_all_points_of_a_front_of_two_objectives():
+    """150 points of a line leave little to gain between two of them, though a third of them would leave more."""
+    x = torch.linspace(0.0, 1.0, 150, dtype=torch.float64)
+    nothing = torch.empty(0, dtype=torch.float64)
+    gain = OutcomeGain(Limits(nothing.long(), nothing, nothing), torch.stack([x, 1.0 - x], dim=-1), None, 2)
+    between = torch.stack([x[:-1], 1.0 - x[1:]], dim=-1) + 1e-9
+    volume = gain(between, torch.full_like(between, 1e-20)).value.exp()
+    assert float(volume.max()) < 1e-12
+
+
 def test_lengthscales_stay_along_the_inputs_as_one_region_serves_all_models():
     def valley(X):
         across = X[:, 1] - 0.7 * X[:, 0] - 0.1
@@ -186,6 +205,56 @@ def test_a_thawed_state_has_the_same_picks_and_the_same_report(short_run):
         assert one.hypervolume == other.hypervolume
         design = mechanism.thaw(mechanism.freeze(mechanism.init()))
         assert (design.pulls, design.region, design.fitted) == (0, None, ())
+
+
+@pytest.fixture(scope="module")
+def local_run():
+    """The mechanism and the state of a search with a limit in a local region, whose models know 40 points of more than 60."""
+    outcomes = Outcomes.of({"cost": "min"}, {"sum": (0.9, None)})
+
+    def kinked(X):
+        return torch.stack([(X - X.new_tensor([0.6, 0.45])).abs().sum(dim=-1), X.sum(dim=-1)], dim=-1)
+
+    policy = TrustRegion(batch_size=2, patience=1, first_length=0.4, shortest_length=0.3)
+    mechanism, state, generator = told(outcomes, kinked, 60, policy=policy)
+    while not state.region.local:
+        assert state.pulls < 120
+        picks = mechanism.ask(state, max_q=2, pending=state.X[:0], generator=generator).picks
+        state = mechanism.tell(state, picks, kinked(picks), generator=generator)
+    return mechanism, state
+
+
+def test_with_limits_a_local_region_is_searched_and_thawed_with_its_own_models(local_run):
+    mechanism, state = local_run
+    assert [len(one.rows) for one in state.near] == [40, 40]
+    assert min(len(one.rows) for one in state.fitted) > 60
+    picks = asked(mechanism, state).picks
+    lower, upper = state.region.corners(state.U[state.region.centre], state.searched.reach)
+    assert bool(((picks >= lower) & (picks <= upper)).all())
+    assert torch.equal(asked(mechanism, mechanism.thaw(mechanism.freeze(state))).picks, picks)
+    assert torch.equal(asked(mechanism, replace(state, fitted=state.near, near=None)).picks, picks)
+    assert not torch.equal(asked(mechanism, replace(state, near=None)).picks, picks)
+
+
+def test_with_limits_failures_alone_end_a_local_region(local_run):
+    mechanism, state = local_run
+    generator, picks = torch.Generator(), state.X[:2] + 1e-3
+    one = mechanism.fail(state.without_results(), picks[:1], generator=generator)
+    assert (one.region, one.near) == (replace(state.region, failures=state.region.failures + 1), state.near)
+    two = mechanism.fail(one.without_results(), picks[1:], generator=generator)
+    assert two.region.design
+    assert two.near is None
+
+
+def test_with_limits_a_local_region_learns_from_its_own_results(local_run):
+    mechanism, state = local_run
+    picks = asked(mechanism, state).picks
+    Y = torch.stack([torch.full((2,), 9.0, dtype=torch.float64), picks.sum(dim=-1)], dim=-1)
+    after = mechanism.tell(state, picks, Y, generator=torch.Generator())
+    assert after.fitted[0].learned == state.fitted[0].learned
+    assert set(range(state.pulls, after.pulls)) <= {*after.fitted[0].rows.tolist()}
+    assert after.region.local
+    assert after.near[0].learned != state.near[0].learned
 
 
 def test_a_missing_outcome_leaves_out_its_own_model_only():
