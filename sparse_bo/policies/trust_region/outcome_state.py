@@ -273,7 +273,9 @@ class OutcomeModels(State):
     def gain(self, own: Tensor) -> OutcomeGain:
         """Return the acquisition function beyond some evaluations (``n`` booleans).
 
-        Those that miss outcomes count by the models' means: another evaluation beside one is worth less.
+        With several objectives, those that miss outcomes count by the models' means: another evaluation beside one is worth
+        less. With one objective they do not count: a mean far from the results of the model may be above all of them, and
+        nothing would improve on it (docs/decisions/194).
         """
         outcomes, k = self.outcomes, len(self.outcomes.objectives)
         values, feasible = self.warped, outcomes.feasible(self.estimates)
@@ -283,7 +285,7 @@ class OutcomeModels(State):
             reference = torch.stack([fitted.warp(r) for fitted, r in zip(self.fitted, signed, strict=False)])
         gain = OutcomeGain(self.limits, values[own & feasible, :k], reference, k)
         partial = own & values.isnan().any(dim=-1)
-        if not bool(partial.any()):
+        if outcomes.only is not None or not bool(partial.any()):
             return gain
         means = torch.stack([fitted.gp.mean(self.U[partial]) for fitted in self.fitted], dim=-1)
         return gain.given(values[partial].where(~values[partial].isnan(), means))

@@ -257,6 +257,21 @@ def test_with_limits_a_local_region_learns_from_its_own_results(local_run):
     assert after.near[0].learned != state.near[0].learned
 
 
+def test_of_one_objective_a_result_without_its_limit_is_not_reached():
+    """It may be far above the best feasible one, where the model of the limit has nothing but its mean to say."""
+    outcomes = Outcomes.of({"gain": "max"}, {"away": (None, 0.5)})
+
+    def rising(X):
+        s = X.sum(dim=-1)
+        return torch.stack([s, torch.where(s > 1.0, torch.nan, X[:, 0] * (1.0 - s))], dim=-1)
+
+    _, state, _ = told(outcomes, rising)
+    every = torch.ones(len(state.Y), dtype=torch.bool)
+    feasible = outcomes.feasible(state.Y)
+    assert float(state.warped[:, 0].max()) > float(state.warped[feasible, 0].max())
+    assert torch.equal(state.gain(every).reached, state.warped[feasible, :1])
+
+
 def test_a_missing_outcome_leaves_out_its_own_model_only():
     missing = torch.zeros(20, 3, dtype=torch.bool)
     missing[3, 1] = missing[7, 0] = True
