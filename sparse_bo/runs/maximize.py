@@ -220,9 +220,9 @@ def optimize(
 
     ``objective`` returns outcomes: a dictionary by name (names besides those below are ignored), or numbers in the order of
     ``objectives``, then of ``constraints`` on other outcomes. An objective that takes many points returns ``q x m`` numbers, or
-    a dictionary of ``q`` values each. NaN: the outcome is missing, and the others count, once each outcome has two results; all
-    NaN: the evaluation failed. A pair in place of a number is the number and the known standard deviation of its noise, as a
-    :class:`sparse_bo.Measured` is.
+    a dictionary of ``q`` values each. NaN: the outcome is missing, and the others count; the initial design goes on until each
+    outcome has two results. All NaN: the evaluation failed. A pair for an outcome, ``{"cost": (0.8, 0.1)}``, is its value and
+    the known standard deviation of its noise, as a :class:`sparse_bo.Measured` is.
 
     ``objectives`` are ``"max"`` or ``"min"`` by name, at most four. ``constraints`` are limits ``(lower, upper)`` by name,
     ``None`` where there is none. Outcomes may have noise: a model of each says how probable it is that a point is feasible.

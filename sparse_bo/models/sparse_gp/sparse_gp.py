@@ -45,7 +45,7 @@ class OptionsOfGrowth(SparseOptions, total=False):
 
 
 class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
-    """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³).
+    """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³), for m below n.
 
     The posterior is the DTC one (Quiñonero-Candela & Rasmussen 2005, section 5): ``mean = μ₀ + k_Dᵀα`` with *joint* covariance
     ``k − k_DᵀRRᵀk_D``. With every input in the dictionary it is the exact GP's. A posterior costs O(q m²), independent of n.

@@ -32,6 +32,7 @@ from sparse_bo.gp.posterior import Covariance, Moments, Posterior, exact
 from sparse_bo.linalg.cholesky import safe_cholesky, solve_lower
 from sparse_bo.linalg.chunking import row_slices, tile_rows
 from sparse_bo.linalg.reductions import first_largest
+from sparse_bo.policies.trust_region.gain import MOST_OF_FRONT as MOST_ON_BOX
 from sparse_bo.policies.trust_region.gain import OBJECTIVES_FIRST, OutcomeGain, is_resolved
 
 BLOCK = 128
@@ -40,8 +41,8 @@ SLACK = 1e-6
 """Of log expected improvement: arms whose bound is this close to the best one are evaluated, as ties go to the first."""
 COARSE = 8
 """Points of the front that all arms are compared with; the bounds of few arms are refined by the others."""
-MOST_OF_FRONT = {1: 1, 2: 50, 3: 40, 4: 20}
-"""Points of a front from which improvements are computed, by number of objectives: the least crowded ones."""
+MOST_OF_FRONT = {**MOST_ON_BOX, 2: 50}
+"""As on a box; of two objectives fewer, as improvements of up to all arms are computed."""
 
 
 @dataclass(frozen=True, eq=False)

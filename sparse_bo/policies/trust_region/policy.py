@@ -379,11 +379,11 @@ class TrustRegion(RegionSettings):
     The sides of the region are proportional to the lengthscales. The model is an exact GP of at most ``model_size`` points. Its
     kernel (Gaussian or Matérn-5/2, with lengthscales along the inputs or, of one outcome, along other directions, or a sum of
     functions of one input) and a warping of the observations are chosen by their evidence. The picks of a batch maximise log
-    expected improvement by gradients, each conditioned on the ones before it (of one objective the first four of a batch; the
-    others are the best candidates). They climb from the best candidates, which in
-    more than ``many_inputs`` inputs differ from the centre in about ``perturbed_inputs`` inputs. A region that has become short
-    gives way to another one; all data stays in the model. If a region of one objective ends around the best point and there is
-    no noise, a local region comes first: its model is of the 20 + 10 d points nearest to the best one.
+    expected improvement, each conditioned on the ones before it. They climb by gradients from the best candidates, which in
+    more than ``many_inputs`` inputs differ from the centre in about ``perturbed_inputs`` inputs; of one objective four picks of
+    a batch climb, and the others are the best candidates. A region that has become short gives way to another one; all data
+    stays in the model. If a region of one objective ends around the best point and there is no noise, a local region comes
+    first: its model is of the 20 + 10 d points nearest to the best one.
 
     The best point of the design is evaluated once more. If the objective gives the same value, it has no noise: the model
     interpolates, and the highest observation is recommended. Else the point of the highest posterior mean is, and improvement

@@ -185,9 +185,8 @@ def batch_of(
     """Return picks (``q x d``) of the first search or, with probability ``exploration``, of the others, given those before.
 
     Of one objective the first :data:`CLIMBED` picks climb, and later ones are the best candidates: climbs are most of the time
-    of a large batch.
-    With ``only_worthwhile`` they end where no search has a worthwhile point, not with a candidate of the last one. Draws one
-    uniform number a pick.
+    of a large batch. With ``only_worthwhile`` the picks end where no search has a worthwhile point, not with a candidate of the
+    last one. Draws one uniform number a pick.
     """
     U = searches[0].U[:0]
     for _ in range(q):
